@@ -1,0 +1,246 @@
+"""The recipe: one YAML file that says what becomes of a checkpoint. Frozen dataclasses, one docstring line per key."""
+
+import dataclasses as dc
+from typing import Any, Literal
+
+from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Layers:
+    """Which mixer each layer gets. Later and more specific lines win: pattern or ratio, then keep, then overrides."""
+
+    pattern: list[str] | None = None
+    """mixer names, repeated to fill all layers; `sse*5` stands for five"""
+    ratio: dict[str, int] | None = None
+    """mixer name to count, expanded in order and repeated, e.g. {sse: 5, full: 1}"""
+    keep: list[int | str] = dc.field(default_factory=list)
+    """layers left as softmax: indices, negative indices, ranges such as 3-5"""
+    overrides: dict[int | str, str] = dc.field(default_factory=dict)
+    """layer index or range to mixer name"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRates:
+    """Peak learning rates of the two parameter groups."""
+
+    mixers: float
+    """new tensors and the projections of converted layers"""
+    rest: float
+    """everything else"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """PEFT LoRA on the teacher's frozen weights, used by stages with `train: lora` and merged on export."""
+
+    rank: int = 16
+    """LoRA rank"""
+    alpha: float = 32.0
+    """LoRA alpha"""
+    targets: list[str] | None = None
+    """module name endings; unset picks the attention projections and the MLP"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One training stage."""
+
+    name: str
+    """stage name, unique in the recipe; also its folder name"""
+    loss: Literal["layer_mse", "kl", "ce"]
+    """layer_mse aligns each layer, kl distils the teacher's logits, ce trains on the text"""
+    tokens: int
+    """training budget in tokens, e.g. 100M"""
+    seq_len: int
+    """tokens per packed row, e.g. 4K"""
+    lr: float | LearningRates
+    """peak learning rate, one or two groups"""
+    train: Literal["mixers", "all", "lora"] = "all"
+    """what is trained: converted layers only, everything, or converted layers plus LoRA on the rest"""
+    batch_tokens: int = 65536
+    """tokens per optimizer step, over all processes and accumulation steps"""
+    micro_batch: int = 1
+    """rows per forward pass and process"""
+    warmup: float = 0.05
+    """share of the steps with a linearly rising learning rate"""
+    min_lr: float = 0.1
+    """end of the cosine as a share of the peak"""
+    weight_decay: float = 0.0
+    """AdamW weight decay"""
+    clip: float = 1.0
+    """gradient norm limit"""
+    gradient_checkpointing: bool = False
+    """recompute activations in the backward pass"""
+    hidden_loss: float = 0.0
+    """kl only: weight of an added mean-squared error between hidden states, per converted layer"""
+    loss_mask: Literal["all", "assistant"] = "all"
+    """ce only: train on every token, or on assistant turns of the chat template (supervised fine-tuning)"""
+    skip_below: float = 0.0
+    """layer_mse only: leave a layer alone whose relative error starts below this"""
+    checkpoint_steps: int = 100
+    """optimizer steps between checkpoints"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A source of training or evaluation text."""
+
+    path: str | None = None
+    """file, folder or hub dataset; unset for teacher samples"""
+    kind: Literal["text", "chat", "teacher"] = "text"
+    """plain text, chat messages, or text sampled from the teacher"""
+    name: str | None = None
+    """hub dataset configuration"""
+    split: str = "train"
+    """hub dataset split"""
+    field: str = "text"
+    """column that holds the text (jsonl, parquet, hub); chat sources read `messages`"""
+    streaming: bool = False
+    """hub datasets: read on the fly instead of downloading first"""
+    weight: float = 1.0
+    """share of rows drawn from this source"""
+    rows: int = 256
+    """teacher sources: rows to sample"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Needles:
+    """Retrieval rows planted into the training text (docs: the needle form of `sse_convert.evaluation.needle`)."""
+
+    share: float = 0.0
+    """share of rows that carry needles"""
+    keys: list[int] = dc.field(default_factory=lambda: [1, 2, 4, 8])
+    """numbers of needles in a row, drawn uniformly"""
+    kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number", "word", "code"])
+    """kinds of needle values, drawn uniformly"""
+    words: str | None = None
+    """JSON list of key words; unset uses the built-in list. Evaluation keys are held out of training"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Text for training and for evaluation."""
+
+    train: list[Source] = dc.field(default_factory=list)
+    """training sources"""
+    valid: list[Source] = dc.field(default_factory=list)
+    """held-out sources; the first `eval.tokens` tokens are used"""
+    needles: Needles = dc.field(default_factory=Needles)
+    """planted retrieval rows"""
+    seed: int = 0
+    """order and sampling seed"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Calibrate:
+    """Set new tensors from teacher statistics before training."""
+
+    enabled: bool = True
+    """run the calibrate stage"""
+    rows: int = 8
+    """calibration rows, from the training sources"""
+    seq_len: int = 512
+    """tokens per calibration row"""
+    decay: bool = True
+    """decay bias from the teacher's mean attention distance per head"""
+    output_scale: bool = True
+    """output scale per head from the size of the teacher's head outputs"""
+    router: Literal["random", "kmeans"] = "random"
+    """router rows: small random, or centroids of the layer's inputs"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class NeedleEval:
+    """Needle retrieval test."""
+
+    lengths: list[int]
+    """context lengths in tokens"""
+    samples: int = 100
+    """samples per kind and length"""
+    kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number"])
+    """kinds of needle values"""
+    keys: list[int] = dc.field(default_factory=lambda: [1])
+    """needles in the context, one of which is asked for"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Eval:
+    """What is measured, teacher beside student."""
+
+    perplexity: bool = True
+    """held-out loss and bits per byte by position"""
+    lengths: list[int] = dc.field(default_factory=list)
+    """window lengths for the held-out loss; empty uses the last stage's seq_len"""
+    tokens: int = 65536
+    """held-out tokens per window length"""
+    needle: NeedleEval | None = None
+    """needle retrieval, off when unset"""
+    throughput: list[int] = dc.field(default_factory=list)
+    """context lengths at which prefill and decode speed are measured"""
+    gate: dict[str, float] = dc.field(default_factory=dict)
+    """limits that make `eval` fail: `loss_gap` (at most, nats) and `needle_retention` (at least, share of the teacher's)"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """The result."""
+
+    dir: str
+    """output folder; stages live beside it in `<dir>.stages`"""
+    dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep"
+    """storage type of the weights; keep means the teacher's"""
+    max_shard_size: str = "5GB"
+    """largest safetensors shard"""
+    license: str | None = None
+    """licence identifier for the model card"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Train:
+    """Settings all stages share."""
+
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
+    """autocast type; unset means bf16 on a GPU, no on a CPU. Master weights are always float32"""
+    trackers: list[Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio", "comet_ml", "aim"]] = dc.field(
+        default_factory=list
+    )
+    """experiment trackers, through Accelerate"""
+    lora: Lora = dc.field(default_factory=Lora)
+    """used by stages with `train: lora`"""
+    backend: str = "auto"
+    """operator backend"""
+    seed: int = 0
+    """initialisation and training seed"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A whole conversion."""
+
+    recipe_version: Literal[1]
+    """schema version"""
+    model: str
+    """hub id or local folder of the teacher"""
+    revision: str | None = None
+    """hub revision of the teacher"""
+    layers: Layers
+    """which mixer each layer gets"""
+    mixers: dict[str, SSEMixer | GLAMixer | SlidingMixer] = dc.field(default_factory=dict)
+    """named mixers; `sse`, `gla` and `sliding` exist with their defaults, `full` is the untouched layer"""
+    calibrate: Calibrate = dc.field(default_factory=Calibrate)
+    """initialisation from teacher statistics"""
+    stages: list[Stage] = dc.field(default_factory=list)
+    """training stages, in order"""
+    data: Data = dc.field(default_factory=Data)
+    """text"""
+    train: Train = dc.field(default_factory=Train)
+    """settings all stages share"""
+    eval: Eval = dc.field(default_factory=Eval)
+    """what is measured"""
+    export: Export
+    """the result"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved recipe as plain data."""
+        return dc.asdict(self)
