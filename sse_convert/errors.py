@@ -3,6 +3,8 @@
 Exit codes: 0 success, 1 bug (traceback), then one code per class below; 130 after Ctrl-C.
 """
 
+from typing import Any
+
 
 class SSEConvertError(Exception):
     """A mistake the user can mend. Never raised for our own bugs.
@@ -30,7 +32,7 @@ class SSEConvertError(Exception):
             lines.append(f"fix: {self.fix}")
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, str | int]:
+    def to_dict(self) -> dict[str, Any]:
         """The error as JSON-ready data."""
         return {
             "kind": self.kind,
@@ -54,6 +56,14 @@ class RecipeError(SSEConvertError):
 
     exit_code = 3
     kind = "recipe"
+
+    def __init__(self, what: str, *, expected: str = "", fix: str = "", problems: list[str] | None = None) -> None:
+        super().__init__(what, expected=expected, fix=fix)
+        self.problems = problems or []
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error as JSON-ready data, with each problem on its own."""
+        return {**super().to_dict(), "problems": self.problems}
 
 
 class CheckpointError(SSEConvertError):

@@ -57,9 +57,9 @@ class Stage:
     lr: float | LearningRates
     """peak learning rate, one or two groups"""
     train: Literal["mixers", "all", "lora"] = "all"
-    """what is trained: converted layers only, everything, or converted layers plus LoRA on the rest"""
+    """what is trained: converted layers only (always so for layer_mse), everything, or converted layers plus LoRA"""
     batch_tokens: int = 65536
-    """tokens per optimizer step, over all processes and accumulation steps"""
+    """tokens per optimizer step, over all processes; a multiple of seq_len * micro_batch (unset: rounded up to one)"""
     micro_batch: int = 1
     """rows per forward pass and process"""
     warmup: float = 0.05
@@ -179,7 +179,7 @@ class Eval:
     throughput: list[int] = dc.field(default_factory=list)
     """context lengths at which prefill and decode speed are measured"""
     gate: dict[str, float] = dc.field(default_factory=dict)
-    """limits that make `eval` fail: `loss_gap` (at most, nats) and `needle_retention` (at least, share of the teacher's)"""
+    """limits that make `eval` fail: `loss_gap` (at most, nats), `needle_retention` (at least, share of the teacher)"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,187 @@
+"""Plain data to frozen dataclasses, driven by their annotations; collects every problem instead of stopping at one."""
+
+import dataclasses as dc
+import math
+import types
+import typing
+from difflib import get_close_matches
+from typing import Any
+
+from sse_convert.mixers import FULL, NOT_BUILT
+from sse_convert.recipe.checks import check
+from sse_convert.recipe.problems import Path, Problem, suggest
+from sse_convert.recipe.units import parse_count, spelled_float
+
+
+def describe(value: Any) -> str:
+    """A value as a recipe's author sees it."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f"text {value!r}"
+        case int() | float():
+            return f"number {value}"
+        case list():
+            return "a list"
+        case dict():
+            return "a mapping"
+        case _:
+            return f"{type(value).__name__} {value}"
+
+
+def build(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> Any:
+    """`value` as an instance of `annotation`; what does not fit is appended to `problems` and comes back as None."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(typing.get_args(annotation), value, path, problems)
+    if origin is typing.Literal:
+        return _build_literal(typing.get_args(annotation), value, path, problems)
+    if origin is list:
+        return _build_list(typing.get_args(annotation)[0], value, path, problems)
+    if origin is dict:
+        return _build_dict(typing.get_args(annotation), value, path, problems)
+    if dc.is_dataclass(annotation) and isinstance(annotation, type):
+        return build_dataclass(annotation, value, path, problems)
+    return _build_scalar(annotation, value, path, problems)
+
+
+def build_dataclass(cls: type[Any], value: Any, path: Path, problems: list[Problem]) -> Any:
+    """A dataclass from a mapping: unknown keys, missing keys and values that make no sense are all reported."""
+    before = len(problems)
+    arguments = build_fields(cls, value, path, problems)
+    if len(problems) > before:
+        return None
+    try:
+        built = cls(**arguments)
+    except ValueError as error:  # from __post_init__
+        problems.extend(Problem(path, message) for message in str(error).split("; "))
+        return None
+    problems.extend(Problem((*path, *problem.path), problem.message) for problem in check(built))
+    return built
+
+
+def build_fields(cls: type[Any], value: Any, path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """The constructor arguments of `cls` from a mapping; what could not be built is None and reported."""
+    if not isinstance(value, dict):
+        problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
+        return {}
+    annotations, fields = typing.get_type_hints(cls), {field.name: field for field in dc.fields(cls)}
+    for key in value.keys() - fields.keys():
+        problems.append(Problem((*path, key), "unknown key" + suggest(key, fields)))
+    arguments = {}
+    for name, field in fields.items():
+        if name in value:
+            arguments[name] = build(annotations[name], value[name], (*path, name), problems)
+        elif field.default is dc.MISSING and field.default_factory is dc.MISSING:
+            problems.append(Problem((*path, name), "required key is missing"))
+    return arguments
+
+
+def _build_union(options: tuple[Any, ...], value: Any, path: Path, problems: list[Problem]) -> Any:
+    """None where allowed; dataclasses are told apart by `kind`, else the first option that fits."""
+    if value is None and type(None) in options:
+        return None
+    classes = [option for option in options if dc.is_dataclass(option)]
+    others = [option for option in options if option is not type(None) and option not in classes]
+    if len(classes) > 1:
+        return _build_by_kind({_kind(cls): cls for cls in classes}, value, path, problems)
+    if classes and (isinstance(value, dict) or not others):
+        return build(classes[0], value, path, problems)
+    for option in others[:-1]:
+        attempt: list[Problem] = []
+        built = build(option, value, path, attempt)
+        if not attempt:
+            return built
+    return build(others[-1], value, path, problems)
+
+
+def _kind(cls: Any) -> str:
+    return str(next(field.default for field in dc.fields(cls) if field.name == "kind"))
+
+
+def _build_by_kind(by_kind: dict[str, Any], value: Any, path: Path, problems: list[Problem]) -> Any:
+    """A named mixer. `kind` may be left out where the name is a kind; such a name may not mean another kind."""
+    name = str(path[-1])
+    if name == FULL:
+        problems.append(Problem(path, f"'{FULL}' is the untouched layer and has no settings; choose another name"))
+        return None
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
+        return None
+    kind = value.get("kind", name)
+    if kind in NOT_BUILT:
+        problems.append(Problem(path, f"mixer kind '{kind}' is not built yet; expected one of {', '.join(by_kind)}"))
+    elif kind not in by_kind:
+        where = (*path, "kind")
+        if "kind" in value:
+            problems.append(Problem(where, f"unknown mixer kind {kind!r}" + suggest(kind, by_kind)))
+        else:
+            problems.append(Problem(where, f"required, because '{name}' is not one of {', '.join(by_kind)}"))
+    elif name in (*by_kind, *NOT_BUILT) and kind != name:
+        problems.append(Problem((*path, "kind"), f"'{name}' cannot be of kind '{kind}'; choose another name"))
+    else:
+        return build(by_kind[kind], {**value, "kind": kind}, path, problems)
+    return None
+
+
+def _build_literal(options: tuple[Any, ...], value: Any, path: Path, problems: list[Problem]) -> Any:
+    if not any(value == option and type(value) is type(option) for option in options):
+        text = ", ".join(str(option) for option in options)
+        near = get_close_matches(str(value), [str(option) for option in options], 1)
+        hint = f"; did you mean '{near[0]}'?" if near and isinstance(value, str) else ""
+        problems.append(
+            Problem(path, f"expected {'one of ' if len(options) > 1 else ''}{text}, got {describe(value)}{hint}")
+        )
+        return None
+    return value
+
+
+def _build_list(item: Any, value: Any, path: Path, problems: list[Problem]) -> Any:
+    if not isinstance(value, list):
+        problems.append(Problem(path, f"expected a list, got {describe(value)}"))
+        return None
+    return [build(item, element, (*path, i), problems) for i, element in enumerate(value)]
+
+
+def _build_dict(arguments: tuple[Any, Any], value: Any, path: Path, problems: list[Problem]) -> Any:
+    key_type, item = arguments
+    if not isinstance(value, dict):
+        problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
+        return None
+    if key_type is str:
+        for key in value:
+            if not isinstance(key, str):
+                problems.append(Problem((*path, key), f"expected a name as key, got {describe(key)}; put it in quotes"))
+    return {key: build(item, element, (*path, key), problems) for key, element in value.items()}
+
+
+def _build_scalar(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> Any:
+    """str, bool, int (with `4K` and `100M`) and float; the hints name YAML's own traps."""
+    if annotation is int and isinstance(value, str) and (count := parse_count(value)) is not None:
+        return count
+    if annotation is float and type(value) is int:
+        return float(value)
+    if type(value) is not annotation:
+        problems.append(Problem(path, _mismatch(annotation, value)))
+        return None
+    if annotation is float and not math.isfinite(value):
+        problems.append(Problem(path, f"expected a finite number, got {value}"))
+        return None
+    return value
+
+
+def _mismatch(annotation: Any, value: Any) -> str:
+    expected = {str: "text", bool: "true or false", int: "a whole number such as 4096, 4K or 100M", float: "a number"}
+    hint = ""
+    if annotation is float and isinstance(value, str) and (spelled := spelled_float(value)):
+        hint = f" (YAML reads {value} as text; write {spelled})"
+    elif annotation is int and isinstance(value, str) and spelled_float(value):
+        hint = f" (YAML reads {value} as text; write the number out, or use K, M or B)"
+    elif annotation is str and isinstance(value, int | float):
+        hint = "; put it in quotes"
+    return f"expected {expected[annotation]}, got {describe(value)}{hint}"

@@ -1,0 +1,237 @@
+"""What makes well-formed settings senseless, found without the model; problems are relative to their part."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sse_convert.mixers import FULL, MIXER_TYPES
+from sse_convert.recipe.pattern import layer_range, mixer_name_problems, pattern_unit
+from sse_convert.recipe.problems import Path, Problem, suggest
+from sse_convert.recipe.schema import (
+    Calibrate,
+    Data,
+    Eval,
+    Export,
+    Layers,
+    LearningRates,
+    Lora,
+    NeedleEval,
+    Needles,
+    Recipe,
+    Source,
+    Stage,
+    Train,
+)
+from sse_convert.recipe.units import format_count, parse_size
+
+BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
+GATES = ("loss_gap", "needle_retention")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def check(part: Any) -> Iterator[Problem]:
+    """The problems of one part of a recipe by itself."""
+    checks: dict[type, Callable[[Any], Iterator[Problem]]] = {
+        Layers: _layers,
+        Stage: _stage,
+        Source: _source,
+        Needles: _needles,
+        Calibrate: lambda part: _at_least(part, 1, "rows", "seq_len"),
+        Eval: _eval,
+        NeedleEval: _needle_eval,
+        Export: _export,
+        Lora: _lora,
+        Train: _train,
+        Recipe: _recipe,
+    }
+    if type(part) in checks:
+        yield from checks[type(part)](part)
+
+
+def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
+    """The problems between parts of a recipe; a part that could not be built is None and is left out."""
+    mixers = parts.get("mixers", {}) or {}
+    for name in mixers:
+        if not _NAME.fullmatch(str(name)):
+            yield Problem(("mixers", name), "a mixer name is letters, digits, - and _, starting with a letter")
+    if (layers := parts.get("layers")) is not None:
+        for message in mixer_name_problems(layers, dict.fromkeys((*MIXER_TYPES, *map(str, mixers)))):
+            where, _, text = message.partition(": ")
+            yield Problem(tuple(where.split(".")), text)
+    stages = parts.get("stages", []) or []
+    yield from _stage_names(stages)
+    if (data := parts.get("data", Data())) is not None:
+        if stages and not data.train:
+            yield Problem(("data", "train"), "training stages need a source of text, for example [{path: texts/}]")
+        masked = any(stage is not None and stage.loss_mask == "assistant" for stage in stages)
+        if masked and not any(source is None or source.kind == "chat" for source in data.train):
+            yield Problem(("data", "train"), "loss_mask: assistant needs a source with kind: chat")
+
+
+def check_run(recipe: Recipe) -> Iterator[Problem]:
+    """What `run` needs beyond a valid recipe, so that it cannot fail for want of text after days of training."""
+    if recipe.calibrate.enabled and not recipe.data.train:
+        yield Problem(("data", "train"), "calibrate needs text; add a source or set calibrate.enabled: false")
+    if (recipe.eval.perplexity or recipe.eval.needle) and not recipe.data.valid:
+        yield Problem(
+            ("data", "valid"), "eval needs held-out text; add a source or set eval.perplexity: false, no needle"
+        )
+
+
+def _stage_names(stages: list[Stage | None]) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for i, stage in enumerate(stages):
+        if stage is None:
+            continue
+        if stage.name in first:
+            yield Problem(("stages", i, "name"), f"'{stage.name}' is already the name of stage {first[stage.name]}")
+        first.setdefault(stage.name, i)
+
+
+def _at_least(part: Any, bound: float, *keys: str) -> Iterator[Problem]:
+    """A problem for each of the fields (numbers, or lists of numbers) below the bound."""
+    for key in keys:
+        value = getattr(part, key)
+        for number in value if isinstance(value, list) else [value]:
+            if number < bound:
+                yield Problem((key,), f"{number} is too small, expected {bound} or more")
+
+
+def _more_than_zero(part: Any, *keys: str) -> Iterator[Problem]:
+    for key in keys:
+        if getattr(part, key) <= 0:
+            yield Problem((key,), f"{getattr(part, key)} is too small, expected more than 0")
+
+
+def _not_empty(part: Any, *keys: str) -> Iterator[Problem]:
+    for key in keys:
+        if not getattr(part, key):
+            yield Problem((key,), "is empty, name at least one")
+
+
+def _layers(layers: Layers) -> Iterator[Problem]:
+    if layers.pattern is not None and layers.ratio is not None:
+        yield Problem((), "pattern and ratio are both given; keep one")
+    for key in ("pattern", "ratio"):
+        if getattr(layers, key) is not None:
+            yield from _not_empty(layers, key)
+    for name, count in (layers.ratio or {}).items():
+        if count < 1:
+            yield Problem(("ratio", name), f"{count} is too small, expected 1 or more")
+    keys: list[tuple[Path, int | str]] = [(("keep", i), key) for i, key in enumerate(layers.keep)]
+    for path, key in [*keys, *((("overrides", key), key) for key in layers.overrides)]:
+        if layer_range(key) is None:
+            yield Problem(path, f"{key!r} is neither an index nor a range such as 3-5 or -4--1")
+    if all(name == FULL for name in (*pattern_unit(layers), *layers.overrides.values())):
+        yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")
+
+
+def _stage(stage: Stage) -> Iterator[Problem]:
+    if not _NAME.fullmatch(stage.name):
+        yield Problem(("name",), f"{stage.name!r}: expected letters, digits, - and _, starting with a letter")
+    yield from _at_least(stage, 1, "tokens", "seq_len", "batch_tokens", "micro_batch", "checkpoint_steps")
+    yield from _at_least(stage, 0, "weight_decay", "hidden_loss", "skip_below")
+    yield from _more_than_zero(stage, "clip")
+    if not 0 <= stage.warmup < 1:
+        yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
+    if not 0 <= stage.min_lr <= 1:
+        yield Problem(("min_lr",), f"{stage.min_lr} is not a share of the peak, expected 0 to 1")
+    yield from _stage_rates(stage)
+    yield from _stage_budget(stage)
+    yield from _stage_loss(stage)
+
+
+def _stage_rates(stage: Stage) -> Iterator[Problem]:
+    if isinstance(stage.lr, LearningRates):
+        yield from (Problem(("lr", *p.path), p.message) for p in _more_than_zero(stage.lr, "mixers", "rest"))
+        if stage.train == "mixers":
+            yield Problem(("lr",), "two groups, but train: mixers has one; give one number")
+    else:
+        yield from _more_than_zero(stage, "lr")
+
+
+def _stage_budget(stage: Stage) -> Iterator[Problem]:
+    if min(stage.tokens, stage.seq_len, stage.batch_tokens, stage.micro_batch) < 1:
+        return
+    row = stage.seq_len * stage.micro_batch
+    if stage.tokens < stage.seq_len:
+        yield Problem(("tokens",), f"{stage.tokens} is less than one row (seq_len is {stage.seq_len})")
+    elif stage.tokens < stage.batch_tokens:
+        yield Problem(
+            ("tokens",), f"{stage.tokens} is less than one optimizer step (batch_tokens is {stage.batch_tokens})"
+        )
+    if stage.batch_tokens % row:
+        below, above = stage.batch_tokens // row * row, -(-stage.batch_tokens // row) * row
+        near = " or ".join(format_count(value) for value in (below, above) if value)
+        product = f"seq_len * micro_batch ({stage.seq_len} * {stage.micro_batch})"
+        yield Problem(("batch_tokens",), f"{stage.batch_tokens} is not a multiple of {product}; use {near}")
+
+
+def _stage_loss(stage: Stage) -> Iterator[Problem]:
+    if stage.hidden_loss and stage.loss != "kl":
+        yield Problem(("hidden_loss",), f"is for loss kl, this stage's loss is {stage.loss}; remove it")
+    if stage.loss_mask != "all" and stage.loss != "ce":
+        yield Problem(("loss_mask",), f"is for loss ce, this stage's loss is {stage.loss}; remove it")
+    if stage.skip_below and stage.loss != "layer_mse":
+        yield Problem(("skip_below",), f"is for loss layer_mse, this stage's loss is {stage.loss}; remove it")
+    if stage.loss == "layer_mse" and stage.train != "mixers":
+        yield Problem(("train",), f"'{stage.train}': loss layer_mse trains converted layers only; use train: mixers")
+
+
+def _source(source: Source) -> Iterator[Problem]:
+    if source.kind == "teacher" and source.path is not None:
+        yield Problem(("path",), "a teacher source samples its text; remove path, or use kind: text")
+    if source.kind != "teacher" and not source.path:
+        yield Problem(("path",), f"a {source.kind} source needs a file, folder or hub dataset")
+    yield from _more_than_zero(source, "weight")
+    yield from _at_least(source, 1, "rows")
+
+
+def _needles(needles: Needles) -> Iterator[Problem]:
+    if not 0 <= needles.share <= 1:
+        yield Problem(("share",), f"{needles.share} is not a share of the rows, expected 0 to 1")
+    yield from _not_empty(needles, "keys", "kinds")
+    yield from _at_least(needles, 1, "keys")
+
+
+def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
+    yield from _not_empty(needle, "lengths", "keys", "kinds")
+    yield from _at_least(needle, 1, "lengths", "keys", "samples")
+
+
+def _eval(settings: Eval) -> Iterator[Problem]:
+    yield from _at_least(settings, 2, "lengths", "throughput")
+    yield from _at_least(settings, 1, "tokens")
+    for key, limit in settings.gate.items():
+        if key not in GATES:
+            yield Problem(("gate", key), "unknown limit" + suggest(key, GATES))
+        elif limit < 0:
+            yield Problem(("gate", key), f"{limit} is too small, expected 0 or more")
+    if "needle_retention" in settings.gate and settings.needle is None:
+        yield Problem(("gate", "needle_retention"), "needs eval.needle")
+    if "loss_gap" in settings.gate and not settings.perplexity:
+        yield Problem(("gate", "loss_gap"), "needs eval.perplexity: true")
+
+
+def _export(export: Export) -> Iterator[Problem]:
+    if not export.dir.strip():
+        yield Problem(("dir",), "is empty, expected a folder")
+    if not parse_size(export.max_shard_size):
+        yield Problem(("max_shard_size",), f"{export.max_shard_size!r} is not a size such as 5GB")
+
+
+def _lora(lora: Lora) -> Iterator[Problem]:
+    yield from _at_least(lora, 1, "rank")
+    yield from _more_than_zero(lora, "alpha")
+    if lora.targets is not None:
+        yield from _not_empty(lora, "targets")
+
+
+def _train(train: Train) -> Iterator[Problem]:
+    if train.backend not in BACKENDS:
+        yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
+
+
+def _recipe(recipe: Recipe) -> Iterator[Problem]:
+    if not recipe.model.strip():
+        yield Problem(("model",), "is empty, expected a hub id or a local folder")

@@ -1,0 +1,143 @@
+"""A recipe file to a checked `Recipe`: strict, all problems at once with their lines, nothing downloaded."""
+
+import hashlib
+import json
+from pathlib import Path as FilePath
+from typing import Any
+
+from sse_convert.errors import RecipeError
+from sse_convert.recipe.build import build_fields
+from sse_convert.recipe.checks import check, check_together
+from sse_convert.recipe.overrides import apply_overrides
+from sse_convert.recipe.presets import preset_path
+from sse_convert.recipe.problems import Path, Problem, location
+from sse_convert.recipe.schema import Recipe
+from sse_convert.recipe.source import parse
+from sse_convert.recipe.units import parse_count
+
+DEFAULT_BATCH_TOKENS = 65536
+
+
+def load_recipe(path: FilePath | str, overrides: list[str] | None = None) -> Recipe:
+    """Read, override and check a recipe.
+
+    Args:
+        path: a YAML file, or the name of a packaged recipe (`sse-convert recipes list`).
+        overrides: `a.b=c` assignments, applied in order before anything is checked.
+
+    Raises:
+        RecipeError: the file is missing, not YAML, or has problems (all of them are listed, with lines).
+        UsageError: an override cannot be applied.
+    """
+    file = _find(path)
+    data, lines = parse(_read(file), str(path))
+    data, sets = apply_overrides({} if data is None else data, overrides or [])
+    return _checked(data, str(path), lines, sets)
+
+
+def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:
+    """The recipe that `Recipe.to_dict` gave, for example the one in a checkpoint's config.json.
+
+    Raises:
+        RecipeError: it has problems.
+    """
+    return _checked(data, origin, {}, {})
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """SHA-256 of the resolved recipe. Equal for recipes that mean the same, whatever their spelling or key order."""
+    return hashlib.sha256(json.dumps(_json_ready(recipe.to_dict()), sort_keys=True).encode()).hexdigest()
+
+
+def _json_ready(value: Any) -> Any:
+    """Text keys throughout, so that a recipe and its JSON copy hash alike."""
+    if isinstance(value, dict):
+        return {str(key): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_ready(item) for item in value]
+    return value
+
+
+def _find(path: FilePath | str) -> FilePath:
+    """The file itself, else the packaged recipe of that name."""
+    file = FilePath(path)
+    if file.is_file():
+        return file
+    if file.is_dir():
+        raise RecipeError(f"{path} is a folder", expected="a recipe file (YAML)", fix="name the .yaml file in it")
+    return preset_path(str(path))
+
+
+def _read(file: FilePath) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file} is not UTF-8 text (byte {error.start})", expected="a YAML file in UTF-8") from error
+    except OSError as error:
+        raise RecipeError(
+            f"{file} cannot be read: {error.strerror}", fix="check the path and its permissions"
+        ) from error
+
+
+def _checked(data: Any, origin: str, lines: dict[Path, int], sets: dict[Path, str]) -> Recipe:
+    """Build the dataclasses, then look for what makes no sense; raise with every problem found."""
+    problems: list[Problem] = []
+    parts = build_fields(Recipe, _with_defaults(data), (), problems)
+    problems += check_together(parts)
+    if problems:
+        raise problems_error(origin, problems, lines, sets)
+    recipe = Recipe(**parts)
+    if problems := list(check(recipe)):
+        raise problems_error(origin, problems, lines, sets)
+    return recipe
+
+
+def problems_error(
+    origin: str,
+    problems: list[Problem],
+    lines: dict[Path, int] | None = None,
+    sets: dict[Path, str] | None = None,
+) -> RecipeError:
+    """One error that lists all problems in the order of the file."""
+    lines, sets = lines or {}, sets or {}
+    messages = []
+    for problem in sorted(problems, key=lambda problem: _order(problem.path, lines)):
+        where = location(problem.path, lines, sets)
+        messages.append(f"{where}: {problem.message}" if where else problem.message)
+    count = "1 problem" if len(messages) == 1 else f"{len(messages)} problems"
+    return RecipeError(
+        "\n  ".join([f"{origin}: {count} in the recipe", *messages]),
+        fix="`sse-convert recipes schema` describes every key, `sse-convert recipes show NAME` prints a working recipe",
+        problems=messages,
+    )
+
+
+def _order(path: Path, lines: dict[Path, int]) -> int:
+    """The line a problem belongs to: its own, or that of the nearest enclosing key."""
+    return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 0)
+
+
+def _with_defaults(data: Any) -> Any:
+    """Fill in the stage defaults that depend on other keys: `train` for layer_mse, and whole rows in `batch_tokens`."""
+    if not isinstance(data, dict) or not isinstance(data.get("stages"), list):
+        return data
+    return {**data, "stages": [_stage_defaults(stage) for stage in data["stages"]]}
+
+
+def _stage_defaults(stage: Any) -> Any:
+    if not isinstance(stage, dict):
+        return stage
+    filled = dict(stage)
+    if stage.get("loss") == "layer_mse":
+        filled.setdefault("train", "mixers")
+    row = _count(stage.get("seq_len")) * _count(stage.get("micro_batch", 1))
+    if row > 0:
+        filled.setdefault("batch_tokens", -(-DEFAULT_BATCH_TOKENS // row) * row)
+    return filled
+
+
+def _count(value: Any) -> int:
+    """A count as written in YAML; 0 for what is not one (the builder reports it)."""
+    if isinstance(value, str):
+        return parse_count(value) or 0
+    return value if type(value) is int else 0

@@ -1,0 +1,68 @@
+"""The recipes that come with sse-convert: `recipes/` in a checkout, `sse_convert/recipes/` in an installed package."""
+
+import shutil
+from difflib import get_close_matches
+from pathlib import Path
+
+from sse_convert.errors import OutputError, RecipeError
+
+
+def presets_folder() -> Path:
+    """Where the packaged recipes are."""
+    package = Path(__file__).resolve().parent.parent
+    packaged = package / "recipes"
+    return packaged if packaged.is_dir() else package.parent / "recipes"
+
+
+def preset_names() -> list[str]:
+    """Names of the packaged recipes, sorted."""
+    return sorted(file.stem for file in presets_folder().glob("*.yaml"))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a packaged recipe, named with or without `.yaml`.
+
+    Raises:
+        RecipeError: there is no such file and no such recipe.
+    """
+    known = preset_names()
+    stem = name.removesuffix(".yaml")
+    if stem in known:
+        return presets_folder() / f"{stem}.yaml"
+    near = get_close_matches(stem.rpartition("/")[2], known, 1)
+    raise RecipeError(
+        f"recipe {name!r} does not exist",
+        expected="a YAML file, or the name of a packaged recipe",
+        fix=f"did you mean {near[0]}?" if near else "see `sse-convert recipes list`",
+    )
+
+
+def preset_text(name: str) -> str:
+    """The text of a packaged recipe, comments included."""
+    return preset_path(name).read_text(encoding="utf-8")
+
+
+def preset_summary(name: str) -> str:
+    """The first comment line of a packaged recipe."""
+    first = preset_text(name).partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def copy_preset(name: str, to: Path, *, overwrite: bool = False) -> Path:
+    """Copy a packaged recipe to a file or into a folder; returns the file written.
+
+    Raises:
+        RecipeError: unknown name.
+        OutputError: the file exists or cannot be written.
+    """
+    source = preset_path(name)
+    target = to / source.name if to.is_dir() else to
+    if target.exists() and not overwrite:
+        raise OutputError(f"{target} exists", expected="a new file", fix="choose another name, or pass --overwrite")
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise OutputError(
+            f"{target} cannot be written: {error.strerror}", fix="choose a folder you can write to"
+        ) from error
+    return target

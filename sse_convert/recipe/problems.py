@@ -1,0 +1,41 @@
+"""What is wrong with a recipe: places, messages and suggestions."""
+
+import dataclasses as dc
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+Path = tuple[str | int, ...]
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a recipe: where (a path of keys and list indices) and what."""
+
+    path: Path
+    message: str
+
+
+def dotted(path: Path) -> str:
+    """`("stages", 0, "lr")` -> `stages.0.lr`, the spelling that `--set` takes."""
+    return ".".join(str(part) for part in path)
+
+
+def suggest(word: object, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a near miss, otherwise the list of what is known."""
+    options = [str(option) for option in known]
+    near = get_close_matches(str(word), options, 1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; expected one of {', '.join(options)}" if options else ""
+
+
+def location(path: Path, lines: dict[Path, int], sets: dict[Path, str]) -> str:
+    """Where a problem is, for the message: `line 12: stages.0.lr`, or the `--set` that put it there."""
+    if path in sets:
+        return sets[path]
+    for end in range(len(path), 0, -1):
+        if path[:end] in sets:
+            return f"{sets[path[:end]]}: {dotted(path)}"
+        if path[:end] in lines:
+            return f"line {lines[path[:end]]}: {dotted(path)}"
+    return dotted(path)

@@ -1,0 +1,44 @@
+"""Human units in recipes: `4K` tokens, `100M` tokens, `5GB` shards."""
+
+import re
+
+COUNT_UNITS = {"K": 1024, "M": 1_000_000, "B": 1_000_000_000}
+"""K is 1024, as in context lengths (4K = 4096); M and B are decimal, as in token budgets (100M = 100,000,000)"""
+SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMB])", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B)", re.IGNORECASE)
+_EXPONENT = re.compile(r"[+-]?\d+(?:\.\d*)?[eE][+-]?\d+|[+-]?\.\d+[eE][+-]?\d+")
+
+
+def parse_count(text: str) -> int | None:
+    """`4K` -> 4096, `1.5M` -> 1500000; None when the text is not a count that comes out whole."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        return None
+    value = float(match[1]) * COUNT_UNITS[match[2].upper()]
+    return int(value) if value.is_integer() else None
+
+
+def parse_size(text: str) -> int | None:
+    """`5GB` -> 5000000000 bytes, `1GiB` -> 1073741824; None when the text is not a size."""
+    match = _SIZE.fullmatch(text.strip())
+    return round(float(match[1]) * SIZE_UNITS[match[2].upper()]) if match else None
+
+
+def format_count(count: int) -> str:
+    """The shortest exact spelling that `parse_count` reads back: 4096 -> `4K`, 100000000 -> `100M`."""
+    for unit in ("B", "M", "K"):
+        if count and count % COUNT_UNITS[unit] == 0:
+            return f"{count // COUNT_UNITS[unit]}{unit}"
+    return str(count)
+
+
+def spelled_float(text: str) -> str | None:
+    """For text that YAML failed to read as a number, such as `3e-4`: the spelling it does read (`3.0e-4`)."""
+    if _EXPONENT.fullmatch(text.strip()) is None:
+        return None
+    mantissa, exponent = re.split("[eE]", text.strip())
+    sign = "" if exponent[0] in "+-" else "+"
+    mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
+    return f"{mantissa}e{sign}{exponent}"
