@@ -1,0 +1,174 @@
+"""The SSE operator: checks its arguments, then runs one of the backends. All backends compute the same thing."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sse_convert.errors import HardwareError, UsageError
+from sse_convert.kernels.gates import PartitionGate, gate_name
+from sse_convert.kernels.masked import sse_attention_masked
+from sse_convert.kernels.operands import Operands
+from sse_convert.kernels.recurrent import sse_attention_recurrent
+from sse_convert.kernels.reference import sse_attention_reference
+from sse_convert.kernels.sequential import sse_attention_sequential
+from sse_convert.kernels.validation import build_operands
+from sse_convert.kernels.varlen import sse_attention_varlen
+
+_BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = {
+    "reference": (sse_attention_reference, "the definition, token by token; slow"),
+    "sequential": (sse_attention_sequential, "a loop over partitions, chunk-parallel in each"),
+    "masked": (sse_attention_masked, "paper's Algorithm 1: every partition sees every token; work grows with N"),
+    "varlen": (sse_attention_varlen, "paper's Algorithm 2: tokens reordered by partition; work grows with k, not N"),
+    "recurrent": (sse_attention_recurrent, "decoding: touches the selected partitions' states only"),
+}
+_TRITON_REASON = "triton kernels are not built yet"
+STEP_BY_STEP = ("reference", "recurrent")
+"""backends that can run a partition gate which reads the state"""
+
+
+def sse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    router_logits: Tensor,
+    shared: tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    *,
+    top_k: int,
+    read_top_k: int | None = None,
+    write_gate: bool = True,
+    read_gate: bool = True,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    router_bias: Tensor | None = None,
+    partition_gate: PartitionGate | None = None,
+    positions: Tensor | None = None,
+    inplace_state: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Sparse State Expansion attention over packed sequences; `reference.py` is the definition.
+
+    q and k come normed, rotated and feature-mapped. Query head h reads state head h // (Hq // H). Each of q, k and v is
+    one set for all partitions ([T, heads, dim]) or one per partition ([T, N, heads, dim]). Computes in float32 (float64
+    if q, k or v is float64) whatever autocast says; gradients flow to every tensor except router_bias.
+
+    Args:
+        q: [T, Hq, D] or [T, N, Hq, D], Hq a multiple of H.
+        k: [T, H, D] or [T, N, H, D].
+        v: [T, H, V] or [T, N, H, V].
+        log_decay: [T, H, D], natural log of the decay, <= 0 (not checked); expanded views are welcome.
+        router_logits: [T, N].
+        shared: (q' [T, Hq, D], k' [T, H, D], log_decay' [T, H, D]) of the always-selected partition, with v as its
+            values; a fourth entry v' [T, H, V] replaces v and is required when v is per partition. None for no such
+            partition.
+        top_k: partitions a token decays and writes, 1 to N.
+        read_top_k: partitions a token reads, 1 to N; None for top_k.
+        write_gate: multiply what is written by e, the softmax of the router logits.
+        read_gate: multiply what is read by e.
+        scale: multiplies q and q'; None for D ** -0.5.
+        cu_seqlens: [S + 1] integer offsets of the sequences in T, first 0, last T; None for one sequence. On the CPU it
+            costs no device sync.
+        initial_state: [S, N + 1, H, D, V], partition N is the shared one ([S, N, ...] without it); None for zeros.
+        output_final_state: return the final state.
+        router_bias: [N], added to e for the selection only.
+        partition_gate: computes e instead of softmax; one with `needs_state` runs on reference and recurrent only.
+        positions: [T] integer position of each token for `partition_gate`; None counts from each sequence's start.
+        inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
+            it; needs gradients off.
+        backend: auto | reference | sequential | masked | varlen | recurrent. auto takes recurrent when every sequence
+            has one token and no gradient is wanted, or when the partition gate reads the state, else varlen.
+
+    Returns:
+        o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
+
+    Raises:
+        ShapeError: a tensor disagrees with the others in shape or kind of dtype.
+        UsageError: an argument out of range, an unknown backend, or a gate the backend cannot run.
+        HardwareError: the backend is not available here.
+
+    Source: arXiv:2507.16577, section "SSE" and Algorithms 1 and 2.
+    """
+    _check_backend(backend, partition_gate)
+    with torch.autocast(q.device.type, enabled=False):
+        operands = build_operands(
+            q, k, v, log_decay, router_logits, shared,
+            top_k=top_k, read_top_k=read_top_k, write_gate=write_gate, read_gate=read_gate, scale=scale,
+            cu_seqlens=cu_seqlens, initial_state=initial_state, router_bias=router_bias,
+            partition_gate=partition_gate, positions=positions,
+        )  # fmt: skip
+        if inplace_state:
+            _check_inplace(initial_state, operands)
+        o_THGV, final_SMHDV = _run(_chosen(backend, operands), operands, inplace_state)
+    o = o_THGV.flatten(1, 2).to(v.dtype)
+    return o, final_SMHDV if output_final_state else None
+
+
+def available_backends() -> list[str]:
+    """Names that `sse_attention` accepts here, `auto` first."""
+    return ["auto", *_BACKENDS]
+
+
+def explain(backend: str) -> str:
+    """One line on what a backend is, or why it is not available."""
+    if backend == "auto":
+        return "recurrent for one token per sequence without gradients, else varlen"
+    if backend == "triton":
+        return _TRITON_REASON
+    if backend not in _BACKENDS:
+        raise _unknown(backend)
+    return _BACKENDS[backend][1]
+
+
+def _run(backend: str, x: Operands, inplace_state: bool) -> tuple[Tensor, Tensor]:
+    if backend == "recurrent":
+        return sse_attention_recurrent(x, inplace_state=inplace_state)
+    o_THGV, final_SMHDV = _BACKENDS[backend][0](x)
+    return o_THGV, x.state_SMHDV.copy_(final_SMHDV) if inplace_state else final_SMHDV
+
+
+def _check_inplace(initial_state: Tensor | None, x: Operands) -> None:
+    if initial_state is None or initial_state.dtype != x.state_SMHDV.dtype:
+        given = "None" if initial_state is None else str(initial_state.dtype)
+        raise UsageError(
+            f"inplace_state with initial_state {given}", expected=f"an initial_state in {x.state_SMHDV.dtype}"
+        )
+    if x.wants_grad():
+        raise UsageError(
+            "inplace_state with inputs that require gradients",
+            expected="gradients off, since the state that a gradient needs is overwritten",
+            fix="call it under torch.no_grad()",
+        )
+
+
+def _unknown(backend: str) -> UsageError:
+    return UsageError(f"backend is {backend!r}", expected=f"one of {', '.join(available_backends())}")
+
+
+def _check_backend(backend: str, gate: PartitionGate | None) -> None:
+    if backend == "triton":
+        raise HardwareError(
+            f"backend 'triton': {_TRITON_REASON}", expected=f"one of {', '.join(available_backends())}",
+            fix="use backend: auto",
+        )  # fmt: skip
+    if backend != "auto" and backend not in _BACKENDS:
+        raise _unknown(backend)
+    if gate is not None and gate.needs_state and backend not in ("auto", *STEP_BY_STEP):
+        raise UsageError(
+            f"backend {backend!r} cannot run the partition gate {gate_name(gate)!r}, which reads the state",
+            expected=f"one of auto, {', '.join(STEP_BY_STEP)}",
+            fix="use backend: auto",
+        )
+
+
+def _chosen(backend: str, x: Operands) -> str:
+    if backend != "auto":
+        return backend
+    if x.partition_gate is not None and x.partition_gate.needs_state:
+        return "recurrent"
+    T, S = x.router_logits_TN.shape[0], x.num_sequences
+    if T != S or x.wants_grad():
+        return "varlen"
+    return "recurrent" if bool((x.cu_seqlens.diff() == 1).all()) else "varlen"

@@ -1,0 +1,55 @@
+"""phi, the feature map on keys: which rows of a state a token writes, and how strongly."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sse_convert.errors import UsageError
+
+KeyFeatureMap = Literal["softmax", "silu", "relu", "identity"]
+
+
+def selected_rows(k: Tensor, row_top_k: int) -> Tensor:
+    """Mask of the `row_top_k` largest entries along the last dim; ties go to the lowest index.
+
+    Args:
+        k: [..., D] keys before the feature map.
+        row_top_k: entries kept per key; D or more keeps all.
+
+    Returns:
+        bool [..., D].
+    """
+    order = torch.sort(k, dim=-1, descending=True, stable=True).indices[..., :row_top_k]
+    return torch.zeros_like(k, dtype=torch.bool).scatter_(-1, order, True)
+
+
+def key_feature_map(k: Tensor, kind: KeyFeatureMap, row_top_k: int | None = None) -> Tensor:
+    """phi(k) over the last dim, computed in float32 (float64 for float64) and returned in k's dtype.
+
+    With `row_top_k`, the entries that are not selected are zero in phi(k): softmax runs over the selected entries alone
+    (paper, equation of the row-sparse update), the elementwise maps zero the rest.
+
+    Args:
+        k: [..., D] keys.
+        kind: softmax | silu | relu | identity.
+        row_top_k: entries kept per key, or None for all.
+
+    Raises:
+        UsageError: `kind` is not one of the four.
+    """
+    x = k if k.dtype == torch.float64 else k.float()
+    keep = None if row_top_k is None or row_top_k >= k.shape[-1] else selected_rows(x.detach(), row_top_k)
+    if kind == "softmax":
+        phi = torch.softmax(x if keep is None else x.masked_fill(~keep, float("-inf")), dim=-1)
+        return phi.to(k.dtype)
+    if kind == "silu":
+        phi = F.silu(x)
+    elif kind == "relu":
+        phi = F.relu(x)
+    elif kind == "identity":
+        phi = x
+    else:
+        raise UsageError(f"key feature map is {kind!r}", expected="one of softmax, silu, relu, identity")
+    return (phi if keep is None else phi.masked_fill(~keep, 0)).to(k.dtype)

@@ -1,0 +1,132 @@
+"""What every backend receives: validated inputs in the computing dtype, one layout for all variants."""
+
+import dataclasses as dc
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.gates import PartitionGate
+from sse_convert.kernels.routing import Routing, route
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOperands:
+    """Inputs of the partition that every token uses, without gate."""
+
+    q_THGD: Tensor
+    """queries, scaled"""
+    k_THD: Tensor
+    """keys after the feature map"""
+    v_THV: Tensor
+    """values"""
+    log_decay_THD: Tensor
+    """natural log of the decay, <= 0"""
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """Inputs of one call, all in float32 or all in float64. P is 1 when the partitions share q, k and v, else N."""
+
+    q_TPHGD: Tensor
+    """queries, scaled"""
+    k_TPHD: Tensor
+    """keys after the feature map"""
+    v_TPHV: Tensor
+    """values"""
+    log_decay_THD: Tensor
+    """natural log of the decay, <= 0"""
+    router_logits_TN: Tensor
+    """router outputs"""
+    shared: SharedOperands | None
+    """the shared partition, or None"""
+    state_SMHDV: Tensor
+    """initial states; partition N is the shared one"""
+    cu_seqlens: Tensor
+    """[S + 1] int64 offsets of the sequences, on the CPU or on the device of q"""
+    positions_T: Tensor | None
+    """int64 position of each token, for partition gates"""
+    top_k: int
+    """partitions written"""
+    read_top_k: int
+    """partitions read"""
+    write_gate: bool
+    """scale what is written by e"""
+    read_gate: bool
+    """scale what is read by e"""
+    router_bias_N: Tensor | None
+    """added to e for the selection"""
+    partition_gate: PartitionGate | None
+    """replaces softmax"""
+
+    @property
+    def num_partitions(self) -> int:
+        """N, without the shared partition."""
+        return self.router_logits_TN.shape[1]
+
+    @property
+    def num_sequences(self) -> int:
+        """S."""
+        return self.cu_seqlens.shape[0] - 1
+
+    def wants_grad(self) -> bool:
+        """Whether a gradient to any input is recorded."""
+        own = [self.q_TPHGD, self.k_TPHD, self.v_TPHV, self.log_decay_THD, self.router_logits_TN, self.state_SMHDV]
+        if self.shared is not None:
+            own += [self.shared.q_THGD, self.shared.k_THD, self.shared.v_THV, self.shared.log_decay_THD]
+        return torch.is_grad_enabled() and any(x.requires_grad for x in own)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and end token of each sequence (a device sync when cu_seqlens is not on the CPU)."""
+        return list(pairwise(self.cu_seqlens.tolist()))
+
+    def positions(self) -> Tensor:
+        """int64 [T] position of each token in its sequence, as given or counted from the sequence's first token."""
+        if self.positions_T is not None:
+            return self.positions_T
+        tokens = torch.arange(self.router_logits_TN.shape[0], device=self.router_logits_TN.device)
+        return tokens - self.cu_seqlens.to(tokens.device)[self.sequences()]
+
+    def sequences(self) -> Tensor:
+        """int64 [T] index of the sequence each token belongs to."""
+        tokens = torch.arange(self.router_logits_TN.shape[0], device=self.router_logits_TN.device)
+        return torch.searchsorted(self.cu_seqlens[1:].to(tokens.device), tokens, right=True)
+
+    def route(self) -> Routing:
+        """The routing of all tokens (of a partition gate that needs no state)."""
+        positions = self.positions() if self.partition_gate is not None else None
+        return self.route_rows(self.router_logits_TN, positions, None)
+
+    def route_rows(self, logits_RN: Tensor, positions_R: Tensor | None, state_RNHDV: Tensor | None) -> Routing:
+        """The routing of some tokens, under this call's settings."""
+        return route(
+            logits_RN,
+            self.top_k,
+            self.read_top_k,
+            self.router_bias_N,
+            partition_gate=self.partition_gate,
+            positions=positions_R,
+            state=state_RNHDV,
+        )
+
+
+def gather_rows(x_TP: Tensor, tokens: Tensor, partitions: Tensor) -> Tensor:
+    """Rows [R, ...] of x [T, P, ...] for R (token, partition) pairs; with P = 1 all partitions share the row."""
+    T, P = x_TP.shape[:2]
+    rows = tokens if P == 1 else tokens * P + partitions
+    return x_TP.reshape(T * P, *x_TP.shape[2:]).index_select(0, rows)
+
+
+def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:
+    """What multiplies k and q in each used partition: e or 1 where the token writes (reads), 0 where it does not.
+
+    Returns:
+        write and read weights [T, K], K as in `routing.used_TK`, with gradients to the gate.
+    """
+    used_TK = routing.used_TK
+    gate_TK = routing.gate_TN.gather(1, used_TK).to(x.q_TPHGD.dtype)
+    rank_K = torch.arange(used_TK.shape[1], device=used_TK.device)
+    ones_TK = torch.ones_like(gate_TK)
+    write_TK = (gate_TK if x.write_gate else ones_TK) * (rank_K < x.top_k)
+    read_TK = (gate_TK if x.read_gate else ones_TK) * (rank_K < x.read_top_k)
+    return write_TK, read_TK

@@ -1,0 +1,66 @@
+"""The decode step: a batch of sequences, one token each. Touches the selected partitions' states and no others."""
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.operands import Operands, gather_rows, slot_weights
+
+
+def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tuple[Tensor, Tensor]:
+    """Advance all sequences together, one token at a time; made for one token per sequence, right for any lengths.
+
+    Args:
+        x: the operands. One token per sequence costs no device sync; other lengths cost one if cu_seqlens is not on
+            the CPU and there are as many tokens as sequences.
+        inplace_state: write the new states into `x.state_SMHDV` and return it (no gradients).
+
+    Returns:
+        o [T, H, G, V] and the final states [S, M, H, D, V].
+    """
+    T, S = x.router_logits_TN.shape[0], x.num_sequences
+    wants_grad = x.wants_grad()
+    state_SMHDV = x.state_SMHDV if wants_grad or inplace_state else x.state_SMHDV.clone()
+    o_THGV = x.v_TPHV.new_zeros(T, *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
+    first_S, length_S = x.cu_seqlens[:-1].cpu(), x.cu_seqlens.diff().cpu()
+    positions_T = x.positions()
+    for step in range(int(length_S.max()) if S else 0):
+        sequences_B = torch.nonzero(length_S > step)[:, 0]
+        tokens_B = (first_S[sequences_B] + step).to(o_THGV.device)
+        sequences_B = sequences_B.to(o_THGV.device)
+        o_BHGV, written = _step(x, state_SMHDV, sequences_B, tokens_B, positions_T)
+        index, new_BKHDV = written
+        state_SMHDV = (
+            state_SMHDV.index_put(index, new_BKHDV) if wants_grad else state_SMHDV.index_put_(index, new_BKHDV)
+        )
+        o_THGV = o_THGV.index_copy(0, tokens_B, o_BHGV)
+    return o_THGV, state_SMHDV
+
+
+def _step(
+    x: Operands, state_SMHDV: Tensor, sequences_B: Tensor, tokens_B: Tensor, positions_T: Tensor
+) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], Tensor]]:
+    """Output [B, H, G, V] of one token per sequence, and the states it writes as (index, values)."""
+    N = x.num_partitions
+    needs_state = x.partition_gate is not None and x.partition_gate.needs_state
+    state_BNHDV = state_SMHDV[sequences_B, :N] if needs_state else None
+    routing = x.route_rows(x.router_logits_TN[tokens_B], positions_T[tokens_B], state_BNHDV)
+    used_BK = routing.used_TK
+    B, K = used_BK.shape
+    write_BK, read_BK = slot_weights(x, routing)
+    pairs = tokens_B.repeat_interleave(K), used_BK.flatten()
+    q_BKHGD = gather_rows(x.q_TPHGD, *pairs).unflatten(0, (B, K)) * read_BK[..., None, None, None]
+    k_BKHD = gather_rows(x.k_TPHD, *pairs).unflatten(0, (B, K)) * write_BK[..., None, None]
+    v_BKHV = gather_rows(x.v_TPHV, *pairs).unflatten(0, (B, K))
+    written_K11 = (torch.arange(K, device=used_BK.device) < x.top_k)[:, None, None]
+    decay_BKHD = x.log_decay_THD[tokens_B].exp()[:, None].where(written_K11, 1.0)
+    index_BK = used_BK
+    if x.shared is not None:
+        q_BKHGD = torch.cat([q_BKHGD, x.shared.q_THGD[tokens_B, None]], dim=1)
+        k_BKHD = torch.cat([k_BKHD, x.shared.k_THD[tokens_B, None]], dim=1)
+        v_BKHV = torch.cat([v_BKHV, x.shared.v_THV[tokens_B, None]], dim=1)
+        decay_BKHD = torch.cat([decay_BKHD, x.shared.log_decay_THD[tokens_B, None].exp()], dim=1)
+        index_BK = torch.cat([used_BK, torch.full_like(used_BK[:, :1], N)], dim=1)
+    index = sequences_B[:, None], index_BK
+    new_BKHDV = torch.addcmul(k_BKHD[..., None] * v_BKHV[..., None, :], decay_BKHD[..., None], state_SMHDV[index])
+    o_BHGV = (q_BKHGD @ new_BKHDV).sum(1)
+    return o_BHGV, (index, new_BKHDV)

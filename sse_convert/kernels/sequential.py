@@ -1,0 +1,45 @@
+"""A for-loop over partitions, each one call of linear attention on the tokens gathered for it: simple, and slow in N."""
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.chunked import CHUNK_SIZE, gated_linear_attention
+from sse_convert.kernels.operands import Operands, gather_rows, slot_weights
+
+
+def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[Tensor, Tensor]:
+    """SSE partition by partition, the paper's baseline implementation.
+
+    Returns:
+        o [T, H, G, V] and the final states [S, M, H, D, V].
+    """
+    routing = x.route()
+    write_TK, read_TK = slot_weights(x, routing)
+    sequence_T = x.sequences()
+    o_THGV = x.v_TPHV.new_zeros(len(sequence_T), *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
+    finals = []
+    for p in range(x.num_partitions):
+        token_R, slot_R = torch.nonzero(routing.used_TK == p, as_tuple=True)
+        lengths = torch.bincount(sequence_T[token_R], minlength=x.num_sequences)
+        cu_slots = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        partition_R = torch.full_like(token_R, p)
+        written_R11 = (slot_R < x.top_k)[:, None, None]
+        o_RHGV, final_SHDV = gated_linear_attention(
+            gather_rows(x.q_TPHGD, token_R, partition_R) * read_TK[token_R, slot_R][:, None, None, None],
+            gather_rows(x.k_TPHD, token_R, partition_R) * write_TK[token_R, slot_R][:, None, None],
+            gather_rows(x.v_TPHV, token_R, partition_R),
+            x.log_decay_THD[token_R].where(written_R11, 0.0),
+            cu_slots,
+            x.state_SMHDV[:, p],
+            chunk_size=chunk_size,
+        )
+        o_THGV = o_THGV.index_add(0, token_R, o_RHGV)
+        finals.append(final_SHDV)
+    if x.shared is not None:
+        s = x.shared
+        o_shared_THGV, final_SHDV = gated_linear_attention(
+            s.q_THGD, s.k_THD, s.v_THV, s.log_decay_THD, x.cu_seqlens, x.state_SMHDV[:, -1], chunk_size=chunk_size
+        )
+        o_THGV = o_THGV + o_shared_THGV
+        finals.append(final_SHDV)
+    return o_THGV, torch.stack(finals, dim=1)

@@ -1,0 +1,55 @@
+"""The paper's Algorithm 2: reorder tokens by (sequence, partition), then one variable-length linear attention."""
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.chunked import CHUNK_SIZE, gated_linear_attention
+from sse_convert.kernels.operands import Operands, gather_rows, slot_weights
+
+
+def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[Tensor, Tensor]:
+    """SSE as one call of gated linear attention over S * N segments, plus S for the shared partition.
+
+    A slot is one (token, partition) pair. Slots are sorted by (sequence, partition), stably, so that each subsequence
+    keeps the order of its tokens; the shared partition's slots are the tokens themselves, appended to the sequence.
+
+    Returns:
+        o [T, H, G, V] and the final states [S, M, H, D, V].
+    """
+    routing = x.route()
+    (T, N), K, S = routing.gate_TN.shape, routing.used_TK.shape[1], x.num_sequences
+    segment_R = (x.sequences()[:, None] * N + routing.used_TK).flatten()
+    slot_R = torch.sort(segment_R, stable=True).indices
+    token_R, partition_R = slot_R // K, routing.used_TK.flatten()[slot_R]
+    write_R11, read_R111 = (w.flatten()[slot_R].view(-1, 1, 1) for w in slot_weights(x, routing))
+    read_R111 = read_R111[..., None]
+    written_R11 = (slot_R % K < x.top_k).view(-1, 1, 1)
+
+    q_RHGD = gather_rows(x.q_TPHGD, token_R, partition_R) * read_R111
+    k_RHD = gather_rows(x.k_TPHD, token_R, partition_R) * write_R11
+    v_RHV = gather_rows(x.v_TPHV, token_R, partition_R)
+    log_decay_RHD = x.log_decay_THD.index_select(0, token_R)
+    if x.read_top_k > x.top_k:
+        log_decay_RHD = log_decay_RHD.masked_fill(~written_R11, 0.0)
+    lengths = torch.bincount(segment_R, minlength=S * N)
+    state_SHDV = x.state_SMHDV[:, :N].flatten(0, 1)
+    if x.shared is not None:
+        q_RHGD = torch.cat([q_RHGD, x.shared.q_THGD])
+        k_RHD = torch.cat([k_RHD, x.shared.k_THD])
+        v_RHV = torch.cat([v_RHV, x.shared.v_THV])
+        log_decay_RHD = torch.cat([log_decay_RHD, x.shared.log_decay_THD])
+        lengths = torch.cat([lengths, x.cu_seqlens.diff().to(lengths.device)])
+        state_SHDV = torch.cat([state_SHDV, x.state_SMHDV[:, N]])
+    cu_slots = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+    o_RHGV, final_SHDV = gated_linear_attention(
+        q_RHGD, k_RHD, v_RHV, log_decay_RHD, cu_slots, state_SHDV, chunk_size=chunk_size
+    )
+    place_R = torch.empty_like(slot_R)
+    place_R[slot_R] = torch.arange(T * K, device=slot_R.device)
+    o_THGV = o_RHGV.index_select(0, place_R).unflatten(0, (T, K)).sum(1)
+    final_SMHDV = final_SHDV[: S * N].unflatten(0, (S, N))
+    if x.shared is not None:
+        o_THGV = o_THGV + o_RHGV[T * K :]
+        final_SMHDV = torch.cat([final_SMHDV, final_SHDV[S * N :, None]], dim=1)
+    return o_THGV, final_SMHDV
