@@ -1,4 +1,4 @@
-"""Partition gates: how the router logits become e, the weight of each partition. Softmax unless a gate is registered."""
+"""Partition gates: how router logits become e, the weight of each partition. Softmax unless a gate is registered."""
 
 from typing import Protocol
 

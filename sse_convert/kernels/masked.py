@@ -17,7 +17,7 @@ def sse_attention_masked(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
         o [T, H, G, V] and the final states [S, M, H, D, V].
     """
     routing = x.route()
-    N, H = x.num_partitions, x.log_decay_THD.shape[1]
+    H = x.log_decay_THD.shape[1]
     gate_TN = routing.gate_TN.to(x.q_TPHGD.dtype)
     written_TN = torch.zeros_like(gate_TN, dtype=torch.bool).scatter(1, routing.write_TK, True)
     read_TN = torch.zeros_like(gate_TN, dtype=torch.bool).scatter(1, routing.read_TK, True)

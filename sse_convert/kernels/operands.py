@@ -121,9 +121,9 @@ def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:
     """What multiplies k and q in each used partition: e or 1 where the token writes (reads), 0 where it does not.
 
     Returns:
-        write and read weights [T, K], K as in `routing.used_TK`, with gradients to the gate.
+        write and read weights [T, K], K as in `routing.used()`, with gradients to the gate.
     """
-    used_TK = routing.used_TK
+    used_TK = routing.used()
     gate_TK = routing.gate_TN.gather(1, used_TK).to(x.q_TPHGD.dtype)
     rank_K = torch.arange(used_TK.shape[1], device=used_TK.device)
     ones_TK = torch.ones_like(gate_TK)

@@ -44,7 +44,7 @@ def _step(
     needs_state = x.partition_gate is not None and x.partition_gate.needs_state
     state_BNHDV = state_SMHDV[sequences_B, :N] if needs_state else None
     routing = x.route_rows(x.router_logits_TN[tokens_B], positions_T[tokens_B], state_BNHDV)
-    used_BK = routing.used_TK
+    used_BK = routing.used()
     B, K = used_BK.shape
     write_BK, read_BK = slot_weights(x, routing)
     pairs = tokens_B.repeat_interleave(K), used_BK.flatten()

@@ -9,7 +9,7 @@ from sse_convert.kernels.operands import Operands
 def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
     """For each token, in order: select partitions, decay and write those of the write set, then read the read set.
 
-        S[p] = exp(log_decay) * S[p] + (e[p] * k) outer v       for p in the write set; other partitions stay as they are
+        S[p] = exp(log_decay) * S[p] + (e[p] * k) outer v       p in the write set; other partitions stay as they are
         S[shared] = exp(log_decay') * S[shared] + k' outer v    always, ungated
         o = sum over p in the read set of (e[p] * q) S[p]  +  q' S[shared]
 

@@ -1,4 +1,4 @@
-"""Which partitions a token writes to and reads from. The only place that selects, so every backend breaks ties alike."""
+"""Which partitions a token writes to and reads from. Nothing else selects, so all backends break ties alike."""
 
 import dataclasses as dc
 
@@ -20,9 +20,8 @@ class Routing:
     read_TK: Tensor
     """int64, partitions a token reads; write_TK and read_TK are prefixes of one ranking, so one contains the other"""
 
-    @property
-    def used_TK(self) -> Tensor:
-        """int64, partitions a token writes or reads."""
+    def used(self) -> Tensor:
+        """int64 [T, K], partitions a token writes or reads."""
         return self.write_TK if self.write_TK.shape[1] >= self.read_TK.shape[1] else self.read_TK
 
     @property

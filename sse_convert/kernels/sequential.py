@@ -1,4 +1,4 @@
-"""A for-loop over partitions, each one call of linear attention on the tokens gathered for it: simple, and slow in N."""
+"""A for-loop over partitions, one call of linear attention on the tokens of each: simple, and slow in N."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tu
     o_THGV = x.v_TPHV.new_zeros(len(sequence_T), *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
     finals = []
     for p in range(x.num_partitions):
-        token_R, slot_R = torch.nonzero(routing.used_TK == p, as_tuple=True)
+        token_R, slot_R = torch.nonzero(routing.used() == p, as_tuple=True)
         lengths = torch.bincount(sequence_T[token_R], minlength=x.num_sequences)
         cu_slots = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         partition_R = torch.full_like(token_R, p)

@@ -17,10 +17,10 @@ def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
         o [T, H, G, V] and the final states [S, M, H, D, V].
     """
     routing = x.route()
-    (T, N), K, S = routing.gate_TN.shape, routing.used_TK.shape[1], x.num_sequences
-    segment_R = (x.sequences()[:, None] * N + routing.used_TK).flatten()
+    (T, N), K, S = routing.gate_TN.shape, routing.used().shape[1], x.num_sequences
+    segment_R = (x.sequences()[:, None] * N + routing.used()).flatten()
     slot_R = torch.sort(segment_R, stable=True).indices
-    token_R, partition_R = slot_R // K, routing.used_TK.flatten()[slot_R]
+    token_R, partition_R = slot_R // K, routing.used().flatten()[slot_R]
     write_R11, read_R111 = (w.flatten()[slot_R].view(-1, 1, 1) for w in slot_weights(x, routing))
     read_R111 = read_R111[..., None]
     written_R11 = (slot_R % K < x.top_k).view(-1, 1, 1)
