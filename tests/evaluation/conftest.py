@@ -1,6 +1,7 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = (
@@ -10,7 +11,7 @@ TEXT = (
 NEEDLE = " One of the special magic numbers for acorn is: 1234567.\nWhat is the special magic number for acorn?"
 
 
-def make_tokenizer(vocab_size=384, bos=False):
+def build_tokenizer(vocab_size=384, bos=False):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -20,15 +21,13 @@ def make_tokenizer(vocab_size=384, bos=False):
     )
     tokenizer.train_from_iterator([TEXT, NEEDLE] * 4, trainer)
     if bos:
-        from tokenizers.processors import TemplateProcessing
-
         tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<s>", pad_token="<|end|>", model_max_length=2048
     )
 
 
-def make_llama(vocab_size=512, seed=0):
+def build_llama(vocab_size=512, seed=0):
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -48,19 +47,24 @@ def make_llama(vocab_size=512, seed=0):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return make_tokenizer()
+    return build_tokenizer()
 
 
 @pytest.fixture(scope="session")
 def bos_tokenizer():
-    return make_tokenizer(bos=True)
+    return build_tokenizer(bos=True)
 
 
 @pytest.fixture(scope="session")
 def llama(tokenizer):
-    return make_llama(len(tokenizer))
+    return build_llama(len(tokenizer))
 
 
 @pytest.fixture(scope="session")
 def haystack(tokenizer):
     return tokenizer(TEXT * 40, add_special_tokens=False)["input_ids"]
+
+
+@pytest.fixture(scope="session")
+def make_llama():
+    return build_llama

@@ -1,0 +1,77 @@
+"""Uncertainty of measured figures: Wilson intervals for accuracies, standard errors of means over windows."""
+
+import dataclasses as dc
+import math
+from collections.abc import Sequence
+
+Z95 = 1.959963984540054
+"""two-sided 95% quantile of the normal distribution"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Accuracy:
+    """A share of hits with its 95% Wilson interval."""
+
+    correct: int
+    """hits"""
+    samples: int
+    """tries"""
+
+    @property
+    def value(self) -> float:
+        """The share of hits, NaN without samples."""
+        return self.correct / self.samples if self.samples else math.nan
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """JSON-ready: samples, correct, accuracy, low, high (the last three None without samples)."""
+        if not self.samples:
+            return {"samples": 0, "correct": 0, "accuracy": None, "low": None, "high": None}
+        low, high = wilson(self.correct, self.samples)
+        return {
+            "samples": self.samples,
+            "correct": self.correct,
+            "accuracy": self.value,
+            "low": low,
+            "high": high,
+        }
+
+
+def wilson(correct: int, samples: int, z: float = Z95) -> tuple[float, float]:
+    """The Wilson score interval of a share.
+
+    Args:
+        correct: hits, 0 to `samples`.
+        samples: tries, at least 1.
+        z: normal quantile, 95% by default.
+
+    Raises:
+        ValueError: counts that cannot be.
+
+    Source: E. B. Wilson, 1927, Journal of the American Statistical Association 22, 209-212.
+    """
+    if samples < 1 or not 0 <= correct <= samples:
+        raise ValueError(f"{correct} of {samples} is not a share, expected 0 <= correct <= samples and samples >= 1")
+    share = correct / samples
+    centre = share + z * z / (2 * samples)
+    spread = z * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
+    scale = 1 + z * z / samples
+    low = 0.0 if correct == 0 else (centre - spread) / scale
+    high = 1.0 if correct == samples else (centre + spread) / scale
+    return low, high
+
+
+def ratio_standard_error(sums: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Standard error of sum(sums) / sum(counts) over independent groups (windows) of possibly unequal size.
+
+    The linearised ratio estimator; for equal counts it is the standard deviation of the group means over sqrt(groups).
+
+    Returns:
+        The standard error, or None with fewer than two groups that count.
+    """
+    groups = [(s, c) for s, c in zip(sums, counts, strict=True) if c]
+    if len(groups) < 2:
+        return None
+    total = sum(c for _, c in groups)
+    mean = sum(s for s, _ in groups) / total
+    squares = sum((s - mean * c) ** 2 for s, c in groups)
+    return math.sqrt(len(groups) / (len(groups) - 1) * squares) / total

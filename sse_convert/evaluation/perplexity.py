@@ -1,0 +1,266 @@
+"""Held-out loss (nats per token) and bits per byte, by the number of tokens a prediction could look back on.
+
+Shapes: R windows, T tokens per window, V vocabulary. Logits exist for a bounded number of positions at a time, never
+for a whole window.
+"""
+
+import dataclasses as dc
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sse_convert.console import Bar
+from sse_convert.errors import CheckpointError, DataError
+from sse_convert.evaluation.intervals import Z95, ratio_standard_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FIRST_EDGE = 64
+LOGITS_AT_ONCE = 2**26
+"""elements of the largest logits tensor"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Windows:
+    """Held-out text cut into windows, the same for every model that is compared."""
+
+    input_ids: Tensor
+    """[R, T] token ids"""
+    position_ids: Tensor
+    """[R, T] positions; a reset starts a new document, and its first token is not scored"""
+    edges: tuple[int, ...]
+    """bucket i holds predictions with edges[i] <= context < edges[i + 1] tokens of context"""
+    bucket: Tensor
+    """[R, T - 1] bucket of each prediction, -1 where it is not scored"""
+    byte_counts: Tensor
+    """[R, buckets] UTF-8 bytes of the predicted text"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class PositionLoss:
+    """Loss of the predictions with a similar amount of context."""
+
+    start: int
+    """fewest tokens of context"""
+    stop: int
+    """most tokens of context, plus one"""
+    tokens: int
+    """predictions"""
+    loss: float
+    """nats per token"""
+    loss_se: float | None
+    """standard error over windows, None with one window"""
+    bits_per_byte: float
+    """bits per UTF-8 byte of the predicted text"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """Loss of one model on windows of one length."""
+
+    length: int
+    """tokens per window"""
+    windows: int
+    """windows"""
+    tokens: int
+    """predictions"""
+    loss: float
+    """nats per token"""
+    loss_se: float | None
+    """standard error over windows, None with one window"""
+    bits_per_byte: float
+    """bits per UTF-8 byte of the predicted text"""
+    buckets: tuple[PositionLoss, ...]
+    """the same by tokens of context"""
+    window_sums: tuple[float, ...]
+    """summed loss of each window, to pair models window by window"""
+    window_counts: tuple[int, ...]
+    """predictions of each window"""
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON-ready, with a 95% interval (normal) and without the per-window figures."""
+        data = {f.name: getattr(self, f.name) for f in dc.fields(self) if not f.name.startswith("window_")}
+        spread = None if self.loss_se is None else Z95 * self.loss_se
+        data["loss_low"] = None if spread is None else self.loss - spread
+        data["loss_high"] = None if spread is None else self.loss + spread
+        data["buckets"] = [dc.asdict(bucket) for bucket in self.buckets]
+        return data
+
+
+def loss_gap(student: HeldOutLoss, teacher: HeldOutLoss) -> tuple[float, float | None]:
+    """Student loss minus teacher loss in nats per token, and its standard error from paired windows."""
+    sums = [s - t for s, t in zip(student.window_sums, teacher.window_sums, strict=True)]
+    return student.loss - teacher.loss, ratio_standard_error(sums, student.window_counts)
+
+
+def bucket_edges(length: int) -> tuple[int, ...]:
+    """0, 64, 128, 256 ... and the window length."""
+    edges = [0]
+    edge = FIRST_EDGE
+    while edge < length:
+        edges.append(edge)
+        edge *= 2
+    return (*edges, length)
+
+
+def make_windows(
+    input_ids: Tensor, tokenizer: "PreTrainedTokenizerBase", position_ids: Tensor | None = None
+) -> Windows:
+    """Prepare windows for `held_out_loss`.
+
+    Args:
+        input_ids: [R, T] token ids.
+        tokenizer: counts the bytes of the predicted text. Special tokens have none.
+        position_ids: [R, T] positions that restart at 0 with each document; unset means one document per window.
+
+    Raises:
+        DataError: there is nothing to predict.
+    """
+    rows, length = input_ids.shape
+    if rows == 0 or length < 2:
+        raise DataError(
+            f"held-out text gives {rows} windows of {length} tokens",
+            expected="at least one window of two tokens",
+            fix="add held-out text or use shorter windows (eval.lengths)",
+        )
+    if position_ids is None:
+        position_ids = torch.arange(length).expand(rows, length)
+    edges = bucket_edges(length)
+    context = position_ids[:, 1:].contiguous()
+    bucket = torch.bucketize(context, torch.tensor(edges[1:-1]), right=True)
+    bucket = bucket.masked_fill(context == 0, -1)
+    counts = torch.zeros(rows, len(edges) - 1, dtype=torch.long)
+    for row in range(rows):
+        for index, start, stop in _runs(bucket[row].tolist()):
+            before, both = input_ids[row, start : start + 1], input_ids[row, start : stop + 1]
+            counts[row, index] += _byte_len(tokenizer, both) - _byte_len(tokenizer, before)
+    return Windows(input_ids, position_ids, edges, bucket, counts)
+
+
+def _runs(buckets: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Maximal stretches (bucket, start, stop) of equal bucket, unscored ones left out."""
+    start = 0
+    for i in range(1, len(buckets) + 1):
+        if i == len(buckets) or buckets[i] != buckets[start]:
+            if buckets[start] >= 0:
+                yield buckets[start], start, i
+            start = i
+
+
+def _byte_len(tokenizer: "PreTrainedTokenizerBase", ids: Tensor) -> int:
+    text = tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return len(str(text).encode())
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: "PreTrainedModel", windows: Windows, *, batch_tokens: int = 16384, bar: Bar | None = None
+) -> HeldOutLoss:
+    """Loss of a causal language model on windows.
+
+    Args:
+        model: in evaluation mode, on any device.
+        windows: from `make_windows`.
+        batch_tokens: tokens per forward pass, at least one window.
+        bar: advanced by one per window.
+
+    Raises:
+        CheckpointError: the model's logits are not what its head says (unknown post-processing).
+    """
+    rows, length = windows.input_ids.shape
+    _check_head(model, windows.input_ids[:1, :8])
+    packed = bool((windows.position_ids[:, 1:] == 0).any())
+    sums = torch.zeros(rows, len(windows.edges) - 1, dtype=torch.float64)
+    counts = torch.zeros_like(sums, dtype=torch.long)
+    size = max(1, batch_tokens // length)
+    for first in range(0, rows, size):
+        part = slice(first, first + size)
+        positions = windows.position_ids[part] if packed else None
+        losses = token_losses(model, windows.input_ids[part], positions).double().cpu()
+        for index in range(sums.shape[1]):
+            chosen = windows.bucket[part] == index
+            sums[part, index] = torch.where(chosen, losses, 0.0).sum(1)
+            counts[part, index] = chosen.sum(1)
+        if bar is not None:
+            bar.update(len(losses))
+    return _summary(windows, sums, counts)
+
+
+def _summary(windows: Windows, sums: Tensor, counts: Tensor) -> HeldOutLoss:
+    def bits(nats: float, size: int) -> float:
+        return nats / math.log(2) / size if size else math.nan
+
+    buckets = []
+    for i, (start, stop) in enumerate(zip(windows.edges, windows.edges[1:], strict=False)):
+        if tokens := int(counts[:, i].sum()):
+            total = float(sums[:, i].sum())
+            error = ratio_standard_error(sums[:, i].tolist(), counts[:, i].tolist())
+            size = int(windows.byte_counts[:, i].sum())
+            buckets.append(PositionLoss(start, stop, tokens, total / tokens, error, bits(total, size)))
+    by_window, window_counts = sums.sum(1).tolist(), counts.sum(1).tolist()
+    total, tokens = sum(by_window), sum(window_counts)
+    rows, length = windows.input_ids.shape
+    return HeldOutLoss(
+        length=length,
+        windows=rows,
+        tokens=tokens,
+        loss=total / tokens,
+        loss_se=ratio_standard_error(by_window, window_counts),
+        bits_per_byte=bits(total, int(windows.byte_counts.sum())),
+        buckets=tuple(buckets),
+        window_sums=tuple(by_window),
+        window_counts=tuple(window_counts),
+    )
+
+
+def token_losses(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """Cross entropy of every next token, with logits for a bounded number of positions at a time.
+
+    Args:
+        model: causal language model.
+        input_ids: [R, T] token ids, on any device.
+        position_ids: [R, T] positions that restart with each document, or None.
+
+    Returns:
+        [R, T - 1] float32 losses in nats, on the model's device.
+    """
+    device = model.device
+    input_ids = input_ids.to(device)
+    positions = {} if position_ids is None else {"position_ids": position_ids.to(device)}
+    hidden = model.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state[:, :-1]
+    targets = input_ids[:, 1:]
+    step = max(1, LOGITS_AT_ONCE // (model.config.vocab_size * len(input_ids)))
+    losses = []
+    for i in range(0, hidden.shape[1], step):
+        logits = logits_of(model, hidden[:, i : i + step]).float()
+        chunk = targets[:, i : i + step]
+        losses.append(F.cross_entropy(logits.flatten(0, 1), chunk.flatten(), reduction="none").view_as(chunk))
+    return torch.cat(losses, 1)
+
+
+def logits_of(model: "PreTrainedModel", hidden: Tensor) -> Tensor:
+    """Logits [..., V] of final hidden states [..., D]: the head, then the family's scale or soft cap."""
+    logits: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
+    if (divide := getattr(model.config, "logits_scaling", None)) is not None:
+        logits = logits / divide
+    if (multiply := getattr(model.config, "logit_scale", None)) is not None:
+        logits = logits * multiply
+    if (cap := getattr(model.config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _check_head(model: "PreTrainedModel", input_ids: Tensor) -> None:
+    input_ids = input_ids.to(model.device)
+    expected = model(input_ids=input_ids, use_cache=False).logits
+    actual = logits_of(model, model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(actual.float(), expected.float(), rtol=1e-2, atol=1e-3):
+        raise CheckpointError(
+            f"{type(model).__name__} changes its logits in a way this evaluation does not know",
+            expected="a linear head, optionally followed by logits_scaling, logit_scale or final_logit_softcapping",
+        )

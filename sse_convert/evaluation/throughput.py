@@ -1,0 +1,118 @@
+"""Speed of prefill and decoding, and the bytes a real cache holds, by context length."""
+
+import dataclasses as dc
+import itertools
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sse_convert.console import Bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Speed:
+    """What one model does at one context length, for one sequence."""
+
+    length: int
+    """tokens of context"""
+    prefill_tokens_per_s: float
+    """tokens of the prompt per second, first logits included; median of the repeats"""
+    decode_tokens_per_s: float
+    """new tokens per second after a prompt of that length; from the median step"""
+    cache_bytes: int
+    """bytes of the cache after the prompt and the decoded tokens"""
+    decoded: int
+    """tokens decoded"""
+    repeats: int
+    """timed prefills"""
+
+    def to_dict(self) -> dict[str, float | int]:
+        """JSON-ready."""
+        return dc.asdict(self)
+
+
+@torch.no_grad()
+def throughput(
+    model: "PreTrainedModel",
+    lengths: Iterable[int],
+    *,
+    repeats: int = 3,
+    decode_tokens: int = 16,
+    seed: int = 0,
+    bar: Bar | None = None,
+) -> list[Speed]:
+    """Time a model on random tokens, one sequence at a time, after one untimed warm-up per length.
+
+    Args:
+        model: causal language model in evaluation mode.
+        lengths: prompt lengths in tokens.
+        repeats: timed prefills per length; the median counts.
+        decode_tokens: timed decoding steps per prefill.
+        seed: of the random tokens.
+        bar: advanced by one per length.
+    """
+    device = model.device
+    generator = torch.Generator().manual_seed(seed)
+    results = []
+    for length in lengths:
+        ids = torch.randint(model.config.vocab_size, (1, length + decode_tokens), generator=generator).to(device)
+        _run(model, ids[:, : length + 1], length)
+        runs = [_run(model, ids, length) for _ in range(repeats)]
+        results.append(
+            Speed(
+                length=length,
+                prefill_tokens_per_s=length / statistics.median(prefill for prefill, _, _ in runs),
+                decode_tokens_per_s=1 / statistics.median(step for _, steps, _ in runs for step in steps),
+                cache_bytes=runs[-1][2],
+                decoded=decode_tokens,
+                repeats=repeats,
+            )
+        )
+        if bar is not None:
+            bar.update()
+    return results
+
+
+def _run(model: "PreTrainedModel", ids: Tensor, length: int) -> tuple[float, list[float], int]:
+    """Prefill seconds, decode seconds per step, cache bytes at the end."""
+    start = _now(ids)
+    out = model(input_ids=ids[:, :length], use_cache=True, logits_to_keep=1)
+    ends = [_now(ids)]
+    cache = out.past_key_values
+    for i in range(length, ids.shape[1]):
+        model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        ends.append(_now(ids))
+    return ends[0] - start, [b - a for a, b in itertools.pairwise(ends)], cache_bytes(cache)
+
+
+def _now(ids: Tensor) -> float:
+    if ids.device.type != "cpu":
+        torch.accelerator.synchronize(ids.device)
+    return time.perf_counter()
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of memory that the tensors of a transformers cache occupy, keys, values and states of all layers.
+
+    Storage is counted, once each: a layer that keeps a view into a longer tensor pays for all of it.
+    """
+    tensors = _tensors([vars(layer) for layer in cache.layers])
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
