@@ -1,0 +1,1 @@
+"""Everything that reads and writes checkpoints without training: plan, convert, calibrate, verify, inspect."""
