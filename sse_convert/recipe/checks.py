@@ -115,13 +115,14 @@ def _layers(layers: Layers) -> Iterator[Problem]:
     for key in ("pattern", "ratio"):
         if getattr(layers, key) is not None:
             yield from _not_empty(layers, key)
-    for name, count in (layers.ratio or {}).items():
+    for mixer, count in (layers.ratio or {}).items():
         if count < 1:
-            yield Problem(("ratio", name), f"{count} is too small, expected 1 or more")
-    keys: list[tuple[Path, int | str]] = [(("keep", i), key) for i, key in enumerate(layers.keep)]
-    for path, key in [*keys, *((("overrides", key), key) for key in layers.overrides)]:
-        if layer_range(key) is None:
-            yield Problem(path, f"{key!r} is neither an index nor a range such as 3-5 or -4--1")
+            yield Problem(("ratio", mixer), f"{count} is too small, expected 1 or more")
+    kept: list[tuple[Path, int | str]] = [(("keep", i), index) for i, index in enumerate(layers.keep)]
+    overridden: list[tuple[Path, int | str]] = [(("overrides", index), index) for index in layers.overrides]
+    for path, index in kept + overridden:
+        if layer_range(index) is None:
+            yield Problem(path, f"{index!r} is neither an index nor a range such as 3-5 or -4--1")
     if all(name == FULL for name in (*pattern_unit(layers), *layers.overrides.values())):
         yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")
 

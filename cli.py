@@ -1,0 +1,3 @@
+from sse_convert.cli import main
+
+main()

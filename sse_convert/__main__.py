@@ -1,0 +1,5 @@
+"""`python -m sse_convert` is the `sse-convert` command."""
+
+from sse_convert.cli import main
+
+main()

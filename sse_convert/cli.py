@@ -1,0 +1,281 @@
+"""The command line: parse, call `sse_convert.api`, print. Nothing heavy is imported before a command runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sse_convert import api
+from sse_convert.command import command, exit_code_table, run_app
+from sse_convert.recipe.presets import preset_names
+from sse_convert.report import Report
+
+app = typer.Typer(
+    name="",
+    help="Turn a pretrained Transformer into a hybrid with Sparse State Expansion linear attention.\n\n"
+    "Start with `sse-convert recipes list`, then `sse-convert plan RECIPE`, then `sse-convert run RECIPE`.",
+    epilog=exit_code_table(),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+recipes_app = typer.Typer(
+    name="recipes", help="List, show or copy the packaged recipes, or print their JSON schema.", rich_markup_mode=None
+)
+app.add_typer(recipes_app)
+
+CONTINUES = "run the same command again to continue from the last checkpoint"
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="Recipe file, or a name from `recipes list`.",
+        autocompletion=_complete_recipe,
+        show_default=False,
+    ),
+]
+PresetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Name from `recipes list`.", autocompletion=_complete_recipe, show_default=False
+    ),
+]
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="Checkpoint folder or hub id.", show_default=False)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a recipe value, for example stages.0.tokens=1M. Repeatable."
+    ),
+]
+CheckpointOption = Annotated[Path, typer.Option("--checkpoint", "-c", help="Converted checkpoint to start from.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="New folder for the result.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+StageOption = Annotated[
+    str | None, typer.Option("--stage", help="Stage name, where the recipe has several of this kind.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(api.version())
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@command(app, "plan")
+def plan(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False) -> Report:
+    """Show what a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only."""
+    return api.plan(recipe, overrides=overrides)
+
+
+@command(app, "convert", after_interrupt="no half-made folder was left; run the same command again")
+def convert(
+    recipe: RecipeArgument,
+    out: OutOption,
+    overrides: SetOption = None,
+    link: Annotated[Literal["hard", "copy"], typer.Option(help="Hard-link or copy the teacher's shards.")] = "hard",
+    check: Annotated[bool, typer.Option("--check", help="Also stream every shard: hashes, NaN, Inf.")] = False,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option("--allow-pickle", help="Accept a teacher in pickle format (it can run code; trust its author)."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> Report:
+    """Make the hybrid checkpoint. Needs no data and no GPU, and never rewrites the teacher's weights."""
+    return api.convert(recipe, out, overrides=overrides, link=link, check=check, allow_pickle=allow_pickle)
+
+
+@command(app, "calibrate", after_interrupt="no half-made folder was left; run the same command again")
+def calibrate(
+    recipe: RecipeArgument,
+    checkpoint: CheckpointOption,
+    out: OutOption,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Set the new tensors of a converted checkpoint from teacher statistics."""
+    return api.calibrate(recipe, checkpoint, out, overrides=overrides)
+
+
+@command(app, "align", after_interrupt=CONTINUES)
+def align(
+    recipe: RecipeArgument,
+    checkpoint: CheckpointOption,
+    out: OutOption,
+    stage: StageOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Train each converted layer to give its teacher layer's output (loss: layer_mse)."""
+    return api.align(recipe, checkpoint, out, stage=stage, overrides=overrides)
+
+
+@command(app, "distill", after_interrupt=CONTINUES)
+def distill(
+    recipe: RecipeArgument,
+    checkpoint: CheckpointOption,
+    out: OutOption,
+    stage: StageOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Train on the teacher's predictions (loss: kl)."""
+    return api.distill(recipe, checkpoint, out, stage=stage, overrides=overrides)
+
+
+@command(app, "uptrain", after_interrupt=CONTINUES)
+def uptrain(
+    recipe: RecipeArgument,
+    checkpoint: CheckpointOption,
+    out: OutOption,
+    stage: StageOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Train on the text itself, long context or chat (loss: ce)."""
+    return api.uptrain(recipe, checkpoint, out, stage=stage, overrides=overrides)
+
+
+@command(app, "run", after_interrupt="run the same command again to continue where it stopped")
+def run(
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue an earlier run of this recipe.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> Report:
+    """Do it all: convert, calibrate, every stage, eval, export. Finished steps are skipped."""
+    return api.run(recipe, overrides=overrides, resume=resume)
+
+
+@command(app, "eval")
+def evaluate(
+    recipe: RecipeArgument,
+    checkpoint: CheckpointOption,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the result to this JSON file.")] = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Measure a checkpoint beside its teacher: held-out loss, needles, memory, speed."""
+    return api.evaluate(recipe, checkpoint, overrides=overrides, out=out)
+
+
+@command(app, "export", after_interrupt="no half-made folder was left; run the same command again")
+def export(
+    recipe: RecipeArgument,
+    checkpoint: CheckpointOption,
+    out: OutOption,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Write the finished model: safetensors, model card, recipe. LoRA weights are merged."""
+    return api.export(recipe, checkpoint, out, overrides=overrides)
+
+
+@command(app, "push", after_interrupt="run the same command again; finished files are not sent twice")
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Exported checkpoint.", show_default=False)],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Hub repository, user/name.", show_default=False)],
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be uploaded.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to upload to.")] = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Upload an exported checkpoint to the hub. Log in first with `hf auth login`."""
+    return api.push(folder, repo_id, private=private, dry_run=dry_run, revision=revision)
+
+
+@command(app, "generate", to_stdout=True)
+def generate(
+    checkpoint: CheckpointArgument,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text to continue; `-` reads stdin.", show_default=False)
+    ],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest share of tokens.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    as_json: JsonOption = False,
+) -> Report:
+    """Continue a text with a converted checkpoint."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    return api.generate(
+        checkpoint, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+
+
+@command(app, "inspect")
+def inspect(checkpoint: CheckpointArgument, as_json: JsonOption = False) -> Report:
+    """Show what a checkpoint is: family, layers, new tensors, where it comes from."""
+    return api.inspect(checkpoint)
+
+
+@command(app, "verify")
+def verify(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="Converted checkpoint folder.", show_default=False)
+    ],
+    teacher: Annotated[Path | None, typer.Option(help="Teacher folder, to compare shard hashes.")] = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Prove that a checkpoint is complete: names, shapes, dtypes, finite weights and logits."""
+    return api.verify(checkpoint, teacher=teacher)
+
+
+@command(app, "doctor", to_stdout=True)
+def doctor(as_json: JsonOption = False) -> Report:
+    """Report versions, devices, operator backends and optional packages."""
+    return api.doctor()
+
+
+@command(recipes_app, "list", to_stdout=True)
+def recipes_list(as_json: JsonOption = False) -> Report:
+    """List the packaged recipes."""
+    return api.recipes_list()
+
+
+@command(recipes_app, "show", to_stdout=True)
+def recipes_show(name: PresetArgument, as_json: JsonOption = False) -> Report:
+    """Print a packaged recipe."""
+    return api.recipes_show(name)
+
+
+@command(recipes_app, "copy")
+def recipes_copy(
+    name: PresetArgument,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="File or folder.")] = Path("."),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> Report:
+    """Copy a packaged recipe, to edit it."""
+    return api.recipes_copy(name, to, overwrite=overwrite)
+
+
+@command(recipes_app, "schema", to_stdout=True)
+def recipes_schema(as_json: JsonOption = False) -> Report:
+    """Print the JSON schema of recipes, for editors."""
+    return api.recipes_schema()
+
+
+def main() -> None:
+    """Entry point of `sse-convert`, `python -m sse_convert` and the root `cli.py`."""
+    try:
+        sys.exit(run_app(app, sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

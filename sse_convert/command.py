@@ -1,0 +1,187 @@
+"""How every command runs: results to stdout or stderr, errors to messages and exit codes, Ctrl-C to one line."""
+
+import contextlib
+import errno
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import typer
+from typer.main import get_command
+
+from sse_convert.errors import INTERRUPTED_EXIT_CODE, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
+
+P = ParamSpec("P")
+
+_ARGUMENT_ERROR, _CLI_ERROR = typer.BadParameter.__mro__[
+    1:3
+]  # click's UsageError and ClickException; typer vendors them
+_NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+EXIT_CODES = {
+    0: "success",
+    1: "a bug in sse-convert (with a traceback)",
+    2: "usage: wrong arguments",
+    3: "recipe: malformed, or does not fit the model",
+    4: "checkpoint: missing, damaged, unknown family, already converted",
+    5: "hardware: a GPU, kernel, parallel mode or memory is lacking",
+    6: "verification: verify or an evaluation gate failed",
+    7: "data: text that cannot be used",
+    8: "output: exists, not writable, disk full",
+    9: "training: a stage cannot start, continue or resume",
+    10: "hub: unreachable or refused",
+    11: "dependency: an optional package is needed",
+    130: "interrupted (Ctrl-C)",
+}
+
+
+class Interrupted(SSEConvertError):
+    """Ctrl-C."""
+
+    exit_code = INTERRUPTED_EXIT_CODE
+    kind = "interrupted"
+
+
+def exit_code_table() -> str:
+    """The exit codes, for `--help`."""
+    return "\n".join(["\b", "Exit codes:", *(f"  {code:<4} {text}" for code, text in EXIT_CODES.items())])
+
+
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    after_interrupt: str = "nothing was changed",
+    to_stdout: bool = False,
+) -> Callable[[Callable[P, Report]], Callable[P, None]]:
+    """Register a function that returns a report as a command; its `as_json` parameter decides how the report is shown.
+
+    Args:
+        app: where to register.
+        name: the command's name.
+        after_interrupt: said after Ctrl-C, for example how to go on.
+        to_stdout: without `--json`, print the report's lines on stdout instead of stderr (for results that are text).
+    """
+
+    def register(function: Callable[P, Report]) -> Callable[P, None]:
+        @app.command(name)
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            as_json = bool(kwargs["as_json"])
+            try:
+                # what libraries print must not end up beside the JSON
+                with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                    report = function(*args, **kwargs)
+            except KeyboardInterrupt as interrupt:
+                raise Interrupted("interrupted", fix=after_interrupt) from interrupt
+            if as_json:
+                _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
+            elif to_stdout:
+                print("\n".join(report.lines()))
+            else:
+                _say(*report.lines())
+
+        return run
+
+    return register
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """Run the command line and return the exit code. A bug prints its traceback and gives 1."""
+    as_json = "--json" in arguments
+    name = _invoked(app, arguments)
+    try:
+        result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left, for example `| head`
+        return 0
+    except typer.Abort:
+        return _fail(Interrupted("interrupted"), name, as_json)
+    except _CLI_ERROR as error:
+        return _fail(_usage_error(error, name), name, as_json)
+    except Exception as error:
+        known = _known(error)
+        if known is None:
+            return _bug(error, name, as_json)
+        return _fail(known, name, as_json)
+
+
+def _known(error: Exception) -> SSEConvertError | None:
+    """The error as a message for the user, if it is one of ours or one the machine caused."""
+    if isinstance(error, SSEConvertError):
+        return error
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+        where = f"{error.filename}: " if error.filename else ""
+        return OutputError(
+            f"{where}{error.strerror}",
+            expected="room and permission to write",
+            fix="free space, or choose another folder",
+        )
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; importing torch to name it would be slow
+        return HardwareError(
+            f"the accelerator is out of memory: {str(error).partition('. ')[0]}",
+            fix="lower micro_batch or seq_len, set gradient_checkpointing: true, or use more devices",
+        )
+    return None
+
+
+def _usage_error(error: Any, name: str) -> UsageError:
+    """Typer's own complaint about the arguments in our form."""
+    text = error.format_message() or str(error)
+    return UsageError(text, fix=f"see `sse-convert {name} --help`" if name else "see `sse-convert --help`")
+
+
+def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
+    first, *rest = str(error).split("\n")
+    if as_json:
+        _print_json(name, ok=False, error=json_ready(error.to_dict()))
+    if isinstance(error, Interrupted):
+        _say("; ".join(["interrupted", *([error.fix] if error.fix else [])]))
+        return error.exit_code
+    from sse_convert.console import stderr
+
+    console = stderr()
+    console.print("error: ", style="bold red", end="")
+    console.print("\n".join([first, *rest]), markup=False)
+    return error.exit_code
+
+
+def _bug(error: Exception, name: str, as_json: bool) -> int:
+    if as_json:
+        what = f"{type(error).__name__}: {error}"
+        fix = "report it with the traceback on stderr"
+        _print_json(name, ok=False, error={"kind": "bug", "exit_code": 1, "what": what, "expected": "", "fix": fix})
+    traceback.print_exception(error)
+    return 1
+
+
+def _print_json(name: str, **content: Any) -> None:
+    print(json.dumps({"schema": JSON_SCHEMA_VERSION, "ok": content.pop("ok"), "command": name, **content}))
+
+
+def _say(*lines: str) -> None:
+    from sse_convert.console import say
+
+    for line in lines:
+        say(line)
+
+
+def _command_name(app: typer.Typer, name: str) -> str:
+    return f"{app.info.name} {name}" if app.info.name else name
+
+
+def _invoked(app: typer.Typer, arguments: Sequence[str]) -> str:
+    """The command that the arguments name, as far as they name one: `plan`, `recipes show`, or nothing."""
+    words = [word for word in arguments if not word.startswith("-")]
+    commands = getattr(get_command(app), "commands", {})
+    if not words or words[0] not in commands:
+        return ""
+    inner = getattr(commands[words[0]], "commands", {})
+    return " ".join(words[:2]) if len(words) > 1 and words[1] in inner else words[0]

@@ -1,0 +1,148 @@
+"""What this machine has: versions, devices, operator backends with reasons, optional packages."""
+
+import dataclasses as dc
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from sse_convert.report import format_bytes, json_ready
+
+SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "accelerate": ((1, 15), (2, 0))}
+"""package: lowest version, and the first that is too new"""
+REQUIRED = ("torch", "transformers", "accelerate", "peft", "safetensors", "datasets", "typer", "matplotlib")
+OPTIONAL = {
+    "triton": "GPU kernels",
+    "lm-eval": "eval: language-model-evaluation-harness",
+    "tensorboard": "train: TensorBoard tracker",
+    "wandb": "train: Weights & Biases tracker",
+    "mlflow": "train: MLflow tracker",
+}
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorReport:
+    """The state of the machine, and what is wrong with it."""
+
+    versions: dict[str, str | None]
+    """python, sse-convert and required packages; None when missing"""
+    optional: dict[str, str | None]
+    """optional packages; None when missing"""
+    platform: str
+    """operating system and machine"""
+    cpu_threads: int
+    """threads torch uses"""
+    devices: list[dict[str, Any]]
+    """accelerators: name, memory in bytes, whether bf16 is supported"""
+    backends: dict[str, str]
+    """operator backend to what it is, or why it is not available"""
+    disk_free_bytes: int
+    """in the working folder"""
+    hub_login: bool
+    """whether a hub token is stored or in the environment (the token itself is never shown)"""
+    problems: list[str]
+    """what needs mending, each with its fix"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return dict(json_ready(self))
+
+    def lines(self) -> list[str]:
+        """The report for a person."""
+        width = max(map(len, (*self.versions, *self.optional, *self.backends)))
+        devices = [
+            f"  {device['name']}, {format_bytes(device['memory_bytes'])}, bf16 {'yes' if device['bf16'] else 'no'}"
+            for device in self.devices
+        ]
+        return [
+            f"{self.platform}, {self.cpu_threads} threads, {format_bytes(self.disk_free_bytes)} free here",
+            "versions",
+            *(f"  {name:<{width}}  {version or 'MISSING'}" for name, version in self.versions.items()),
+            "optional packages",
+            *(
+                f"  {name:<{width}}  {version or 'not installed'} ({OPTIONAL[name]})"
+                for name, version in self.optional.items()
+            ),
+            "devices",
+            *(devices or ["  no GPU: everything runs on the CPU"]),
+            "operator backends",
+            *(f"  {name:<{width}}  {state}" for name, state in self.backends.items()),
+            f"hub login: {'yes' if self.hub_login else 'no (only needed for push and gated models: run `hf auth login`)'}",
+            *(f"PROBLEM: {problem}" for problem in self.problems),
+            "no problems found" if not self.problems else f"{len(self.problems)} to mend",
+        ]
+
+
+def diagnose() -> DoctorReport:
+    """Look around. Reads versions and devices; changes nothing."""
+    versions = {"python": platform.python_version(), "sse-convert": _version("sse-convert")}
+    versions |= {name: _version(name) for name in REQUIRED}
+    have_torch = versions["torch"] is not None
+    return DoctorReport(
+        versions=versions,
+        optional={name: _version(name) for name in OPTIONAL},
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu_threads=_threads() if have_torch else os.cpu_count() or 1,
+        devices=_devices() if have_torch else [],
+        backends=_backends() if have_torch else {},
+        disk_free_bytes=shutil.disk_usage(Path.cwd()).free,
+        hub_login=_hub_login(),
+        problems=_problems(versions),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _problems(versions: dict[str, str | None]) -> list[str]:
+    problems = []
+    if sys.version_info < (3, 11):
+        problems.append(f"python {versions['python']} is too old, use 3.11 or newer")
+    for name in REQUIRED:
+        version = versions[name]
+        if version is None:
+            problems.append(f"{name} is missing: pip install {name}")
+        elif name in SUPPORTED:
+            low, high = SUPPORTED[name]
+            numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+            if not low <= numbers < high:
+                wanted = f">={low[0]}.{low[1]},<{high[0]}"
+                problems.append(f"{name} {version} is not supported: pip install '{name}{wanted}'")
+    return problems
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _devices() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        bf16 = properties.major >= 8
+        found.append({"name": f"cuda:{index} {properties.name}", "memory_bytes": properties.total_memory, "bf16": bf16})
+    return found
+
+
+def _backends() -> dict[str, str]:
+    from sse_convert.kernels import dispatch
+
+    return {name: dispatch.explain(name) for name in (*dispatch.available_backends(), "triton")}
+
+
+def _hub_login() -> bool:
+    import huggingface_hub
+
+    return huggingface_hub.get_token() is not None
