@@ -1,0 +1,99 @@
+"""Open a model and its tokenizer for measuring and generating, with errors a user can act on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sse_convert.errors import CheckpointError, HardwareError
+from sse_convert.mixers import FULL, mixer_from_dict
+from sse_convert.surgery.checkpoint import download, open_checkpoint
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def pick_device(name: str | None = None) -> "torch.device":
+    """The named device, or the accelerator of this machine, or the CPU.
+
+    Raises:
+        HardwareError: the named device does not exist here.
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name is None:
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise HardwareError(f"device {name!r} is unknown", expected="cpu, cuda, cuda:1 ...") from error
+    if device.type != "cpu" and (accelerator is None or device.type != accelerator.type):
+        raise HardwareError(
+            f"device {name!r} is not on this machine", expected=f"cpu or {accelerator or 'nothing else'}"
+        )
+    return device
+
+
+def load_model(
+    source: str | Path, *, revision: str | None = None, device: str | None = None, dtype: "torch.dtype | None" = None
+) -> "PreTrainedModel":
+    """A teacher or a converted model in evaluation mode.
+
+    Args:
+        source: folder or hub id.
+        revision: hub revision.
+        device: unset picks the accelerator, or the CPU.
+        dtype: type of the weights; unset keeps the stored one.
+
+    Raises:
+        CheckpointError: not a checkpoint, or a damaged one.
+        HubError: the hub refused or cannot be reached.
+        HardwareError: the device does not exist here.
+    """
+    place = pick_device(device)
+    folder = download(open_checkpoint(source, revision)).folder
+    from sse_convert.modeling.auto import load
+
+    model: PreTrainedModel = load(folder, dtype=dtype, device=place)
+    return model.eval()
+
+
+def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer stored with a checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+        HubError: the hub refused or cannot be reached.
+    """
+    from transformers import AutoTokenizer
+
+    folder = download(open_checkpoint(source, revision)).folder
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{source} has no tokenizer that loads: {reason}",
+            expected="tokenizer.json and tokenizer_config.json beside config.json",
+            fix="copy them from the original model",
+        ) from error
+    return tokenizer
+
+
+def context_limit(config: Any) -> int | None:
+    """The longest context a model may be given, in tokens; None where no layer and no embedding knows positions.
+
+    Args:
+        config: a transformers config, converted or not.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    sse = getattr(config, "sse", None)
+    if limit is None or not isinstance(sse, dict):
+        return limit
+    learned_positions = config.model_type.endswith("gpt2")
+    free = all(name != FULL and _position_free(sse["mixers"].get(name, {"kind": name})) for name in sse["layers"])
+    return None if free and not learned_positions else limit
+
+
+def _position_free(mixer: dict[str, Any]) -> bool:
+    return getattr(mixer_from_dict(mixer), "rope", "keep") == "none"

@@ -1,0 +1,116 @@
+"""A picture of evaluation reports: loss by context, needles by length, cache bytes by length."""
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sse_convert.errors import OutputError, UsageError
+from sse_convert.evaluation.intervals import wilson
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""teacher first; distinguishable with colour-blind eyes (Okabe and Ito)"""
+MARKERS = ("s", "o", "^", "D", "v", "P", "X")
+
+
+def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str] | None = None) -> None:
+    """Draw one PNG from the JSON of one or several reports that share a teacher.
+
+    Args:
+        reports: `EvalReport.to_dict()` of each student; the teacher is drawn from the first.
+        path: PNG file to write; an older one is replaced.
+        labels: names of the students in the legend; unset uses their folder names.
+
+    Raises:
+        UsageError: no report, or as many labels as reports are not given.
+        OutputError: the file cannot be written.
+    """
+    if not reports:
+        raise UsageError("no report to plot", expected="at least one")
+    if labels is not None and len(labels) != len(reports):
+        raise UsageError(f"{len(labels)} labels for {len(reports)} reports", expected="one label per report")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = labels or [Path(report["student"]["name"]).name or "student" for report in reports]
+    models = [("teacher", reports[0]["teacher"]), *((n, r["student"]) for n, r in zip(names, reports, strict=True))]
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 3)
+    _loss(axes[0], models)
+    _needles(axes[1], models)
+    _cache(axes[2], reports, list(names))
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    figure.supxlabel(_conditions(reports[0]), fontsize=7, color="#555555")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(temporary, dpi=120, format="png")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(f"{path}: {error.strerror}", expected="a writable file", fix="choose another name") from error
+
+
+def _loss(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
+    axis.set(title="held-out loss", xlabel="tokens of context (bucket end)", ylabel="nats per token", xscale="log")
+    axis.set_xscale("log", base=2)
+    for i, (name, scores) in enumerate(models):
+        if scores["held_out"]:
+            longest = max(scores["held_out"], key=lambda entry: entry["length"])
+            x = [bucket["stop"] for bucket in longest["buckets"]]
+            y = [bucket["loss"] for bucket in longest["buckets"]]
+            label = f"{name} ({longest['loss']:.3f})"
+            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
+
+
+def _needles(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
+    axis.set(title="needle retrieval", xlabel="context (tokens)", ylabel="exact answers (%)", ylim=(-3, 103))
+    axis.set_xscale("log", base=2)
+    for i, (name, scores) in enumerate(models):
+        hits: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for entry in scores["needles"]:
+            hits[entry["length"]][0] += entry["correct"]
+            hits[entry["length"]][1] += entry["samples"]
+        if hits:
+            x = sorted(hits)
+            y = [100 * hits[length][0] / hits[length][1] for length in x]
+            bounds = [[100 * bound for bound in wilson(*hits[length])] for length in x]
+            errors = [
+                [v - low for v, (low, _) in zip(y, bounds, strict=True)],
+                [high - v for v, (_, high) in zip(y, bounds, strict=True)],
+            ]
+            axis.errorbar(
+                x, y, yerr=errors, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, capsize=3, label=name
+            )
+
+
+def _cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) -> None:
+    axis.set(title="cache of one sequence", xlabel="context (tokens)", ylabel="bytes", yscale="log")
+    axis.set_xscale("log", base=2)
+    rows = reports[0]["cache"]
+    lengths = [row["length"] for row in rows]
+    if rows:
+        axis.plot(lengths, [row["teacher_bytes"] for row in rows], color=COLOURS[0], marker="s", label="teacher")
+    for i, (name, report) in enumerate(zip(names, reports, strict=True), start=1):
+        if report["cache"]:
+            x = [row["length"] for row in report["cache"]]
+            y = [row["student_bytes"] for row in report["cache"]]
+            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
+
+
+def _conditions(report: dict[str, Any]) -> str:
+    parts = [f"{key} {value}" for key, value in report["conditions"].items() if isinstance(value, str | int | float)]
+    lines = [""]
+    for part in parts:
+        if len(lines[-1]) + len(part) > 170:
+            lines.append("")
+        lines[-1] += (" | " if lines[-1] else "") + part
+    return "\n".join(lines)

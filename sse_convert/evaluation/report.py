@@ -1,0 +1,267 @@
+"""The evaluation report: teacher beside student, as JSON and as tables.
+
+JSON (schema 1), all losses in nats per token, all intervals 95%:
+
+    schema, conditions {device, dtype, threads, versions, text, seed ...}
+    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], speed: [...]}
+                       held_out: length, windows, tokens, loss, loss_se, loss_low, loss_high, bits_per_byte,
+                                 buckets: [{start, stop, tokens, loss, loss_se, bits_per_byte}]  by tokens of context
+                       needles:  kind, keys, length, samples, correct, accuracy, low, high,
+                                 depths: [{start, stop, samples, correct, accuracy, low, high}]
+                       speed:    length, prefill_tokens_per_s, decode_tokens_per_s, cache_bytes, decoded, repeats
+    loss_gaps          [{length, gap, gap_se}]                            student minus teacher, paired windows
+    retention          [{kind, keys, length, teacher, student, share}]    share = student / teacher, null where 0 / 0
+    cache              [{length, teacher_bytes, student_bytes, student_state_bytes}]   by formula, one sequence
+    gate               [{name, limit, value, passed}]                     value null where it cannot be judged
+"""
+
+import dataclasses as dc
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sse_convert.errors import OutputError, VerificationError
+from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
+from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
+from sse_convert.evaluation.retrieval import NeedleScore
+from sse_convert.evaluation.throughput import Speed
+from sse_convert.report import format_bytes, json_ready, table
+
+SCHEMA = 1
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelScores:
+    """Everything measured on one model."""
+
+    name: str
+    """folder or hub id"""
+    parameters: int
+    """number of parameters"""
+    dtype: str
+    """type of the weights during the measurement"""
+    held_out: tuple[HeldOutLoss, ...] = ()
+    """loss, one entry per window length"""
+    needles: tuple[NeedleScore, ...] = ()
+    """retrieval, one entry per length, kind and number of keys"""
+    speed: tuple[Speed, ...] = ()
+    """tokens per second and cache bytes, one entry per context length"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "name": self.name,
+            "parameters": self.parameters,
+            "dtype": self.dtype,
+            "held_out": [loss.to_dict() for loss in self.held_out],
+            "needles": [score.to_dict() for score in self.needles],
+            "speed": [speed.to_dict() for speed in self.speed],
+        }
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSize:
+    """Bytes of the cache for one sequence, by formula."""
+
+    length: int
+    """tokens of context"""
+    teacher_bytes: int
+    """keys and values of the teacher"""
+    student_bytes: int
+    """keys, values and states of the student"""
+    student_state_bytes: int
+    """of these, states: they do not grow"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class GateCheck:
+    """One limit of `eval.gate`."""
+
+    name: str
+    """loss_gap or needle_retention"""
+    limit: float
+    """the limit"""
+    value: float | None
+    """the measured value, None where it cannot be judged (the teacher retrieves nothing)"""
+    passed: bool
+    """whether the limit is kept"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class EvalReport:
+    """Teacher beside student."""
+
+    teacher: ModelScores
+    """the model that was converted"""
+    student: ModelScores
+    """the converted model"""
+    cache: tuple[CacheSize, ...]
+    """bytes by context length"""
+    limits: dict[str, float]
+    """`eval.gate` of the recipe"""
+    conditions: dict[str, Any]
+    """machine, versions, text, seeds"""
+
+    def loss_gaps(self) -> list[dict[str, Any]]:
+        """Student minus teacher by window length, in nats per token."""
+        gaps = []
+        for teacher, student in zip(self.teacher.held_out, self.student.held_out, strict=True):
+            gap, error = loss_gap(student, teacher)
+            gaps.append({"length": teacher.length, "gap": gap, "gap_se": error})
+        return gaps
+
+    def retention(self) -> list[dict[str, Any]]:
+        """The student's needle accuracy as a share of the teacher's, by setting."""
+        rows = []
+        for teacher, student in zip(self.teacher.needles, self.student.needles, strict=True):
+            share = student.total.value / teacher.total.value if teacher.total.correct else None
+            setting = {"kind": teacher.kind, "keys": teacher.keys, "length": teacher.length}
+            rows.append({**setting, "teacher": teacher.total.value, "student": student.total.value, "share": share})
+        return rows
+
+    def gate(self) -> list[GateCheck]:
+        """The limits: the largest loss gap over lengths, and retention over all needle samples together."""
+        checks = []
+        for name, limit in self.limits.items():
+            if name == "loss_gap":
+                value = max((row["gap"] for row in self.loss_gaps()), default=None)
+                checks.append(
+                    GateCheck(name=name, limit=limit, value=value, passed=value is not None and value <= limit)
+                )
+            else:
+                hits = [sum(score.total.correct for score in model.needles) for model in (self.teacher, self.student)]
+                value = hits[1] / hits[0] if hits[0] else None
+                checks.append(
+                    GateCheck(name=name, limit=limit, value=value, passed=value is not None and value >= limit)
+                )
+        return checks
+
+    def require_gate(self, written_to: Path | None = None) -> None:
+        """Fail when a limit is missed.
+
+        Args:
+            written_to: where the report is, for the message.
+
+        Raises:
+            VerificationError: a limit is missed or cannot be judged.
+        """
+        if missed := [check for check in self.gate() if not check.passed]:
+            bounds = {"loss_gap": "at most", "needle_retention": "at least"}
+            raise VerificationError(
+                "evaluation gate missed: " + ", ".join(f"{check.name} is {_value(check)}" for check in missed),
+                expected=", ".join(f"{check.name} {bounds[check.name]} {check.limit:g}" for check in missed),
+                fix="train longer, keep more softmax layers, or change eval.gate"
+                + (f"; the report is in {written_to}" if written_to else ""),
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, described at the top of this module."""
+        data: dict[str, Any] = json_ready(
+            {
+                "schema": SCHEMA,
+                "conditions": self.conditions,
+                "teacher": self.teacher.to_dict(),
+                "student": self.student.to_dict(),
+                "loss_gaps": self.loss_gaps(),
+                "retention": self.retention(),
+                "cache": [dc.asdict(size) for size in self.cache],
+                "gate": [dc.asdict(check) for check in self.gate()],
+            }
+        )
+        return data
+
+    def write(self, path: Path) -> None:
+        """Write the JSON form, under a temporary name first. An older report is replaced.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise OutputError(
+                f"{path}: {error.strerror}", expected="a writable file", fix="choose another --out"
+            ) from error
+
+    def lines(self) -> list[str]:
+        """Tables for a person."""
+        blocks = [
+            self._loss_lines(),
+            self._needle_lines(),
+            self._speed_lines(),
+            self._cache_lines(),
+            self._gate_lines(),
+        ]
+        return [line for block in blocks if block for line in (*block, "")][:-1]
+
+    def _loss_lines(self) -> list[str]:
+        rows = [
+            (t.length, t.windows, t.loss, s.loss, gap["gap"], _spread(gap["gap_se"]), t.bits_per_byte, s.bits_per_byte)
+            for t, s, gap in zip(self.teacher.held_out, self.student.held_out, self.loss_gaps(), strict=True)
+        ]
+        header = ("length", "windows", "teacher loss", "student loss", "gap", "+-95%", "teacher bpb", "student bpb")
+        return ["held-out loss (nats/token) and bits per byte", *table(header, rows)] if rows else []
+
+    def _needle_lines(self) -> list[str]:
+        rows = [
+            (t.length, t.kind, t.keys, t.total.samples, _percent(t.total), _percent(s.total), row["share"])
+            for t, s, row in zip(self.teacher.needles, self.student.needles, self.retention(), strict=True)
+        ]
+        header = ("length", "kind", "keys", "samples", "teacher", "student", "retention")
+        return ["needle retrieval, exact answers (95% interval)", *table(header, rows)] if rows else []
+
+    def _speed_lines(self) -> list[str]:
+        rows = [
+            (
+                t.length,
+                *(_rate(speed) for speed in (t.prefill_tokens_per_s, s.prefill_tokens_per_s)),
+                *(_rate(speed) for speed in (t.decode_tokens_per_s, s.decode_tokens_per_s)),
+                *(format_bytes(size) for size in (t.cache_bytes, s.cache_bytes)),
+            )
+            for t, s in zip(self.teacher.speed, self.student.speed, strict=True)
+        ]
+        header = ("length", "prefill teacher", "student", "decode teacher", "student", "cache teacher", "student")
+        title = f"tokens/s and measured cache, one sequence, {self.conditions.get('device')}"
+        return [title, *table(header, rows)] if rows else []
+
+    def _cache_lines(self) -> list[str]:
+        rows = [
+            (
+                size.length,
+                format_bytes(size.teacher_bytes),
+                format_bytes(size.student_bytes),
+                format_bytes(size.student_state_bytes),
+                size.student_bytes / size.teacher_bytes,
+            )
+            for size in self.cache
+        ]
+        header = ("context", "teacher cache", "student cache", "of it state", "ratio")
+        return ["cache of one sequence, by formula", *table(header, rows)] if rows else []
+
+    def _gate_lines(self) -> list[str]:
+        return [
+            f"gate {check.name}: {_value(check)}, limit {check.limit:g}: {'passed' if check.passed else 'MISSED'}"
+            for check in self.gate()
+        ]
+
+
+def _value(check: GateCheck) -> str:
+    return "undefined (the teacher has none)" if check.value is None else f"{check.value:.4g}"
+
+
+def _spread(error: float | None) -> float | None:
+    return None if error is None else Z95 * error
+
+
+def _rate(tokens_per_s: float) -> float | int:
+    return round(tokens_per_s) if tokens_per_s >= 100 else tokens_per_s
+
+
+def _percent(accuracy: Accuracy) -> str:
+    low, high = wilson(accuracy.correct, accuracy.samples)
+    return f"{accuracy.value:.1%} ({100 * low:.0f}-{100 * high:.0f})"
