@@ -1,0 +1,38 @@
+# make demo    the whole conversion on a small model, offline, under five minutes after installation
+# make test    all tests
+# make check   lint and types;  make wheel  builds dist/;  make clean  removes what these made
+# Each does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
+
+PYTHON ?=
+VENV ?= .venv
+WORKERS ?= 2
+TESTS ?= tests
+PY := $(VENV)/bin/python
+export PYTHON VENV
+
+.PHONY: demo test check wheel setup clean
+
+demo: setup
+	$(PY) demo/run.py
+
+test: setup-dev
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+check: setup-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+wheel: setup-dev
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+
+setup:
+	@tools/setup.sh
+
+.PHONY: setup-dev
+setup-dev:
+	@tools/setup.sh dev,train
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache
