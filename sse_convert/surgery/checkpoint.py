@@ -12,7 +12,7 @@ from sse_convert.surgery.safetensors_io import TensorInfo, read_header
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLE_PATTERNS = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth")
+_PICKLE_PATTERNS = ("pytorch_model*.bin", *hub.PICKLE_PATTERNS)
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +193,7 @@ def _open_pickles(
     name: str, folder: Path, revision: str | None, config: dict[str, Any], allow_pickle: bool
 ) -> CheckpointFiles:
     found: dict[str, int] = {}
-    for pattern in PICKLE_PATTERNS:
+    for pattern in _PICKLE_PATTERNS:
         found = found or {path.name: path.stat().st_size for path in sorted(folder.glob(pattern)) if path.is_file()}
     if not found:
         raise CheckpointError(
@@ -240,9 +240,8 @@ def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool) -> Checkpo
     if not listing.has_safetensors:
         if (pickles := listing.pickles()) and not allow_pickle:
             raise no_pickle(repo_id, pickles)
-        return _open_folder(
-            repo_id, hub.download(repo_id, listing.commit, with_pickles=True), listing.commit, allow_pickle
-        )
+        folder = hub.download(repo_id, revision, with_pickles=True)
+        return _open_folder(repo_id, folder, folder.name, allow_pickle)
     folder = hub.download_small(listing)
     config = read_config(folder)
     weight_map = _weight_map(folder / INDEX) if (folder / INDEX).is_file() and SINGLE not in listing.sizes else {}

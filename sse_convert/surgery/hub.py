@@ -27,7 +27,9 @@ SMALL_PATTERNS = (
     "USE_POLICY*",
 )
 """files of a checkpoint beside its weights"""
-PICKLES = ("*.bin", "*.pt", "*.pth")
+WEIGHT_PATTERNS = ("model*.safetensors",)
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+_NOT_IN_SUBFOLDERS = [f"*/{pattern}" for pattern in ("*.safetensors", *PICKLE_PATTERNS)]
 T = TypeVar("T")
 
 
@@ -36,6 +38,8 @@ class Listing:
     """Files of a hub repository at one commit."""
 
     repo_id: str
+    revision: str | None
+    """as asked for; downloading by it lets the cache remember which commit it was"""
     commit: str
     sizes: dict[str, int | None]
     """file name -> bytes, where the hub says"""
@@ -47,7 +51,7 @@ class Listing:
 
     def pickles(self) -> list[str]:
         """Pickle files at the top level."""
-        return [name for name in self.sizes if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]
+        return [name for name in self.sizes if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLE_PATTERNS)]
 
 
 def looks_like_id(text: str) -> bool:
@@ -64,16 +68,25 @@ def listing(repo_id: str, revision: str | None) -> Listing:
     from huggingface_hub import HfApi
 
     info = _asking(repo_id, revision, lambda: HfApi().model_info(repo_id, revision=revision, files_metadata=True))
-    return Listing(repo_id, str(info.sha), {file.rfilename: file.size for file in info.siblings or []})
+    return Listing(repo_id, revision, str(info.sha), {file.rfilename: file.size for file in info.siblings or []})
 
 
 def cached(repo_id: str, revision: str | None) -> Path | None:
-    """The snapshot folder in the local cache, None where there is none."""
+    """The snapshot folder in the local cache, None where there is none or files are missing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    patterns = [*SMALL_PATTERNS, *WEIGHT_PATTERNS]
     try:
-        return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                local_files_only=True,
+                allow_patterns=patterns,
+                ignore_patterns=_NOT_IN_SUBFOLDERS,
+            )
+        )
     except LocalEntryNotFoundError:
         return None
 
@@ -84,16 +97,7 @@ def download_small(files: Listing) -> Path:
     Raises:
         HubError: see `listing`.
     """
-    from huggingface_hub import snapshot_download
-
-    patterns = list(SMALL_PATTERNS)
-    return Path(
-        _asking(
-            files.repo_id,
-            files.commit,
-            lambda: snapshot_download(files.repo_id, revision=files.commit, allow_patterns=patterns),
-        )
-    )
+    return _download(files.repo_id, files.revision, SMALL_PATTERNS)
 
 
 def download(repo_id: str, revision: str | None, *, with_pickles: bool) -> Path:
@@ -102,17 +106,18 @@ def download(repo_id: str, revision: str | None, *, with_pickles: bool) -> Path:
     Raises:
         HubError: see `listing`.
     """
+    return _download(repo_id, revision, (*SMALL_PATTERNS, *WEIGHT_PATTERNS, *(PICKLE_PATTERNS if with_pickles else ())))
+
+
+def _download(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = [*SMALL_PATTERNS, "model*.safetensors", *(PICKLES if with_pickles else ())]
-    ignored = ["*/*"]
-    return Path(
-        _asking(
-            repo_id,
-            revision,
-            lambda: snapshot_download(repo_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored),
+    def request() -> str:
+        return snapshot_download(
+            repo_id, revision=revision, allow_patterns=list(patterns), ignore_patterns=_NOT_IN_SUBFOLDERS
         )
-    )
+
+    return Path(_asking(repo_id, revision, request))
 
 
 def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
@@ -154,7 +159,6 @@ def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
 
 def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
     """Run a request and turn what the hub libraries raise into errors a user can act on."""
-    import httpx
     from huggingface_hub import errors
 
     where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
@@ -180,7 +184,7 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
         raise HubError(
             f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
         ) from error
-    except (errors.HfHubHTTPError, httpx.HTTPError, errors.LocalEntryNotFoundError, ConnectionError) as error:
+    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError) as error:  # HTTPError: httpx or httpx2
         raise HubError(
             f"the hub cannot be reached for {where} ({type(error).__name__})",
             expected="a network connection, or the model in the local cache",

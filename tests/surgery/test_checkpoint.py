@@ -43,7 +43,7 @@ def test_model_safetensors_wins_over_an_index(tmp_path):
 
 
 def test_folder_missing(tmp_path):
-    with pytest.raises(CheckpointError, match="checkpoint folder .*nowhere does not exist"):
+    with pytest.raises(CheckpointError, match=r"checkpoint folder .*nowhere does not exist"):
         open_checkpoint(tmp_path / "nowhere")
 
 

@@ -1,0 +1,109 @@
+"""Checkpoints on the hub, against a stand-in server, in fresh processes: the hub library reads its settings at import."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.surgery import synthetic
+from tests.surgery.hub_server import COMMIT, HubServer
+
+SCRIPT = """
+import json, sys
+from sse_convert.errors import SSEConvertError
+from sse_convert.surgery.checkpoint import download, open_checkpoint
+try:
+    files = open_checkpoint(sys.argv[1], sys.argv[2] or None)
+    if sys.argv[3:] == ["download"]:
+        files = download(files)
+    print(json.dumps([files.remote, files.revision, files.parameters, sorted(p.name for p in files.folder.iterdir())]))
+except SSEConvertError as error:
+    print(json.dumps(error.to_dict()))
+"""
+
+
+def ask(hub, tmp_path, repo_id, revision="", *more, **environment):
+    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    env.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, repo_id, revision, *more],
+        env={**env, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def repos(tmp_path):
+    config = {**synthetic.LLAMA, "hidden_size": 512, "intermediate_size": 1024}
+    sharded = synthetic.checkpoint(tmp_path / "sharded", config, shards=3)
+    (sharded / "tokenizer.json").write_text("{}")
+    (sharded / "original").mkdir()
+    (sharded / "original" / "consolidated.safetensors").write_bytes(b"x")
+    single = synthetic.checkpoint(tmp_path / "single", config)
+    pickled = synthetic.checkpoint(tmp_path / "pickled", config)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    broken = synthetic.checkpoint(tmp_path / "broken", config)
+    (broken / "model.safetensors").write_bytes(b"\xff" * 64)
+    return {"a/sharded": sharded, "a/single": single, "a/pickled": pickled, "a/broken": broken}
+
+
+def test_planning_reads_headers_alone(tmp_path, repos):
+    with HubServer(repos) as hub:
+        for name, shards in (("a/sharded", 3), ("a/single", 1)):
+            remote, revision, parameters, files = ask(hub, tmp_path, name)
+            assert remote
+            assert revision == COMMIT
+            assert parameters == sum(numels(repos[name]))
+            assert not any(file.endswith(".safetensors") for file in files)
+            sent = [count for file, count in hub.sent.items() if file.endswith(".safetensors")]
+            assert len(sent) == shards
+            assert all(count <= 100_001 for count in sent)
+            hub.sent.clear()
+
+
+def numels(folder):
+    from sse_convert.surgery.checkpoint import open_checkpoint
+
+    return [info.numel for info in open_checkpoint(folder).tensors.values()]
+
+
+def test_download_then_offline(tmp_path, repos):
+    with HubServer(repos) as hub:
+        remote, _, parameters, files = ask(hub, tmp_path, "a/sharded", "", "download")
+        assert not remote
+        assert "consolidated.safetensors" not in hub.sent
+        assert "tokenizer.json" in files
+        assert "original" not in files
+        assert sum(file.endswith(".safetensors") for file in files) == 3
+        assert ask(hub, tmp_path, "a/sharded", HF_HUB_OFFLINE="1") == [False, COMMIT, parameters, files]
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "revision", "kind", "what"),
+    [
+        ("a/nothing", "", "hub", "a/nothing is neither a local folder nor a model on the hub"),
+        ("a/single", "v9", "hub", "a/single has no revision v9"),
+        ("a/gated", "", "hub", "a/gated is gated"),
+        ("a/pickled", "", "checkpoint", "a/pickled holds its weights as pickles (pytorch_model.bin)"),
+        ("a/broken", "", "checkpoint", "shard model.safetensors of a/broken is not a valid safetensors file"),
+    ],
+)
+def test_refusals(tmp_path, repos, repo_id, revision, kind, what):
+    with HubServer(repos, gated=("a/gated",)) as hub:
+        error = ask(hub, tmp_path, repo_id, revision)
+    assert error["kind"] == kind
+    assert what in error["what"]
+    assert error["fix"]
+
+
+def test_unreachable(tmp_path):
+    with HubServer({}) as hub:
+        pass
+    error = ask(hub, tmp_path, "a/single")
+    assert (error["kind"], "cannot be reached for a/single" in error["what"]) == ("hub", True)
