@@ -40,7 +40,7 @@ EXIT_CODES = {
 }
 
 
-class Interrupted(SSEConvertError):
+class UserInterruptError(SSEConvertError):
     """Ctrl-C."""
 
     exit_code = INTERRUPTED_EXIT_CODE
@@ -78,7 +78,7 @@ def command(
                 with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                     report = function(*args, **kwargs)
             except KeyboardInterrupt as interrupt:
-                raise Interrupted("interrupted", fix=after_interrupt) from interrupt
+                raise UserInterruptError("interrupted", fix=after_interrupt) from interrupt
             if as_json:
                 _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
             elif to_stdout:
@@ -103,7 +103,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left, for example `| head`
         return 0
     except typer.Abort:
-        return _fail(Interrupted("interrupted"), name, as_json)
+        return _fail(UserInterruptError("interrupted"), name, as_json)
     except _CLI_ERROR as error:
         return _fail(_usage_error(error, name), name, as_json)
     except Exception as error:
@@ -142,7 +142,7 @@ def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
     first, *rest = str(error).split("\n")
     if as_json:
         _print_json(name, ok=False, error=json_ready(error.to_dict()))
-    if isinstance(error, Interrupted):
+    if isinstance(error, UserInterruptError):
         _say("; ".join(["interrupted", *([error.fix] if error.fix else [])]))
         return error.exit_code
     from sse_convert.console import stderr

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ class DoctorReport:
             *(devices or ["  no GPU: everything runs on the CPU"]),
             "operator backends",
             *(f"  {name:<{width}}  {state}" for name, state in self.backends.items()),
-            f"hub login: {'yes' if self.hub_login else 'no (only needed for push and gated models: run `hf auth login`)'}",
+            f"hub login: {'yes' if self.hub_login else 'no (push and gated models need it: run `hf auth login`)'}",
             *(f"PROBLEM: {problem}" for problem in self.problems),
             "no problems found" if not self.problems else f"{len(self.problems)} to mend",
         ]
@@ -104,8 +103,6 @@ def _version(name: str) -> str | None:
 
 def _problems(versions: dict[str, str | None]) -> list[str]:
     problems = []
-    if sys.version_info < (3, 11):
-        problems.append(f"python {versions['python']} is too old, use 3.11 or newer")
     for name in REQUIRED:
         version = versions[name]
         if version is None:

@@ -1,7 +1,7 @@
-"""The token mixers a layer can have, as frozen dataclasses. Pure Python: recipes, checkpoints and models all read these.
+"""The token mixers a layer can have, as frozen dataclasses. Pure Python: recipes, checkpoints and models read these.
 
-`full` is the teacher's softmax attention, untouched, and has no settings. Field names are recipe keys; the paper's value
-is the default. Source: arXiv:2507.16577, sections "SSE" and "Ablation Study".
+`full` is the teacher's softmax attention, untouched, and has no settings. Field names are recipe keys; the paper's
+value is the default. Source: arXiv:2507.16577, sections "SSE" and "Ablation Study".
 """
 
 import dataclasses as dc
@@ -108,8 +108,8 @@ class SSEMixer:
             (self.balance_coef < 0, f"balance_coef is {self.balance_coef}, expected 0 or more"),
             (
                 self.num_partitions > 1 and cancels and self.output_norm == "rms",
-                "a read gate alone on one partition, without shared partition, cancels in the output norm and the router "
-                "learns nothing: turn the write gate on, read more partitions, or set output_norm: none",
+                "a read gate alone on one partition, without shared partition, cancels in the output norm and the "
+                "router learns nothing: turn the write gate on, read more partitions, or set output_norm: none",
             ),
         ]
 

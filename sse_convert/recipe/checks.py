@@ -184,6 +184,12 @@ def _source(source: Source) -> Iterator[Problem]:
         yield Problem(("path",), "a teacher source samples its text; remove path, or use kind: text")
     if source.kind != "teacher" and not source.path:
         yield Problem(("path",), f"a {source.kind} source needs a file, folder or hub dataset")
+    if source.kind != "teacher" and source.length is not None:
+        yield Problem(("length",), "is for kind: teacher; remove it")
+    if source.kind != "text" and source.separator is not None:
+        yield Problem(("separator",), "is for kind: text; remove it")
+    if source.length is not None:
+        yield from _at_least(source, 2, "length")
     yield from _more_than_zero(source, "weight")
     yield from _at_least(source, 1, "rows")
 

@@ -1,4 +1,4 @@
-"""JSON schema of a recipe for editors, generated from the dataclasses; descriptions are the docstring lines of the fields."""
+"""JSON schema of recipes for editors, from the dataclasses; descriptions are the docstring lines of the fields."""
 
 import ast
 import dataclasses as dc
@@ -54,7 +54,7 @@ def _object(cls: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
     annotations, docs = typing.get_type_hints(cls), field_docs(cls)
     properties: dict[str, Any] = {}
     for field in dc.fields(cls):
-        schema = _mixers(definitions) if field.name == "mixers" else _schema(annotations[field.name], definitions)
+        schema = _schema(annotations[field.name], definitions)
         if "$ref" in schema:
             schema = {"allOf": [schema]}  # draft 7 ignores what stands beside $ref
         properties[field.name] = {"description": docs[field.name], **schema, **_default(field)}
@@ -92,6 +92,8 @@ def _schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0], definitions)}
+    if origin is dict and set(typing.get_args(arguments[1])) == set(MIXER_TYPES.values()):
+        return _mixers(definitions)
     if origin is dict:
         return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
     if dc.is_dataclass(annotation) and isinstance(annotation, type):

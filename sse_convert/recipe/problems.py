@@ -38,4 +38,5 @@ def location(path: Path, lines: dict[Path, int], sets: dict[Path, str]) -> str:
             return f"{sets[path[:end]]}: {dotted(path)}"
         if path[:end] in lines:
             return f"line {lines[path[:end]]}: {dotted(path)}"
-    return dotted(path)
+    made = [spelling for place, spelling in sets.items() if place[: len(path)] == path]
+    return made[0] if made and path else dotted(path)

@@ -96,12 +96,16 @@ class Source:
     """hub dataset split"""
     field: str = "text"
     """column that holds the text (jsonl, parquet, hub); chat sources read `messages`"""
+    separator: str | None = None
+    """text files: what stands between documents, e.g. <|endoftext|>; unset means one document per file"""
     streaming: bool = False
     """hub datasets: read on the fly instead of downloading first"""
     weight: float = 1.0
     """share of rows drawn from this source"""
     rows: int = 256
     """teacher sources: rows to sample"""
+    length: int | None = None
+    """teacher sources: tokens of a sampled row; unset means the seq_len of whoever reads, sampled anew for each"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

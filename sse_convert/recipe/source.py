@@ -4,7 +4,6 @@ Only `true` and `false` are booleans (in YAML 1.1 `mixed_precision: no` would be
 and only plain data is built.
 """
 
-from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -29,10 +28,10 @@ def parse(text: str, origin: str) -> tuple[Any, dict[Path, int]]:
     Raises:
         RecipeError: the text is not YAML, or a mapping has a key twice.
     """
-    loader = _Loader(text)
     lines: dict[Path, int] = {}
     duplicates: list[str] = []
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         data = None if node is None else _construct(loader, node, (), lines, duplicates)
     except yaml.MarkedYAMLError as error:
@@ -45,8 +44,6 @@ def parse(text: str, origin: str) -> tuple[Any, dict[Path, int]]:
         raise RecipeError(f"{origin}: {error}", expected="valid YAML", fix="save the file as plain text") from error
     except RecursionError as error:
         raise RecipeError(f"{origin}: an alias contains itself", expected="a finite document") from error
-    finally:
-        loader.dispose()
     if duplicates:
         raise RecipeError(
             "\n  ".join([f"{origin}: the same key is given twice", *duplicates]),
@@ -64,24 +61,28 @@ def parse_value(text: str, origin: str) -> Any:
 def _construct(loader: _Loader, node: yaml.Node, path: Path, lines: dict[Path, int], duplicates: list[str]) -> Any:
     """Build plain data from a YAML node, noting lines and duplicate keys on the way."""
     lines[path] = node.start_mark.line + 1
-    if isinstance(node, yaml.SequenceNode):
+    if node.tag == "tag:yaml.org,2002:seq":
         return [_construct(loader, item, (*path, i), lines, duplicates) for i, item in enumerate(node.value)]
-    if not isinstance(node, yaml.MappingNode):
+    if node.tag != "tag:yaml.org,2002:map":
         return loader.construct_object(node)
-    seen: set[Hashable] = set()
+    seen: set[str | int] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str | int):
-            key = str(key)
+        key = _key(loader, key_node)
         if key in seen:
             duplicates.append(f"line {key_node.start_mark.line + 1}: {dotted((*path, key))}")
         seen.add(key)
     loader.flatten_mapping(node)  # merge keys (`<<: *defaults`)
     result = {}
     for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str | int):
-            key = str(key)
+        key = _key(loader, key_node)
         result[key] = _construct(loader, value_node, (*path, key), lines, duplicates)
         lines[(*path, key)] = key_node.start_mark.line + 1
     return result
+
+
+def _key(loader: _Loader, node: yaml.Node) -> str | int:
+    """A mapping key: a whole number or text (other kinds by their spelling)."""
+    if node.tag == "tag:yaml.org,2002:merge":
+        return "<<"
+    key = loader.construct_object(node, deep=True)
+    return key if isinstance(key, str | int) else str(key)

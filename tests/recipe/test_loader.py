@@ -1,0 +1,304 @@
+import json
+
+import pytest
+
+from sse_convert.errors import RecipeError
+from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer
+from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, recipe_hash
+from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.schema import LearningRates
+from tests.recipe.recipes import small, write
+
+BAD = """\
+recipe_version: 1
+modle: some/model
+layers:
+  patern: [sse]
+mixers:
+  sse: {num_partitions: 4, top_k: 9}
+  gdn: {}
+  local: {window: 64}
+  full: {}
+stages:
+  - {name: align, loss: layer_mse, tokens: 100M, seq_len: 512, lr: 1e-3}
+  - {name: distill, loss: klx, tokens: 1e6, seq_len: 4K, lr: {mixers: 1.0e-4, rests: 1.0e-5}}
+train: {mixed_precision: no, trackers: [tensorbord]}
+export: {dir: 3}
+"""
+
+
+def problems_of(path, overrides=None):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides)
+    assert caught.value.exit_code == 3
+    return caught.value.problems
+
+
+def test_all_problems_at_once_in_order_with_lines(tmp_path):
+    path = write(tmp_path, BAD)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert (
+        str(caught.value)
+        == f"""\
+{path}: 16 problems in the recipe
+  model: required key is missing
+  data.train: training stages need a source of text, for example [{{path: texts/}}]
+  line 2: modle: unknown key; did you mean 'model'?
+  line 4: layers.patern: unknown key; did you mean 'pattern'?
+  line 6: mixers.sse: top_k is 9, expected 1 to num_partitions (4)
+  line 6: mixers.sse: read_top_k is 9, expected 1 to num_partitions (4)
+  line 7: mixers.gdn: mixer kind 'gdn' is not built yet; expected one of sse, gla, sliding
+  line 8: mixers.local.kind: required, because 'local' is not one of sse, gla, sliding
+  line 9: mixers.full: 'full' is the untouched layer and has no settings; choose another name
+  line 11: stages.0.lr: expected a number, got text '1e-3' (YAML reads 1e-3 as text; write 1.0e-3)
+  line 12: stages.1.loss: expected one of layer_mse, kl, ce, got text 'klx'; did you mean 'kl'?
+  line 12: stages.1.tokens: expected a whole number such as 4096, 4K or 100M, got text '1e6' \
+(YAML reads 1e6 as text; write the number out, or use K, M or B)
+  line 12: stages.1.lr.rests: unknown key; did you mean 'rest'?
+  line 12: stages.1.lr.rest: required key is missing
+  line 13: train.trackers.0: expected one of tensorboard, wandb, mlflow, swanlab, trackio, comet_ml, aim, \
+got text 'tensorbord'; did you mean 'tensorboard'?
+  line 14: export.dir: expected text, got number 3; put it in quotes
+fix: `sse-convert recipes schema` describes every key, `sse-convert recipes show NAME` prints a working recipe"""
+    )
+    assert len(caught.value.to_dict()["problems"]) == 16
+
+
+def test_a_good_recipe(tmp_path):
+    recipe = load_recipe(write(tmp_path, small()))
+    assert isinstance(recipe, Recipe)
+    assert recipe.mixers == {"sse": SSEMixer(num_partitions=4, top_k=1)}
+    assert recipe.stages[1].lr == LearningRates(mixers=0.001, rest=0.0001)
+    assert recipe.export.dtype == "keep"
+
+
+def test_layer_mse_trains_mixers_and_batches_are_whole_rows(tmp_path):
+    stage = {"name": "a", "loss": "layer_mse", "tokens": "1M", "seq_len": 3000, "micro_batch": 4, "lr": 0.001}
+    stages = load_recipe(
+        write(tmp_path, small(stages=[stage, {**stage, "name": "b", "seq_len": "128K", "micro_batch": 1}]))
+    ).stages
+    assert [stage.train for stage in stages] == ["mixers", "mixers"]
+    assert [stage.batch_tokens for stage in stages] == [72000, 131072]
+
+
+def test_no_is_text_and_true_is_true(tmp_path):
+    text = """\
+recipe_version: 1
+model: m
+layers: {pattern: [sse]}
+train: {mixed_precision: no}
+eval: {perplexity: true}
+export: {dir: out}
+"""
+    assert load_recipe(write(tmp_path, text)).train.mixed_precision == "no"
+    assert problems_of(write(tmp_path, text.replace("true", "yes"))) == [
+        "line 5: eval.perplexity: expected true or false, got text 'yes'"
+    ]
+
+
+def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
+    mixers = {"wide": {"kind": "sliding", "window": 512}, "gla": {}, "sse": None, "mine": {"kind": "sse", "top_k": 2}}
+    recipe = load_recipe(write(tmp_path, small(mixers=mixers)))
+    assert recipe.mixers == {
+        "wide": SlidingMixer(window=512),
+        "gla": GLAMixer(),
+        "sse": SSEMixer(),
+        "mine": SSEMixer(top_k=2),
+    }
+
+
+STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"recipe_version": 2}, "recipe_version: expected 1, got number 2"),
+        ({"recipe_version": True}, "recipe_version: expected 1, got true"),
+        ({"model": None}, "model: expected text, got nothing"),
+        ({"model": " "}, "model: is empty, expected a hub id or a local folder"),
+        ({"layers": {"pattern": "sse"}}, "layers.pattern: expected a list, got text 'sse'"),
+        ({"layers": []}, "layers: expected a mapping (key: value), got a list"),
+        ({"layers": {"pattern": ["ssee"]}}, "layers.pattern: mixer 'ssee' is not defined; did you mean 'sse'?"),
+        (
+            {"layers": {"pattern": ["sse+sliding"]}},
+            "layers.pattern: mixer 'sse+sliding' is not built yet; expected one of sse, gla, sliding, full",
+        ),
+        ({"layers": {"overrides": {3: "mom"}, "pattern": ["sse"]}}, "layers.overrides: mixer 'mom' is not built yet"),
+        ({"layers": {"pattern": []}}, "layers.pattern: is empty, name at least one"),
+        ({"layers": {"pattern": ["sse"], "ratio": {"sse": 1}}}, "layers: pattern and ratio are both given; keep one"),
+        ({"layers": {"ratio": {"sse": 0, "full": 1}}}, "layers.ratio.sse: 0 is too small, expected 1 or more"),
+        ({"layers": {"pattern": ["full"]}}, "layers: every layer stays 'full', so nothing is converted"),
+        ({"layers": {}}, "layers: every layer stays 'full', so nothing is converted"),
+        ({"layers": {"pattern": ["sse"], "keep": ["3..5"]}}, "layers.keep.0: '3..5' is neither an index nor a range"),
+        ({"layers": {"pattern": ["sse"], "keep": [1.5]}}, "layers.keep.0: expected text, got number 1.5"),
+        ({"mixers": {"a b": {"kind": "sse"}}}, "mixers.a b: a mixer name is letters, digits, - and _"),
+        ({"mixers": {"sse": {"kind": "gla"}}}, "mixers.sse.kind: 'sse' cannot be of kind 'gla'; choose another name"),
+        ({"mixers": {"x": {"kind": "sliding", "window": 0}}}, "mixers.x: window is 0, expected at least 1"),
+        ({"mixers": {"x": {"kind": "slidng"}}}, "mixers.x.kind: unknown mixer kind 'slidng'; did you mean 'sliding'?"),
+        ({"mixers": {"sse": {"gate": {"wirte": False}}}}, "mixers.sse.gate.wirte: unknown key; did you mean 'write'?"),
+        (
+            {"mixers": {"sse": {"decay": "gated"}}},
+            "mixers.sse.decay: expected one of gla, scalar, none, got text 'gated'",
+        ),
+        (
+            {"mixers": {"sse": {"gate": {"write": False}, "shared_partition": False, "qk_rank": 0}}},
+            "mixers.sse: a read gate alone on one partition, without shared partition, cancels in the output norm",
+        ),
+        ({"stages": [STAGE, STAGE]}, "stages.1.name: 's' is already the name of stage 0"),
+        ({"stages": [{**STAGE, "name": "a/b"}]}, "stages.0.name: 'a/b': expected letters, digits, - and _"),
+        ({"stages": [{**STAGE, "tokens": 100}]}, "stages.0.tokens: 100 is less than one row (seq_len is 512)"),
+        (
+            {"stages": [{**STAGE, "tokens": 1024}]},
+            "stages.0.tokens: 1024 is less than one optimizer step (batch_tokens is 65536)",
+        ),
+        (
+            {"stages": [{**STAGE, "batch_tokens": 5000, "micro_batch": 4}]},
+            "stages.0.batch_tokens: 5000 is not a multiple of seq_len * micro_batch (512 * 4); use 4K or 6K",
+        ),
+        ({"stages": [{**STAGE, "tokens": 0}]}, "stages.0.tokens: 0 is too small, expected 1 or more"),
+        ({"stages": [{**STAGE, "lr": 0}]}, "stages.0.lr: 0.0 is too small, expected more than 0"),
+        ({"stages": [{**STAGE, "lr": float("nan")}]}, "stages.0.lr: expected a finite number, got nan"),
+        ({"stages": [{**STAGE, "lr": {"mixers": -1, "rest": 1}}]}, "stages.0.lr.mixers: -1.0 is too small"),
+        ({"stages": [{**STAGE, "train": "mixers", "lr": {"mixers": 1, "rest": 1}}]}, "stages.0.lr: two groups, but"),
+        ({"stages": [{**STAGE, "warmup": 1}]}, "stages.0.warmup: 1.0 is not a share of the steps"),
+        ({"stages": [{**STAGE, "min_lr": 2}]}, "stages.0.min_lr: 2.0 is not a share of the peak"),
+        ({"stages": [{**STAGE, "clip": 0}]}, "stages.0.clip: 0.0 is too small, expected more than 0"),
+        (
+            {"stages": [{**STAGE, "loss": "ce", "hidden_loss": 1}]},
+            "stages.0.hidden_loss: is for loss kl, this stage's loss is ce",
+        ),
+        (
+            {"stages": [{**STAGE, "loss_mask": "assistant"}]},
+            "stages.0.loss_mask: is for loss ce, this stage's loss is kl",
+        ),
+        (
+            {"stages": [{**STAGE, "skip_below": 0.1}]},
+            "stages.0.skip_below: is for loss layer_mse, this stage's loss is kl",
+        ),
+        (
+            {"stages": [{**STAGE, "loss": "layer_mse", "train": "lora"}]},
+            "stages.0.train: 'lora': loss layer_mse trains",
+        ),
+        (
+            {"stages": [{**STAGE, "loss": "ce", "loss_mask": "assistant"}]},
+            "data.train: loss_mask: assistant needs a source",
+        ),
+        ({"data": {}}, "data.train: training stages need a source of text"),
+        ({"data": {"train": [{}]}}, "data.train.0.path: a text source needs a file, folder or hub dataset"),
+        (
+            {"data": {"train": [{"kind": "teacher", "path": "x"}]}},
+            "data.train.0.path: a teacher source samples its text",
+        ),
+        ({"data": {"train": [{"path": "x", "length": 64}]}}, "data.train.0.length: is for kind: teacher; remove it"),
+        (
+            {"data": {"train": [{"path": "x", "kind": "chat", "separator": "-"}]}},
+            "data.train.0.separator: is for kind: text; remove it",
+        ),
+        ({"data": {"train": [{"path": "x", "weight": 0}]}}, "data.train.0.weight: 0.0 is too small"),
+        ({"data": {"train": [{"path": "x"}], "needles": {"share": 2}}}, "data.needles.share: 2.0 is not a share"),
+        ({"data": {"train": [{"path": "x"}], "needles": {"keys": []}}}, "data.needles.keys: is empty"),
+        ({"eval": {"needle": {"lengths": []}}}, "eval.needle.lengths: is empty, name at least one"),
+        ({"eval": {"gate": {"los_gap": 1}}}, "eval.gate.los_gap: unknown limit; did you mean 'loss_gap'?"),
+        ({"eval": {"gate": {"needle_retention": 0.9}}}, "eval.gate.needle_retention: needs eval.needle"),
+        ({"eval": {"perplexity": False, "gate": {"loss_gap": 1}}}, "eval.gate.loss_gap: needs eval.perplexity: true"),
+        ({"eval": {"lengths": [1]}}, "eval.lengths: 1 is too small, expected 2 or more"),
+        ({"train": {"backend": "cuda"}}, "train.backend: unknown backend 'cuda'; expected one of auto, reference"),
+        ({"train": {"lora": {"rank": 0}}}, "train.lora.rank: 0 is too small, expected 1 or more"),
+        ({"train": {"lora": {"targets": []}}}, "train.lora.targets: is empty, name at least one"),
+        ({"export": {"dir": ""}}, "export.dir: is empty, expected a folder"),
+        ({"export": {"dir": "x", "max_shard_size": "5"}}, "export.max_shard_size: '5' is not a size such as 5GB"),
+        ({"calibrate": {"rows": 0}}, "calibrate.rows: 0 is too small, expected 1 or more"),
+        ({"calibrate": {"enabled": "off"}}, "calibrate.enabled: expected true or false, got text 'off'"),
+    ],
+)
+def test_each_problem(tmp_path, changes, problem):
+    found = problems_of(write(tmp_path, small(**changes)))
+    assert any(problem in line for line in found), "\n".join(found)
+
+
+def test_problems_of_separate_parts_come_together(tmp_path):
+    found = problems_of(
+        write(tmp_path, small(layers={"pattern": ["nope"]}, train={"backnd": 1}, stages=[STAGE, STAGE]))
+    )
+    assert [line.partition(": ")[2].partition(":")[0] for line in found] == [
+        "layers.pattern",
+        "stages.1.name",
+        "train.backnd",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "model: required key is missing"),
+        ("[1, 2]", "expected a mapping (key: value), got a list"),
+        ("a: [1, 2", "line 1, column 9: expected ',' or ']'"),
+        ("model: a\nmodel: b\n", "the same key is given twice\n  line 2: model"),
+        ("layers:\n  keep: [1]\n  keep: [2]\n", "line 3: layers.keep"),
+        ("model: !!python/object/apply:os.system [ls]", "line 1, column 8: could not determine a constructor"),
+        ("a: &x [*x]", "an alias contains itself"),
+        ("a: \x00", "unacceptable character"),
+    ],
+)
+def test_not_a_recipe(tmp_path, text, message):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, text))
+    assert message in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    binary = tmp_path / "x.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, message in (
+        (binary, "is not UTF-8 text"),
+        (tmp_path, "is a folder"),
+        ("nope.yaml", "'nope.yaml' does not exist"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            load_recipe(path)
+    with pytest.raises(RecipeError, match=r"did you mean qwen3-0.6b\?"):
+        load_recipe("qwen3-0.6")
+
+
+def test_merge_keys_and_anchors(tmp_path):
+    text = """\
+recipe_version: 1
+model: m
+layers: {pattern: [sse]}
+stages:
+  - &first {name: a, loss: kl, tokens: 1M, seq_len: 512, lr: 0.001}
+  - {<<: *first, name: b, lr: 0.002}
+data: {train: [{path: x}]}
+export: {dir: out}
+"""
+    stages = load_recipe(write(tmp_path, text)).stages
+    assert [(stage.name, stage.lr, stage.tokens) for stage in stages] == [("a", 0.001, 10**6), ("b", 0.002, 10**6)]
+
+
+def test_the_hash_is_of_the_meaning(tmp_path):
+    first = load_recipe(write(tmp_path, small()))
+    reordered = dict(reversed(list(small(stages=small()["stages"]).items())))
+    assert recipe_hash(load_recipe(write(tmp_path, reordered))) == recipe_hash(first)
+    spelled = small()
+    spelled["stages"][0]["tokens"] = "64K"
+    assert recipe_hash(load_recipe(write(tmp_path, spelled))) == recipe_hash(first)
+    assert recipe_hash(load_recipe(write(tmp_path, small(model="other")))) != recipe_hash(first)
+
+
+def test_a_recipe_survives_json(tmp_path):
+    recipe = load_recipe(write(tmp_path, small(layers={"pattern": ["sse"], "overrides": {3: "full", "5-6": "full"}})))
+    copied = recipe_from_dict(json.loads(json.dumps(recipe.to_dict())))
+    assert recipe_hash(copied) == recipe_hash(recipe)
+    assert copied.stages == recipe.stages
+    assert copied.mixers == recipe.mixers
+
+
+def test_run_needs_text(tmp_path):
+    recipe = load_recipe(write(tmp_path, small(stages=[], data={})))
+    assert [problem.message for problem in check_run(recipe)] == [
+        "calibrate needs text; add a source or set calibrate.enabled: false",
+        "eval needs held-out text; add a source or set eval.perplexity: false, no needle",
+    ]
+    assert list(check_run(load_recipe(write(tmp_path, small())))) == []
