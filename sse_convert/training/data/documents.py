@@ -1,0 +1,164 @@
+"""A document, and how it becomes tokens: special tokens at its ends, and which tokens a chat document is trained on."""
+
+import dataclasses as dc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sse_convert.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A text, a conversation or ready tokens. Exactly one of the three is set."""
+
+    text: str | None = None
+    """plain text"""
+    messages: list[dict[str, Any]] | None = None
+    """chat messages with `role` and `content`"""
+    ids: Ids | None = None
+    """tokens, special tokens included"""
+    begins: bool = True
+    """false when the text continues a document that was cut before it"""
+    ends: bool = True
+    """false when the document goes on after this text"""
+    where: str = ""
+    """file and offset, for error messages"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Encoded:
+    """The tokens of a document and whether each counts in a loss on assistant turns."""
+
+    ids: Ids
+    """[L]"""
+    assistant: Mask
+    """[L]; all true for plain text"""
+
+
+class Encoder:
+    """Documents to tokens, with the tokenizer's beginning-of-sequence token before and its end token behind.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        DataError: the tokenizer has tokens the model does not know.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None = None) -> None:
+        highest = max(tokenizer.get_vocab().values(), default=-1)
+        if vocab_size is not None and highest >= vocab_size:
+            raise DataError(
+                f"the tokenizer's highest token id is {highest}, the model embeds {vocab_size} tokens",
+                expected=f"token ids below {vocab_size}",
+                fix="use the tokenizer that belongs to the model",
+            )
+        self._tokenizer = tokenizer
+        first = list(tokenizer("")["input_ids"])[:1]
+        self._prefix = first if first == [tokenizer.bos_token_id] else []
+        self._suffix = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        """Tokens of each document; texts are tokenized together, which a fast tokenizer does in parallel.
+
+        Raises:
+            DataError: a conversation does not fit the chat template.
+        """
+        texts = [document.text for document in documents if document.text is not None]
+        plain = iter(self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else [])
+        return [self._encoded(document, next(plain) if document.text is not None else []) for document in documents]
+
+    def _encoded(self, document: Document, text_ids: list[int]) -> Encoded:
+        if document.messages is not None:
+            return self._conversation(document.messages, document.where)
+        if document.ids is not None:
+            ids = document.ids
+        else:
+            prefix = self._prefix if document.begins else []
+            suffix = self._suffix if document.ends else []
+            ids = np.array([*prefix, *text_ids, *suffix], dtype=np.int32)
+        return Encoded(ids, np.ones(len(ids), dtype=np.bool_))
+
+    def _conversation(self, messages: list[dict[str, Any]], where: str) -> Encoded:
+        """Tokens of a conversation; `assistant` marks what the model itself would write, its end-of-turn included.
+
+        A turn is what the template adds between the prompt for it and the conversation with it, so any template works
+        that only ever appends.
+        """
+        whole = self._render(messages, where, prompt=False)
+        spans = []
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt = self._render(messages[:i], where, prompt=True) if i else ""
+                so_far = self._render(messages[: i + 1], where, prompt=False)
+                if not (whole.startswith(prompt) and whole.startswith(so_far)):
+                    raise DataError(
+                        f"{where}: the chat template rewrites earlier turns, so assistant turn {i} cannot be found",
+                        expected="a template that only appends",
+                        fix="keep one assistant turn per conversation, or train with loss_mask: all on rendered text",
+                    )
+                spans.append((len(prompt), len(so_far)))
+        encoded = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = np.array(encoded["input_ids"], dtype=np.int32)
+        starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
+        assistant = np.zeros(len(ids), dtype=np.bool_)
+        for start, stop in spans:
+            assistant |= (starts >= start) & (starts < stop)
+        return Encoded(ids, assistant)
+
+    def _render(self, messages: list[dict[str, Any]], where: str, *, prompt: bool) -> str:
+        from jinja2 import TemplateError
+
+        if self._tokenizer.chat_template is None:
+            raise DataError(
+                "the tokenizer has no chat template, but a source is `kind: chat`",
+                expected="a tokenizer with a chat template",
+                fix="convert an instruction-tuned model, or add a chat_template.jinja to the model's folder",
+            )
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
+        except TemplateError as error:
+            raise DataError(
+                f"{where}: the chat template refuses the conversation: {error}",
+                expected="roles in the order the template wants",
+                fix="mend or remove this conversation",
+            ) from error
+
+
+def document_from_record(record: dict[str, Any], field: str, *, chat: bool, where: str) -> Document:
+    """The document a jsonl line, parquet row or hub example holds.
+
+    Raises:
+        DataError: the column is missing or is not text (or not a list of messages).
+    """
+    if field not in record:
+        raise DataError(
+            f"{where}: no column {field!r}",
+            expected=f"one of {sorted(record)}" if record else "a record with columns",
+            fix="rename the column" if chat else "name the column with `field` in the source",
+        )
+    value = record[field]
+    if not chat:
+        if not isinstance(value, str):
+            raise DataError(f"{where}: column {field!r} is {type(value).__name__}, not text", expected="a string")
+        return Document(text=value, where=where)
+    if not isinstance(value, list) or not value or not all(_is_message(message) for message in value):
+        raise DataError(
+            f"{where}: column {field!r} is not a conversation",
+            expected='a list such as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
+        )
+    return Document(messages=[dict(message) for message in value], where=where)
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
