@@ -1,0 +1,132 @@
+"""What a hybrid costs: cache and state bytes by length, FLOPs, and where it breaks even with its teacher. No torch.
+
+Cache of one sequence after L tokens, per layer (what the caches hold between decoding steps):
+    full attention          2 * Hkv * D * L * bytes
+    native sliding window   2 * Hkv * D * min(L, window - 1) * bytes
+    `sliding` mixer         2 * Hkv * D * (window - 1 + sinks) * bytes        allocated whole
+    `sse`, `gla` mixer      (N + shared) * H * D * V * 4                       float32 whatever the model's dtype
+
+Forward FLOPs of one token (a multiply-add counts two):
+    weights                 2 * (stored parameters, without an untied input embedding)
+    softmax attention       4 * Hq * D * (mean number of visible tokens at this sequence length)
+    SSE operator            (k + shared) * 3 * H * D * V  to decay and write,  (k' + shared) * 2 * Hq * D * V  to read
+The operator is counted in its recurrent form; chunk-parallel backends trade more FLOPs for speed.
+"""
+
+import dataclasses as dc
+import math
+
+from sse_convert.mixers import GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads, state_shape
+
+STATE_BYTES = 4
+LENGTHS = {"4K": 4096, "32K": 32768, "128K": 131072, "1M": 1048576}
+"""context lengths of the tables, in tokens"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """The sizes that costs depend on."""
+
+    dims: AttentionDims
+    """attention sizes"""
+    windows: tuple[int | None, ...]
+    """native sliding window per layer, None for full attention"""
+    cache_element_bytes: int
+    """bytes per element of keys and values"""
+    parameters: int
+    """stored parameters of the teacher"""
+    embedding_parameters: int
+    """of these, the input embedding"""
+    tied: bool
+    """whether the language-model head is the input embedding"""
+    attention_parameters: int
+    """parameters of one layer's attention, the teacher's"""
+    intermediate: int
+    """width of the feed-forward layer"""
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.windows)
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that every token is multiplied with."""
+        return self.parameters if self.tied else self.parameters - self.embedding_parameters
+
+
+Mixers = list[Mixer | None]
+"""mixer of each layer, None for the teacher's attention"""
+
+
+def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
+    """Elements of the new tensors that a mixer adds to one layer."""
+    if mixer is None or isinstance(mixer, SlidingMixer):
+        return 0
+    return sum(tensor.size for tensor in new_tensors(dims, mixer))
+
+
+def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
+    """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
+    if isinstance(mixer, SSEMixer | GLAMixer):
+        return math.prod(state_shape(geometry.dims, mixer)) * STATE_BYTES
+    window = geometry.windows[layer]
+    if isinstance(mixer, SlidingMixer):
+        tokens = mixer.window - 1 + mixer.sinks
+    else:
+        tokens = length if window is None else min(length, window - 1)
+    return 2 * geometry.dims.kv_heads * geometry.dims.head_dim * tokens * geometry.cache_element_bytes
+
+
+def cache_bytes(geometry: Geometry, mixers: Mixers, length: int) -> int:
+    """Cache and state bytes of a whole model for one sequence of `length` tokens."""
+    return sum(layer_bytes(geometry, layer, mixer, length) for layer, mixer in enumerate(mixers))
+
+
+def break_even(geometry: Geometry, mixers: Mixers) -> int | None:
+    """The shortest length from which the hybrid's cache is never larger than the teacher's; None if there is none."""
+    teacher: Mixers = [None] * geometry.layers
+
+    def saved(length: int) -> int:
+        return cache_bytes(geometry, teacher, length) - cache_bytes(geometry, mixers, length)
+
+    # the saving is linear between windows and never falls with length: what a converted layer keeps is constant
+    high = 1 << 50
+    if saved(high) < 0 or all(saved(length) == 0 for length in (1, high)):
+        return None
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if saved(middle) >= 0 else (middle, high)
+    return high
+
+
+def visible_tokens(length: int, window: int | None) -> float:
+    """Mean number of tokens a causal query sees, itself included, over the positions of a sequence."""
+    if window is None or window >= length:
+        return (length + 1) / 2
+    return window - window * (window - 1) / (2 * length)
+
+
+def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> float:
+    """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
+    dims = geometry.dims
+    if isinstance(mixer, SSEMixer | GLAMixer):
+        sse = as_sse(mixer)
+        read = sse.top_k if sse.read_top_k is None else sse.read_top_k
+        matrix = dims.head_dim * dims.head_dim
+        writes = 3 * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
+        reads = 2 * (read + sse.shared_partition) * dims.query_heads * matrix
+        return writes + reads + 2 * added_parameters(dims, mixer)
+    window = geometry.windows[layer]
+    if isinstance(mixer, SlidingMixer):
+        window = min(mixer.window + mixer.sinks, window or length)
+    return 4 * dims.query_heads * dims.head_dim * visible_tokens(length, window)
+
+
+def forward_flops(geometry: Geometry, mixers: Mixers, length: int) -> float:
+    """Forward FLOPs per token, averaged over a sequence of `length` tokens."""
+    attention = sum(mixer_flops(geometry, layer, mixer, length) for layer, mixer in enumerate(mixers))
+    return 2 * geometry.matmul_parameters + attention
