@@ -1,0 +1,201 @@
+"""The model card: metadata a hub understands, and what a reader must know before loading the model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sse_convert.mixers import mixer_from_dict
+from sse_convert.report import format_bytes, format_number
+
+TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
+CITATION = """```bibtex
+@article{pan2025sse,
+  title   = {Scaling Linear Attention with Sparse State Expansion},
+  author  = {Pan, Yuqi and An, Yongqi and Li, Zheng and others},
+  journal = {arXiv preprint arXiv:2507.16577},
+  year    = {2025}
+}
+```"""
+
+
+def model_card(
+    name: str, config: dict[str, Any], recipe: dict[str, Any], report: dict[str, Any] | None, parameters: int
+) -> str:
+    """The README.md of an exported model.
+
+    Args:
+        name: title, usually the folder name.
+        config: config.json of the converted model, with its `sse` field.
+        recipe: the resolved recipe.
+        report: JSON form of an `EvalReport`, or None when nothing was measured.
+        parameters: number of parameters.
+    """
+    sections = [
+        f"# {name}",
+        _introduction(config, recipe, parameters),
+        _loading(name),
+        "## Layers\n\n" + _table(("layers", "kind", "settings"), list(_layer_rows(config["sse"]))),
+        _results(report),
+        _training(recipe),
+        _limits(config),
+        "## Recipe\n\n`recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it.",
+        "## Citation\n\n" + CITATION,
+    ]
+    return f"---\n{_metadata(name, recipe)}\n---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+
+
+def base_model(recipe: dict[str, Any]) -> str | None:
+    """The hub id of the teacher, None for a local folder."""
+    model = str(recipe["model"])
+    return None if Path(model).expanduser().exists() or model.startswith((".", "/", "~")) else model
+
+
+def _metadata(name: str, recipe: dict[str, Any]) -> str:
+    from huggingface_hub import ModelCardData
+
+    base = base_model(recipe)
+    sources = [source["path"] for source in recipe["data"]["train"] if source["path"]]
+    on_hub = [path for path in sources if not Path(path).exists() and not path.startswith((".", "/", "~"))]
+    data = ModelCardData(
+        base_model=base,
+        base_model_relation="finetune" if base else None,
+        datasets=[path for path in on_hub if path.count("/") <= 1 and not Path(path).suffix] or None,
+        library_name="transformers",
+        license=recipe["export"]["license"],
+        pipeline_tag="text-generation",
+        tags=list(TAGS),
+        model_name=name,
+    )
+    return str(data.to_yaml())
+
+
+def _introduction(config: dict[str, Any], recipe: dict[str, Any], parameters: int) -> str:
+    layers = config["sse"]["layers"]
+    converted = sum(layer != "full" for layer in layers)
+    teacher = base_model(recipe)
+    source = f"[{teacher}](https://huggingface.co/{teacher})" if teacher else f"`{Path(recipe['model']).name}`"
+    return (
+        f"{source} with {converted} of its {len(layers)} softmax attention layers replaced, by `sse-convert`. "
+        f"{format_number(parameters)} parameters. SSE layers (Sparse State Expansion, "
+        "[arXiv:2507.16577](https://arxiv.org/abs/2507.16577)) are linear attention with a large, sparsely updated "
+        "state: their memory does not grow with the context, and their time grows linearly."
+    )
+
+
+def _loading(name: str) -> str:
+    return f"""## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "{name}"  # this folder, or the hub id
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
+```
+
+Only `torch` and `transformers` are needed. Where `sse-convert` is installed, `import sse_convert` registers the model
+and `trust_remote_code` is not needed."""
+
+
+def _layer_rows(sse: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Runs of equal neighbours: indices, kind, settings that differ from the defaults."""
+    layers: list[str] = sse["layers"]
+    start = 0
+    for i in range(1, len(layers) + 1):
+        if i == len(layers) or layers[i] != layers[start]:
+            span = str(start) if i - start == 1 else f"{start}-{i - 1}"
+            yield span, layers[start], _settings(sse["mixers"].get(layers[start]))
+            start = i
+
+
+def _settings(mixer: dict[str, Any] | None) -> str:
+    if mixer is None:
+        return "softmax attention, unchanged"
+    built = mixer_from_dict(mixer)
+    if built.kind == "sliding":
+        return f"softmax attention, window {built.window}, {built.sinks} sinks"
+    default = type(built)()
+    changed = [
+        f"{key}={value}"
+        for key, value in mixer.items()
+        if key in ("num_partitions", "top_k") or (key != "kind" and getattr(built, key) != getattr(default, key))
+    ]
+    return f"{built.kind} " + ", ".join(changed) if changed else built.kind
+
+
+def _results(report: dict[str, Any] | None) -> str:
+    if report is None:
+        return "## Quality\n\nNot measured."
+    parts = ["## Quality, beside the model it was made from"]
+    teacher, student = report["teacher"], report["student"]
+    losses = [
+        (t["length"], f"{t['loss']:.3f}", f"{s['loss']:.3f}", f"{gap['gap']:+.3f}", _bits(t), _bits(s))
+        for t, s, gap in zip(teacher["held_out"], student["held_out"], report["loss_gaps"], strict=True)
+    ]
+    if losses:
+        columns = ("window (tokens)", "teacher loss", "loss", "gap", "teacher bits/byte", "bits/byte")
+        parts += ["Held-out loss in nats per token:", _table(columns, losses)]
+    needles = [
+        (row["length"], row["kind"], row["keys"], t["samples"], _share(t), _share(s), _percent(row["share"]))
+        for row, t, s in zip(report["retention"], teacher["needles"], student["needles"], strict=True)
+    ]
+    if needles:
+        header = ("context", "value", "needles", "samples", "teacher", "this model", "retention")
+        parts += ["Needle retrieval, exact answers, 95% intervals in brackets:", _table(header, needles)]
+    cache = [
+        (row["length"], format_bytes(row["teacher_bytes"]), format_bytes(row["student_bytes"]))
+        for row in report["cache"]
+    ]
+    if cache:
+        parts += ["Cache of one sequence:", _table(("context", "teacher", "this model"), cache)]
+    parts.append("All figures, with their conditions, are in `evaluation.json`.")
+    return "\n\n".join(parts)
+
+
+def _training(recipe: dict[str, Any]) -> str:
+    if not recipe["stages"]:
+        return "## Training\n\nNone: converted only."
+    rows = []
+    for stage in recipe["stages"]:
+        rate = stage["lr"]
+        if isinstance(rate, dict):
+            rate = f"{rate['mixers']:g} (mixers), {rate['rest']:g} (rest)"
+        rows.append(
+            (stage["name"], stage["loss"], format_number(stage["tokens"]), stage["seq_len"], rate, stage["train"])
+        )
+    return "## Training\n\n" + _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
+
+
+def _limits(config: dict[str, Any]) -> str:
+    softmax = sum(layer == "full" for layer in config["sse"]["layers"])
+    memory = (
+        f"The {softmax} softmax layers left still keep keys and values for every token."
+        if softmax
+        else "No softmax layer over the whole context is left, so exact recall is limited by the size of the state."
+    )
+    return f"""## Limits
+
+- A converted model can be worse than its teacher where exact recall of distant tokens matters; see the figures above.
+- {memory}
+- Tensor, context and sequence parallelism are refused. Batches with padding give the results of single rows exactly in
+  float64; in lower precision a rounding difference can send a token to another partition.
+- Biases and licence terms of the original model carry over."""
+
+
+def _table(header: tuple[str, ...], rows: list[Any]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _bits(entry: dict[str, Any]) -> str:
+    return "-" if entry["bits_per_byte"] is None else f"{entry['bits_per_byte']:.3f}"
+
+
+def _share(entry: dict[str, Any]) -> str:
+    return f"{_percent(entry['accuracy'])} ({100 * entry['low']:.0f}-{100 * entry['high']:.0f})"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

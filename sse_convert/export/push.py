@@ -1,0 +1,228 @@
+"""Upload an exported folder to a hub. The token stays with the hub library: never printed, never stored here."""
+
+import dataclasses as dc
+import fnmatch
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sse_convert.errors import CheckpointError, HubError, UsageError
+from sse_convert.report import format_bytes, table
+from sse_convert.surgery.checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
+"""files of an older upload that this one replaces as a whole"""
+EMPTY_REPOSITORY = {".gitattributes", "README.md"}
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class PushReport:
+    """What was uploaded, or would be."""
+
+    repo_id: str
+    """repository"""
+    private: bool
+    """whether it was asked to be private"""
+    dry_run: bool
+    """nothing was sent"""
+    files: dict[str, int]
+    """file name to bytes"""
+    commit: str | None = None
+    """commit made by the upload"""
+    url: str | None = None
+    """where to look at it: the commit, or the pull request"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the total size."""
+        return {**dc.asdict(self), "total_bytes": sum(self.files.values())}
+
+    def lines(self) -> list[str]:
+        """The files and what became of them."""
+        total = format_bytes(sum(self.files.values()))
+        done = f"would upload {total} to {self.repo_id}" if self.dry_run else f"uploaded {total} to {self.url}"
+        return [*table(("file", "size"), [(name, format_bytes(size)) for name, size in self.files.items()]), done]
+
+
+def push(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    dry_run: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+    message: str = "Upload model converted by sse-convert",
+) -> PushReport:
+    """Upload an exported folder as one commit.
+
+    A repository that already has a model is left alone unless a revision or a pull request is asked for; weights and
+    code of the older upload are then replaced as a whole.
+
+    Args:
+        folder: result of `export`.
+        repo_id: `owner/name`, or `name` for the logged-in user.
+        private: create the repository as private.
+        dry_run: check the folder and list what would be sent, without asking the hub anything.
+        revision: branch to commit to; made if it does not exist.
+        create_pr: open a pull request instead of committing.
+        message: commit message.
+
+    Raises:
+        CheckpointError: the folder is not an exported model, is damaged, or holds pickles.
+        UsageError: the repository name is malformed, or `revision` and `create_pr` are both given.
+        HubError: not logged in, no permission, the repository exists, or the hub cannot be reached.
+    """
+    files = check_folder(Path(folder))
+    if revision is not None and create_pr:
+        raise UsageError("revision and create_pr are both given", expected="one of them", fix="drop one")
+    _check_name(repo_id)
+    if dry_run:
+        return PushReport(repo_id=repo_id, private=private, dry_run=True, files=files)
+    with _hub_errors(repo_id):
+        from huggingface_hub import HfApi, get_token
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+        if get_token() is None:
+            raise HubError("not logged in to the hub", expected="a token with write access", fix=LOG_IN)
+        if not sys.stderr.isatty():
+            disable_progress_bars()
+        api = HfApi()
+        repo_id = _prepare(api, repo_id, private=private, revision=revision, create_pr=create_pr)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message=message,
+            revision=revision,
+            create_pr=create_pr,
+            allow_patterns=list(files),
+            delete_patterns=STALE,
+        )
+    url = commit.pr_url or commit.commit_url
+    return PushReport(repo_id=repo_id, private=private, dry_run=False, files=files, commit=commit.oid, url=url)
+
+
+def check_folder(folder: Path) -> dict[str, int]:
+    """The files of an exported model that belong on a hub, and their sizes.
+
+    Raises:
+        CheckpointError: it is not an exported model, is damaged, or holds pickles.
+    """
+    checkpoint = open_checkpoint(folder)
+    if not str(checkpoint.model_type).startswith("sse_"):
+        raise CheckpointError(
+            f"{folder} holds a {checkpoint.model_type} model",
+            expected="a model converted and exported by sse-convert",
+            fix="push the result of `sse-convert export`",
+        )
+    if not (folder / "README.md").is_file() or not (folder / "README.md").read_text(encoding="utf-8").startswith("---"):
+        raise CheckpointError(
+            f"{folder} has no model card", expected="README.md", fix="make it with `sse-convert export`"
+        )
+    found = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {name: size for name, size in found.items() if not name.startswith(".")}
+    if pickles := [name for name in files if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]:
+        raise CheckpointError(
+            f"{folder} holds pickles: {', '.join(pickles[:3])}", expected="safetensors only", fix="remove them"
+        )
+    weights = [name for name in files if name.endswith(".safetensors")]
+    if stray := sorted(set(weights) - set(checkpoint.shard_bytes)):
+        raise CheckpointError(
+            f"{folder} holds safetensors files that its index does not name: {', '.join(stray[:3])}",
+            expected="the shards of one model",
+            fix="remove them",
+        )
+    return files
+
+
+def _check_name(repo_id: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UsageError(
+            f"{repo_id!r} is not a repository name", expected="owner/name", fix=str(error).splitlines()[0]
+        ) from error
+
+
+def _prepare(api: "HfApi", repo_id: str, *, private: bool, revision: str | None, create_pr: bool) -> str:
+    """Create the repository and branch where they are missing; the full repository name."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if "/" not in repo_id:
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    try:
+        info = api.model_info(repo_id)
+    except RepositoryNotFoundError as error:
+        if create_pr:
+            raise HubError(
+                f"{repo_id} does not exist",
+                expected="a repository to open a pull request on",
+                fix="push without it first",
+            ) from error
+        api.create_repo(repo_id, private=private)
+    else:
+        names = {sibling.rfilename for sibling in info.siblings or []}
+        if names - EMPTY_REPOSITORY and revision is None and not create_pr:
+            raise HubError(
+                f"{repo_id} exists and holds {len(names)} files",
+                expected="a new or empty repository",
+                fix="choose another name, or say revision main to replace its model with a new commit",
+            )
+        if private and not info.private:
+            raise HubError(
+                f"{repo_id} exists and is public",
+                expected="a private repository",
+                fix="make it private on the hub first",
+            )
+    if revision not in (None, "main"):
+        api.create_branch(repo_id, branch=str(revision), exist_ok=True)
+    return repo_id
+
+
+@contextmanager
+def _hub_errors(repo_id: str) -> Iterator[None]:
+    """Turn what the hub libraries raise into errors a user can act on. The server's own text is not repeated."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.LocalTokenNotFoundError as error:
+        raise HubError("not logged in to the hub", expected="a token with write access", fix=LOG_IN) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        raise _refused(repo_id, status) from error
+    except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # httpx or httpx2
+        raise HubError(
+            f"the hub cannot be reached ({type(error).__name__})",
+            expected="a network connection",
+            fix="check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, then run the same command again",
+        ) from error
+
+
+def _refused(repo_id: str, status: int | None) -> HubError:
+    match status:
+        case 401:
+            return HubError("the hub does not accept the token (401)", expected="a valid token", fix=LOG_IN)
+        case 403:
+            return HubError(
+                f"the token may not write to {repo_id} (403)",
+                expected="a token with write access to that namespace",
+                fix="choose your own namespace, or log in with another token",
+            )
+        case 404:
+            return HubError(f"{repo_id} or the revision was not found (404)", fix="check the name, and who may see it")
+        case 409:
+            return HubError(f"{repo_id} exists already (409)", expected="a new name", fix="choose another name")
+        case 429:
+            return HubError("the hub asks to slow down (429)", fix="wait, then run the same command again")
+        case _:
+            return HubError(f"the hub failed with status {status}", fix="wait, then run the same command again")

@@ -1,0 +1,169 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sse_convert.errors import CheckpointError, HubError, UsageError
+from sse_convert.export.push import check_folder, push
+from tests.fake_hub import FakeHub
+
+TOKEN = "hf_writerSecretSecretSecret0123"
+STRANGER = "hf_strangerSecretSecret4567"
+CARD = "---\nlicense: mit\ntags:\n- custom_code\n---\n\n# tiny\n"
+PUSH = """
+import json, sys
+from sse_convert.errors import SSEConvertError
+from sse_convert.export.push import push
+for settings in json.loads(sys.argv[1]):
+    try:
+        report = push(sys.argv[2], **settings)
+        print("\\n".join(report.lines()), file=sys.stderr)
+        print(json.dumps(report.to_dict()))
+    except SSEConvertError as error:
+        print(str(error), file=sys.stderr)
+        print(json.dumps({"error": error.to_dict()}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "sse_llama"}')
+    (folder / "README.md").write_text(CARD)
+    (folder / "modeling_sse.py").write_text("x = 1\n")
+    (folder / ".hidden.tmp").write_text("left over")
+    save_file({"w": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def run(hub, folder, *pushes, token=TOKEN, home, **extra):
+    """Push in a fresh process against the stand-in hub; the results, and everything the process wrote."""
+    drop = {"HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"}
+    env = {key: value for key, value in os.environ.items() if key not in drop}
+    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", **extra}
+    if token is not None:
+        env["HF_TOKEN"] = token
+    command = [sys.executable, "-c", PUSH, json.dumps(pushes), str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for place in (home, folder):
+        for path in place.rglob("*"):
+            assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
+    assert TOKEN not in done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    with FakeHub({TOKEN: "ada"}) as hub:
+        (first,), shown = run(hub, folder, {"repo_id": "ada/tiny", "private": True, "message": "first"}, home=home)
+        assert set(first["files"]) == {"README.md", "config.json", "model.safetensors", "modeling_sse.py"}
+        assert first["total_bytes"] == sum(first["files"].values())
+        assert set(hub.files("ada/tiny")) == {*first["files"], ".gitattributes"}
+        assert hub.files("ada/tiny")["README.md"].decode() == CARD
+        assert hub.repos["ada/tiny"].private
+        assert hub.repos["ada/tiny"].branches["main"][-1][:2] == (first["commit"], "first")
+        assert first["url"].endswith(f"/ada/tiny/commit/{first['commit']}")
+        assert "uploaded" in shown
+
+        (folder / "modeling_sse.py").rename(folder / "modeling_new.py")
+        results, _ = run(
+            hub,
+            folder,
+            {"repo_id": "ada/tiny"},
+            {"repo_id": "ada/tiny", "revision": "v2"},
+            {"repo_id": "ada/tiny", "create_pr": True},
+            {"repo_id": "ada/tiny", "revision": "main"},
+            {"repo_id": "named-by-user"},
+            home=home,
+        )
+        taken, branch, pull, again, own = results
+        assert taken["error"]["kind"] == "hub"
+        assert taken["error"]["what"] == "ada/tiny exists and holds 5 files"
+        assert branch["commit"] == hub.repos["ada/tiny"].commit("v2")[0]
+        assert "modeling_sse.py" not in hub.files("ada/tiny", "v2")
+        assert "modeling_new.py" in hub.files("ada/tiny", "refs/pr/1")
+        assert pull["url"].endswith("/ada/tiny/discussions/1")
+        assert set(hub.files("ada/tiny", again["commit"])) == {*again["files"], ".gitattributes"}
+        assert own["repo_id"] == "ada/named-by-user"
+        assert not hub.repos["ada/named-by-user"].private
+
+
+def test_refusals_say_why(folder, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    with FakeHub({TOKEN: "ada", STRANGER: "eve"}) as hub:
+        run(hub, folder, {"repo_id": "ada/tiny"}, home=home)
+        asked = [{"repo_id": "ada/tiny", "revision": "main"}, {"repo_id": "bob/tiny"}]
+        (write, create), _ = run(hub, folder, *asked, token=STRANGER, home=home)
+        assert write["error"]["what"] == "the token may not write to ada/tiny (403)"
+        assert create["error"]["what"] == "the token may not write to bob/tiny (403)"
+        (wrong,), _ = run(hub, folder, asked[0], token="hf_wrong", home=home)
+        assert "does not accept the token (401)" in wrong["error"]["what"]
+        requests = len(hub.requests)
+        (nobody,), _ = run(hub, folder, asked[0], token=None, home=home)
+        assert nobody["error"]["what"] == "not logged in to the hub"
+        assert len(hub.requests) == requests
+        results, _ = run(
+            hub,
+            folder,
+            {"repo_id": "ada/tiny", "private": True, "revision": "main"},
+            {"repo_id": "ada/none", "create_pr": True},
+            home=home,
+        )
+        assert [r["error"]["what"] for r in results] == [
+            "ada/tiny exists and is public",
+            "ada/none does not exist",
+        ]
+        (offline,), _ = run(hub, folder, asked[0], home=home, HF_HUB_OFFLINE="1")
+        assert "cannot be reached (OfflineModeIsEnabled)" in offline["error"]["what"]
+    (gone,), _ = run(hub, folder, asked[0], home=home)
+    assert "the hub cannot be reached" in gone["error"]["what"]
+    assert gone["error"]["exit_code"] == HubError.exit_code
+
+
+def test_dry_run_lists_files_and_needs_neither_hub_nor_token(folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: pytest.fail("a dry run asks for no token"))
+    report = push(folder, "ada/tiny", dry_run=True, private=True)
+    assert report.dry_run
+    assert report.commit is None
+    assert report.files["README.md"] == len(CARD)
+    assert ".hidden.tmp" not in report.files
+    assert report.lines()[-1].startswith("would upload ")
+
+
+def test_bad_folders_are_refused(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        check_folder(tmp_path / "absent")
+    (folder / "optimizer.pt").write_bytes(b"pickle")
+    with pytest.raises(CheckpointError, match=r"holds pickles: optimizer\.pt"):
+        check_folder(folder)
+    (folder / "optimizer.pt").unlink()
+    save_file({"w": torch.zeros(4)}, folder / "extra.safetensors")
+    with pytest.raises(CheckpointError, match=r"index does not name: extra\.safetensors"):
+        check_folder(folder)
+    (folder / "extra.safetensors").unlink()
+    (folder / "README.md").write_text("no metadata")
+    with pytest.raises(CheckpointError, match="has no model card"):
+        check_folder(folder)
+    (folder / "README.md").write_text(CARD)
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="truncated"):
+        check_folder(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    save_file({"w": torch.zeros(4)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="holds a llama model"):
+        check_folder(folder)
+
+
+def test_bad_requests_are_refused(folder):
+    with pytest.raises(UsageError, match="'a/b/c' is not a repository name"):
+        push(folder, "a/b/c", dry_run=True)
+    with pytest.raises(UsageError, match="both given"):
+        push(folder, "ada/tiny", revision="v2", create_pr=True)
