@@ -1,4 +1,4 @@
-"""What the commands do, as functions of the same names. Heavy imports happen inside; `import sse_convert.api` is quick."""
+"""What the commands do, as functions of the same names. Heavy imports happen inside, so importing this is quick."""
 
 import importlib.metadata
 import json
@@ -14,6 +14,96 @@ from sse_convert.recipe.loader import problems_error
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
 from sse_convert.report import TextReport, table
 
+if TYPE_CHECKING:
+    from sse_convert.export.push import PushReport
+    from sse_convert.generation import ChatReport, GenerationReport
+    from sse_convert.surgery.plan import Plan
+
+RecipeLike = Recipe | Path | str
+"""a recipe, a recipe file, or the name of a packaged recipe"""
+
+
+def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None) -> "Plan":
+    """What a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        RecipeError: the recipe is malformed or does not fit the model.
+        CheckpointError, HubError: the model cannot be read.
+    """
+    recipe = _recipe(recipe, overrides)
+    from sse_convert.surgery.plan import make_plan
+
+    return make_plan(recipe)
+
+
+def push(
+    folder: Path | str,
+    repo_id: str,
+    *,
+    private: bool = False,
+    dry_run: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> "PushReport":
+    """Upload an exported checkpoint to the hub; see `sse_convert.export.push`.
+
+    Raises:
+        CheckpointError: the folder is not an exported model, is damaged, or holds pickles.
+        UsageError: the repository name is malformed, or `revision` and `create_pr` are both given.
+        HubError: not logged in, no permission, the repository exists, or the hub cannot be reached.
+    """
+    from sse_convert.export import push as pushing
+
+    return pushing.push(folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr)
+
+
+def generate(
+    checkpoint: Path | str,
+    prompt: str,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    device: str | None = None,
+) -> "GenerationReport":
+    """Continue a text with a checkpoint (converted or not).
+
+    Raises:
+        UsageError: a setting out of range, an empty prompt, or one that does not fit the context.
+        CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
+    """
+    from sse_convert import generation
+
+    sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    return generation.generate(checkpoint, prompt, sampling=sampling, device=device)
+
+
+def chat(
+    checkpoint: Path | str,
+    *,
+    max_new_tokens: int = 512,
+    temperature: float = 0.7,
+    top_p: float = 0.9,
+    seed: int = 0,
+    system: str | None = None,
+    device: str | None = None,
+) -> "ChatReport":
+    """Talk with a checkpoint on stdin and stdout until end of input.
+
+    Raises:
+        UsageError: a setting out of range, or a system message without a chat template.
+        CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
+    """
+    from sse_convert import generation
+
+    sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    return generation.chat(checkpoint, sampling=sampling, system=system, device=device)
+
 
 def version() -> str:
     """Version of the installed package."""
@@ -22,8 +112,7 @@ def version() -> str:
 
 def recipes_list() -> TextReport:
     """The packaged recipes, with what each is for."""
-    names = preset_names()
-    rows = [(name, preset_summary(name)) for name in names]
+    rows = [(name, preset_summary(name)) for name in preset_names()]
     return TextReport(
         {"recipes": [{"name": name, "summary": summary, "path": str(preset_path(name))} for name, summary in rows]},
         table(("recipe", "what it does"), rows),
@@ -60,3 +149,7 @@ def recipes_schema() -> TextReport:
 def doctor() -> DoctorReport:
     """Versions, devices, backends and optional packages of this machine."""
     return diagnose()
+
+
+def _recipe(recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
+    return recipe if isinstance(recipe, Recipe) else load_recipe(recipe, list(overrides or ()))

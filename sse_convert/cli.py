@@ -63,6 +63,14 @@ StageOption = Annotated[
     str | None, typer.Option("--stage", help="Stage name, where the recipe has several of this kind.")
 ]
 
+MaxTokensOption = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")]
+TopPOption = Annotated[
+    float, typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the likeliest tokens of this total probability.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Sampling seed.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="Such as cuda:1 or cpu; unset picks the GPU.")]
+
 
 @app.callback(invoke_without_command=True)
 def _root(
@@ -195,10 +203,11 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be uploaded.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to upload to.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")] = False,
     as_json: JsonOption = False,
 ) -> Report:
     """Upload an exported checkpoint to the hub. Log in first with `hf auth login`."""
-    return api.push(folder, repo_id, private=private, dry_run=dry_run, revision=revision)
+    return api.push(folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr)
 
 
 @command(app, "generate", to_stdout=True)
@@ -207,16 +216,46 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="Text to continue; `-` reads stdin.", show_default=False)
     ],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest share of tokens.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    max_new_tokens: MaxTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> Report:
-    """Continue a text with a converted checkpoint."""
+    """Continue a text with a checkpoint, converted or not."""
     text = sys.stdin.read() if prompt == "-" else prompt
     return api.generate(
-        checkpoint, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+        checkpoint,
+        text,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        device=device,
+    )
+
+
+@command(app, "chat")
+def chat(
+    checkpoint: CheckpointArgument,
+    max_new_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = 0.7,
+    top_p: TopPOption = 0.9,
+    seed: SeedOption = 0,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Talk with a checkpoint until end of input (Ctrl-D)."""
+    return api.chat(
+        checkpoint,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        system=system,
+        device=device,
     )
 
 

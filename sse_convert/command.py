@@ -79,6 +79,8 @@ def command(
                     report = function(*args, **kwargs)
             except KeyboardInterrupt as interrupt:
                 raise UserInterruptError("interrupted", fix=after_interrupt) from interrupt
+            if not _is_first_process():
+                return
             if as_json:
                 _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
             elif to_stdout:
@@ -140,7 +142,7 @@ def _usage_error(error: Any, name: str) -> UsageError:
 
 def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
     first, *rest = str(error).split("\n")
-    if as_json:
+    if as_json and _is_first_process():
         _print_json(name, ok=False, error=json_ready(error.to_dict()))
     if isinstance(error, UserInterruptError):
         _say("; ".join(["interrupted", *([error.fix] if error.fix else [])]))
@@ -154,7 +156,7 @@ def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
 
 
 def _bug(error: Exception, name: str, as_json: bool) -> int:
-    if as_json:
+    if as_json and _is_first_process():
         what = f"{type(error).__name__}: {error}"
         fix = "report it with the traceback on stderr"
         _print_json(name, ok=False, error={"kind": "bug", "exit_code": 1, "what": what, "expected": "", "fix": fix})
@@ -164,6 +166,11 @@ def _bug(error: Exception, name: str, as_json: bool) -> int:
 
 def _print_json(name: str, **content: Any) -> None:
     print(json.dumps({"schema": JSON_SCHEMA_VERSION, "ok": content.pop("ok"), "command": name, **content}))
+
+
+def _is_first_process() -> bool:
+    """True for one of the processes that `accelerate launch` starts."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _say(*lines: str) -> None:
