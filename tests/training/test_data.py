@@ -243,6 +243,7 @@ def test_hub_datasets(tokenizer, monkeypatch):
     import datasets
 
     texts = [make_document(i) for i in range(200)]
+
     def fake(path, name, *, split, streaming):
         assert (path, name) == ("owner/corpus", "config")
         data = datasets.Dataset.from_dict({"text": texts})

@@ -60,7 +60,7 @@ class Teacher:
 
         device = PartialState().device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        model = AutoModelForCausalLM.from_pretrained(self.model, revision=self.revision, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(self.model, revision=self.revision, dtype=dtype)
         frozen: PreTrainedModel = model.eval().requires_grad_(False).to(device)
         return frozen
 

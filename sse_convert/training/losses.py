@@ -1,0 +1,240 @@
+"""Losses that never hold the logits of a whole batch, and the errors between hidden states.
+
+Shapes: T tokens, D hidden width, V vocabulary. Everything is a sum over tokens in float32 (float64 for float64 inputs);
+whoever calls divides once by the tokens of the whole step, so splitting a batch changes nothing.
+"""
+
+import dataclasses as dc
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sse_convert.errors import ShapeError
+from sse_convert.training.data.packing import IGNORED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LOGITS_AT_ONCE = 2**26
+"""elements of the largest logits tensor"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Head:
+    """How a model makes logits of its final hidden states: cap * tanh(scale * (h W^T + b) / cap)."""
+
+    weight: Tensor
+    """[V, D]"""
+    bias: Tensor | None = None
+    """[V]"""
+    scale: float = 1.0
+    """Granite divides its logits (`logits_scaling`)"""
+    cap: float | None = None
+    """Gemma 2 bounds its logits (`final_logit_softcapping`)"""
+
+    @staticmethod
+    def of(model: "PreTrainedModel") -> "Head":
+        """The head of a causal language model. Read it anew in each forward: a sharded weight is whole only then."""
+        linear: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        divide = getattr(model.config, "logits_scaling", None)
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        return Head(linear.weight, getattr(linear, "bias", None), 1.0 if divide is None else 1.0 / divide, cap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, V] of hidden states [T, D], float32 or float64; the product itself runs in hidden's dtype."""
+        bias = None if self.bias is None else self.bias.to(hidden.dtype)
+        z = _wide(F.linear(hidden, self.weight.to(hidden.dtype), bias))
+        if self.scale != 1.0:
+            z = z * self.scale
+        return z if self.cap is None else torch.tanh(z / self.cap) * self.cap
+
+    def linear_grad(self, grad: Tensor, logits: Tensor) -> Tensor:
+        """The gradient [T, V] of h W^T + b from that of the logits; may overwrite `grad`."""
+        if self.cap is not None:
+            grad = grad * (1 - (logits / self.cap).square())
+        return grad.mul_(self.scale) if self.scale != 1.0 else grad
+
+    def in_dtype(self, dtype: torch.dtype) -> "Head":
+        """The same head with its weight cast once, for use in several chunks."""
+        return dc.replace(self, weight=self.weight.to(dtype))
+
+
+def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
+    """Summed cross entropy of the targets in nats, 0-d.
+
+    Logits exist for one chunk of tokens at a time; gradients are made in the forward pass, while they do.
+
+    Args:
+        hidden: [T, D] final hidden states.
+        head: makes the logits.
+        targets: int64 [T], -100 where there is nothing to predict.
+
+    Raises:
+        ShapeError: hidden, head and targets disagree.
+    """
+    _check(hidden, head)
+    if targets.shape != hidden.shape[:1]:
+        raise ShapeError(f"targets have shape {tuple(targets.shape)}", expected=f"({hidden.shape[0]},)")
+    kept = targets != IGNORED
+    return _summed(hidden[kept].to(_compute_dtype(hidden)), head, _CrossEntropy(targets[kept]))
+
+
+def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head, mask: Tensor) -> Tensor:
+    """Summed KL(teacher || student) at the tokens of `mask`, in nats, 0-d. No gradient reaches the teacher.
+
+    Args:
+        hidden: [T, D] the student's final hidden states.
+        head: the student's head.
+        teacher_hidden: [T, D'] the teacher's.
+        teacher_head: the teacher's head, with the same V.
+        mask: bool [T], tokens that count.
+
+    Raises:
+        ShapeError: lengths or vocabularies disagree.
+
+    Source: forward KL at temperature 1 with gradient p_student - p_teacher, as in knowledge distillation.
+    """
+    _check(hidden, head)
+    _check(teacher_hidden, teacher_head)
+    if head.weight.shape[0] != teacher_head.weight.shape[0]:
+        raise ShapeError(
+            f"the student predicts {head.weight.shape[0]} tokens, the teacher {teacher_head.weight.shape[0]}",
+            expected="one vocabulary",
+            fix="distil from the model the student was converted from",
+        )
+    if not hidden.shape[0] == teacher_hidden.shape[0] == mask.shape[0]:
+        raise ShapeError(
+            f"{hidden.shape[0]} student tokens, {teacher_hidden.shape[0]} teacher tokens, {mask.shape[0]} in the mask",
+            expected="the same tokens",
+        )
+    dtype = _compute_dtype(hidden)
+    teacher = teacher_hidden.detach()[mask].to(dtype), teacher_head.in_dtype(dtype)
+    return _summed(hidden[mask].to(dtype), head, _Divergence(*teacher))
+
+
+def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared error and the target's own square, both summed over tokens and averaged over the width, 0-d.
+
+    Args:
+        output: [..., D], differentiable.
+        target: [..., D].
+    """
+    target = _wide(target.detach())
+    width = target.shape[-1]
+    return (_wide(output) - target).square().sum() / width, target.square().sum() / width
+
+
+def relative_error(output: Tensor, target: Tensor) -> Tensor:
+    """Squared error of each token over the squared norm of its target, summed over tokens, 0-d.
+
+    Relative per token, so that the few tokens with huge hidden states (attention sinks) do not decide everything.
+
+    Args:
+        output: [..., D], differentiable.
+        target: [..., D].
+    """
+    target = _wide(target.detach())
+    size = target.square().sum(-1).clamp_min(torch.finfo(target.dtype).tiny)
+    return ((_wide(output) - target).square().sum(-1) / size).sum()
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _CrossEntropy:
+    """Loss of a chunk of tokens, and the gradient of its logits."""
+
+    targets: Tensor
+
+    def __call__(self, part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        index = self.targets[part, None]
+        log_q = torch.log_softmax(logits, -1)
+        loss = -log_q.gather(1, index).sum()
+        return loss, log_q.exp_().scatter_add_(1, index, -torch.ones_like(index, dtype=log_q.dtype))
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _Divergence:
+    """Loss of a chunk of tokens, and the gradient of its logits."""
+
+    hidden: Tensor
+    head: Head
+
+    def __call__(self, part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(self.head.logits(self.hidden[part]), -1)
+        log_q = torch.log_softmax(logits, -1)
+        p = log_p.exp()
+        loss = (p * log_p.sub_(log_q)).sum()
+        return loss, log_q.exp_().sub_(p)
+
+
+def _summed(hidden: Tensor, head: Head, chunk_loss: "_CrossEntropy | _Divergence") -> Tensor:
+    result: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, head, chunk_loss)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Sum of a per-chunk loss over chunks of tokens, with gradients for hidden states, head weight and head bias."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, chunk_loss: Any) -> Tensor:
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        any_grad = needs_hidden or needs_weight or needs_bias
+        cast = head.in_dtype(hidden.dtype)
+        wide = _wide(hidden.new_empty(0)).dtype
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        d_hidden = torch.empty_like(hidden) if needs_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
+        d_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needs_bias else None
+        for part in _chunks(hidden.shape[0], weight.shape[0]):
+            logits = cast.logits(hidden[part])
+            loss, grad = chunk_loss(part, logits)
+            total += loss
+            if not any_grad:
+                continue
+            grad = head.linear_grad(grad, logits).to(hidden.dtype)
+            if d_hidden is not None:
+                torch.mm(grad, cast.weight, out=d_hidden[part])
+            if d_weight is not None:
+                d_weight += grad.t() @ hidden[part]
+            if d_bias is not None:
+                d_bias += grad.sum(0, dtype=wide)
+        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            None if d_hidden is None else d_hidden * grad.to(d_hidden.dtype),
+            None if d_weight is None else d_weight.mul_(grad).to(weight_dtype),
+            None if d_bias is None else d_bias.mul_(grad).to(bias_dtype),
+            None,
+            None,
+        )
+
+
+def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+    size = max(1, LOGITS_AT_ONCE // vocabulary)
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    """The dtype matrix products run in here: autocast's if that is on, else hidden's."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def _check(hidden: Tensor, head: Head) -> None:
+    if hidden.dim() != 2 or hidden.shape[1] != head.weight.shape[1]:
+        raise ShapeError(
+            f"hidden states have shape {tuple(hidden.shape)}", expected=f"(tokens, {head.weight.shape[1]})"
+        )

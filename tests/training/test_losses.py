@@ -1,0 +1,218 @@
+"""Chunked losses against dense autograd: value and every gradient, whatever the chunks, dtypes and masks."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sse_convert.errors import ShapeError
+from sse_convert.training import losses
+from sse_convert.training.losses import Head, linear_cross_entropy, linear_kl, relative_error, squared_error
+
+T, D, V = 37, 12, 50
+HEADS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "granite": {"scale": 0.25},
+    "gemma": {"cap": 3.0},
+    "all": {"bias": True, "scale": 0.5, "cap": 2.0},
+}
+
+
+@pytest.fixture(params=[1, 4 * V, 7 * V, 10**6], ids=["one", "ragged4", "ragged7", "whole"])
+def _chunk(request, monkeypatch):
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", request.param)
+
+
+def head_of(kind, seed, dtype, width=D):
+    g = torch.Generator().manual_seed(seed)
+    settings = dict(HEADS[kind])
+    bias = torch.randn(V, generator=g, dtype=dtype).requires_grad_() if settings.pop("bias", False) else None
+    weight = torch.randn(V, width, generator=g, dtype=dtype).requires_grad_()
+    return Head(weight, bias, **settings)
+
+
+def dense_logits(head, hidden):
+    z = F.linear(hidden, head.weight, head.bias).to(torch.promote_types(hidden.dtype, torch.float32)) * head.scale
+    return z if head.cap is None else torch.tanh(z / head.cap) * head.cap
+
+
+def gradients(loss, *tensors):
+    (2.5 * loss).backward()
+    found = [t.grad.clone() for t in tensors if t is not None]
+    for t in tensors:
+        if t is not None:
+            t.grad = None
+    return found
+
+
+def hidden_and_targets(dtype, width=D):
+    g = torch.Generator().manual_seed(9)
+    hidden = torch.randn(T, width, generator=g, dtype=dtype).requires_grad_()
+    targets = torch.randint(0, V, (T,), generator=g)
+    targets[[0, 5, 6, 36]] = -100
+    return hidden, targets
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.usefixtures("_chunk")
+def test_cross_entropy_equals_dense(kind):
+    compare_cross_entropy(kind, torch.float64, 1e-12)
+
+
+def test_float32_losses_equal_dense():
+    compare_cross_entropy("all", torch.float32, 1e-5)
+    compare_kl("all", torch.float32, 2e-5)
+
+
+def compare_cross_entropy(kind, dtype, tolerance):
+    hidden, targets = hidden_and_targets(dtype)
+    head = head_of(kind, 0, dtype)
+    loss = linear_cross_entropy(hidden, head, targets)
+    dense = F.cross_entropy(dense_logits(head, hidden), targets, ignore_index=-100, reduction="sum")
+    torch.testing.assert_close(loss, dense, rtol=tolerance, atol=tolerance)
+    ours = gradients(loss, hidden, head.weight, head.bias)
+    theirs = gradients(dense, hidden, head.weight, head.bias)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.usefixtures("_chunk")
+def test_kl_equals_dense(kind):
+    compare_kl(kind, torch.float64, 1e-12)
+
+
+def compare_kl(kind, dtype, tolerance):
+    hidden, targets = hidden_and_targets(dtype)
+    teacher_hidden = hidden_and_targets(dtype, D + 3)[0].detach().flip(0)
+    head, teacher = head_of(kind, 1, dtype), head_of(kind, 2, dtype, D + 3)
+    mask = targets != -100
+    loss = linear_kl(hidden, head, teacher_hidden, teacher, mask)
+    log_p = dense_logits(teacher, teacher_hidden).log_softmax(-1).detach()
+    dense = F.kl_div(dense_logits(head, hidden).log_softmax(-1)[mask], log_p[mask], log_target=True, reduction="sum")
+    torch.testing.assert_close(loss, dense, rtol=tolerance, atol=tolerance)
+    ours = gradients(loss, hidden, head.weight, head.bias)
+    theirs = gradients(dense, hidden, head.weight, head.bias)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    assert teacher.weight.grad is None
+
+
+def test_kl_of_a_model_with_itself_is_zero():
+    hidden, _ = hidden_and_targets(torch.float64)
+    head = head_of("plain", 1, torch.float64)
+    loss = linear_kl(hidden, head, hidden, head, torch.ones(T, dtype=torch.bool))
+    assert abs(loss.item()) < 1e-12
+    assert max(g.abs().max().item() for g in gradients(loss, hidden, head.weight)) < 1e-12
+
+
+def test_no_logits_of_the_whole_batch_exist(monkeypatch):
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 5 * V)
+    seen = []
+    real = Head.logits
+    monkeypatch.setattr(Head, "logits", lambda self, hidden: seen.append(len(hidden)) or real(self, hidden))
+    hidden, targets = hidden_and_targets(torch.float32)
+    linear_cross_entropy(hidden, head_of("plain", 0, torch.float32), targets).backward()
+    assert max(seen) == 5
+    assert sum(seen) == (targets != -100).sum()
+
+
+def test_nothing_is_computed_for_a_frozen_head():
+    hidden, targets = hidden_and_targets(torch.float32)
+    head = head_of("plain", 0, torch.float32)
+    frozen = Head(head.weight.detach())
+    loss = linear_cross_entropy(hidden, frozen, targets)
+    assert loss.grad_fn.saved_tensors[1:] == (None, None)
+    loss.backward()
+    with torch.no_grad():
+        assert not linear_cross_entropy(hidden, frozen, targets).requires_grad
+
+
+def test_no_targets_give_zero_with_gradients():
+    hidden, targets = hidden_and_targets(torch.float32)
+    head = head_of("bias", 0, torch.float32)
+    loss = linear_cross_entropy(hidden, head, torch.full_like(targets, -100))
+    assert loss.item() == 0
+    assert all(g.abs().max() == 0 for g in gradients(loss, hidden, head.weight, head.bias))
+
+
+def test_autocast_computes_products_in_bfloat16_and_sums_in_float32():
+    hidden, targets = hidden_and_targets(torch.float32)
+    head = head_of("plain", 0, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, head, targets)
+    dense = F.cross_entropy(dense_logits(head, hidden), targets, reduction="sum")
+    assert loss.dtype == torch.float32
+    assert loss.item() != dense.item()
+    torch.testing.assert_close(loss, dense, rtol=1e-2, atol=0)
+    ours, theirs = gradients(loss, hidden, head.weight), gradients(dense, hidden, head.weight)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() < 2e-2 * b.norm()
+
+
+def test_mismatches_are_refused():
+    hidden, targets = hidden_and_targets(torch.float32)
+    head = head_of("plain", 0, torch.float32)
+    with pytest.raises(ShapeError, match="student predicts 50 tokens, the teacher 49"):
+        linear_kl(hidden, head, hidden, Head(head.weight[:-1]), targets != -100)
+    with pytest.raises(ShapeError, match="the same tokens"):
+        linear_kl(hidden, head, hidden[:-1], head, targets != -100)
+    with pytest.raises(ShapeError, match="targets have shape"):
+        linear_cross_entropy(hidden, head, targets[:-1])
+    with pytest.raises(ShapeError, match="hidden states have shape"):
+        linear_cross_entropy(hidden[:, :-1], head, targets)
+
+
+def test_errors_between_hidden_states():
+    g = torch.Generator().manual_seed(0)
+    output = torch.randn(2, 5, 8, generator=g, dtype=torch.float64).requires_grad_()
+    target = torch.randn(2, 5, 8, generator=g, dtype=torch.float64)
+    error, power = squared_error(output, target)
+    torch.testing.assert_close(error, F.mse_loss(output, target) * 10)
+    torch.testing.assert_close(power, target.square().mean() * 10)
+    each = ((output - target).square().sum(-1) / target.square().sum(-1)).sum()
+    torch.testing.assert_close(relative_error(output, target), each)
+    torch.testing.assert_close(relative_error(3 * target, target), torch.tensor(40.0, dtype=torch.float64))
+
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma2": {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "gemma3_text": {"final_logit_softcapping": 2.0},
+    "phi3": {},
+    "olmo2": {},
+    "granite": {"logits_scaling": 4.0},
+    "smollm3": {},
+    "starcoder2": {},
+    "gpt_neox": {},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_head_gives_the_logits_of_every_family(family):
+    shared = {k: v for k, v in TINY.items() if family != "gpt2" or not k.startswith(("num_", "head_", "hidden_"))}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**shared, **FAMILIES[family]})).eval()
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+        hidden = model.base_model(ids, use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(Head.of(model).logits(hidden), model(ids, use_cache=False).logits[0].float())
