@@ -13,7 +13,7 @@ from sse_convert.report import format_bytes, json_ready
 
 SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "accelerate": ((1, 15), (2, 0))}
 """package: lowest version, and the first that is too new"""
-REQUIRED = ("torch", "transformers", "accelerate", "peft", "safetensors", "datasets", "typer", "matplotlib")
+REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "matplotlib")
 OPTIONAL = {
     "triton": "GPU kernels",
     "lm-eval": "eval: language-model-evaluation-harness",
@@ -89,7 +89,7 @@ def diagnose() -> DoctorReport:
         devices=_devices() if have_torch else [],
         backends=_backends() if have_torch else {},
         disk_free_bytes=shutil.disk_usage(Path.cwd()).free,
-        hub_login=_hub_login(),
+        hub_login=versions["huggingface_hub"] is not None and _hub_login(),
         problems=_problems(versions),
     )
 
