@@ -16,13 +16,12 @@ from torch import Tensor
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
+from sse_convert.training.losses import LOGITS_AT_ONCE, Head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FIRST_EDGE = 64
-LOGITS_AT_ONCE = 2**26
-"""elements of the largest logits tensor"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -233,34 +232,22 @@ def token_losses(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tens
     input_ids = input_ids.to(device)
     positions = {} if position_ids is None else {"position_ids": position_ids.to(device)}
     hidden = model.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state[:, :-1]
-    targets = input_ids[:, 1:]
-    step = max(1, LOGITS_AT_ONCE // (model.config.vocab_size * len(input_ids)))
-    losses = []
-    for i in range(0, hidden.shape[1], step):
-        logits = logits_of(model, hidden[:, i : i + step]).float()
-        chunk = targets[:, i : i + step]
-        losses.append(F.cross_entropy(logits.flatten(0, 1), chunk.flatten(), reduction="none").view_as(chunk))
-    return torch.cat(losses, 1)
-
-
-def logits_of(model: "PreTrainedModel", hidden: Tensor) -> Tensor:
-    """Logits [..., V] of final hidden states [..., D]: the head, then the family's scale or soft cap."""
-    logits: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
-    if (divide := getattr(model.config, "logits_scaling", None)) is not None:
-        logits = logits / divide
-    if (multiply := getattr(model.config, "logit_scale", None)) is not None:
-        logits = logits * multiply
-    if (cap := getattr(model.config, "final_logit_softcapping", None)) is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return logits
+    head = Head.of(model)
+    step = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    flat, targets = hidden.flatten(0, 1), input_ids[:, 1:].flatten()
+    losses = [
+        F.cross_entropy(head.logits(flat[i : i + step]), targets[i : i + step], reduction="none")
+        for i in range(0, len(flat), step)
+    ]
+    return torch.cat(losses).view(hidden.shape[:2])
 
 
 def _check_head(model: "PreTrainedModel", input_ids: Tensor) -> None:
     input_ids = input_ids.to(model.device)
     expected = model(input_ids=input_ids, use_cache=False).logits
-    actual = logits_of(model, model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state)
-    if not torch.allclose(actual.float(), expected.float(), rtol=1e-2, atol=1e-3):
+    actual = Head.of(model).logits(model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(actual, expected.to(actual.dtype), rtol=1e-2, atol=1e-3):
         raise CheckpointError(
             f"{type(model).__name__} changes its logits in a way this evaluation does not know",
-            expected="a linear head, optionally followed by logits_scaling, logit_scale or final_logit_softcapping",
+            expected="a linear head, optionally followed by logits_scaling or final_logit_softcapping",
         )
