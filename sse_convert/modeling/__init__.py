@@ -1,0 +1,1 @@
+"""What travels inside a checkpoint: configuration, SSE layer, cache and hybrid model; and its registration."""

@@ -1,0 +1,174 @@
+"""Where attention sits in each supported model family, as data. Adding a family means adding an entry here.
+
+Import-light on purpose: planning a conversion reads this without torch.
+"""
+
+import dataclasses as dc
+from typing import Any, Literal
+
+from sse_convert.errors import CheckpointError
+
+SSE_PREFIX = "sse_"
+"""prefix of a converted model's model_type, and of every new tensor"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class ArchSpec:
+    """One model family. Names are those of transformers classes, modules and config fields."""
+
+    model_type: str
+    """`model_type` in config.json"""
+    config_class: str
+    """configuration class in transformers"""
+    backbone_class: str
+    """model class without the language-model head"""
+    causal_lm_class: str
+    """model class with the head"""
+    backbone: str = "model"
+    """attribute of the causal LM that holds the backbone"""
+    layers: str = "layers"
+    """attribute of the backbone that holds the decoder layers"""
+    attention: str = "self_attn"
+    """attribute of a decoder layer that holds its attention"""
+    embeddings: str = "embed_tokens"
+    """attribute of the backbone that holds the token embeddings"""
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """projection modules of the attention: three, or one fused"""
+    qkv_layout: Literal["separate", "blocks", "heads"] = "separate"
+    """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn"""
+    output: str = "o_proj"
+    """output projection module"""
+    conv1d: bool = False
+    """projections are transformers' Conv1D, weights stored [in, out]"""
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    """`q_norm` and `k_norm` modules, per head or over the whole projection"""
+    rotary: Literal["full", "partial", "none"] = "full"
+    """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
+    output_dropout: str | None = None
+    """config field with the dropout that the attention module applies to its output"""
+    cache_argument: str = "past_key_values"
+    """name under which a decoder layer hands the cache to its attention"""
+
+    @property
+    def hybrid_config(self) -> str:
+        """Name of the derived configuration class."""
+        return f"SSE{self.config_class}"
+
+    @property
+    def hybrid_backbone(self) -> str:
+        """Name of the derived backbone class."""
+        return f"SSE{self.backbone_class}"
+
+    @property
+    def hybrid_causal_lm(self) -> str:
+        """Name of the derived causal LM class; always ends in ForCausalLM, by which transformers picks the loss."""
+        return f"SSE{self.causal_lm_class.removesuffix('LMHeadModel').removesuffix('ForCausalLM')}ForCausalLM"
+
+    @property
+    def hybrid_type(self) -> str:
+        """`model_type` of a converted model."""
+        return SSE_PREFIX + self.model_type
+
+    def attention_path(self, layer: int) -> str:
+        """Path of a layer's attention in the causal LM's state dict."""
+        return f"{self.backbone}.{self.layers}.{layer}.{self.attention}"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionDims:
+    """Sizes of one attention layer. Values have the key's head size in every supported family."""
+
+    hidden: int
+    """width of the residual stream"""
+    query_heads: int
+    """Hq"""
+    kv_heads: int
+    """heads of k and v"""
+    head_dim: int
+    """D, and V"""
+
+
+def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
+    return ArchSpec(
+        model_type=model_type,
+        config_class=fields.pop("config_class", f"{stem}Config"),
+        backbone_class=fields.pop("backbone_class", f"{stem}Model"),
+        causal_lm_class=f"{stem}ForCausalLM",
+        **fields,
+    )
+
+
+ARCHITECTURES: dict[str, ArchSpec] = {
+    spec.model_type: spec
+    for spec in (
+        _llama_like("llama", "Llama"),
+        _llama_like("mistral", "Mistral"),
+        _llama_like("qwen2", "Qwen2"),
+        _llama_like("qwen3", "Qwen3", qk_norm="head"),
+        _llama_like("gemma2", "Gemma2"),
+        _llama_like(
+            "gemma3_text", "Gemma3", config_class="Gemma3TextConfig", backbone_class="Gemma3TextModel", qk_norm="head"
+        ),
+        _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
+        _llama_like("olmo2", "Olmo2", qk_norm="whole"),
+        _llama_like("granite", "Granite"),
+        _llama_like("smollm3", "SmolLM3"),
+        _llama_like("starcoder2", "Starcoder2", output_dropout="residual_dropout"),
+        _llama_like(
+            "gpt_neox", "GPTNeoX", backbone="gpt_neox", attention="attention", embeddings="embed_in",
+            qkv=("query_key_value",), qkv_layout="heads", output="dense", rotary="partial",
+            cache_argument="layer_past",
+        ),
+        ArchSpec(
+            model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
+            causal_lm_class="GPT2LMHeadModel", backbone="transformer", layers="h", attention="attn",
+            embeddings="wte", qkv=("c_attn",), qkv_layout="blocks", output="c_proj", conv1d=True, rotary="none",
+            output_dropout="resid_pdrop",
+        ),
+    )
+}  # fmt: skip
+
+
+def spec_for(model_type: str) -> ArchSpec:
+    """The family with this `model_type`.
+
+    Raises:
+        CheckpointError: the family is unknown, or the checkpoint is already converted.
+    """
+    if model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    if model_type.startswith(SSE_PREFIX):
+        raise CheckpointError(
+            f"model_type is {model_type!r}: this checkpoint is already converted",
+            expected="a checkpoint with softmax attention in every layer",
+            fix="convert the original model, or train and evaluate this one as it is",
+        )
+    raise CheckpointError(
+        f"model_type is {model_type!r}, a family sse-convert does not know",
+        expected=f"one of {', '.join(sorted(ARCHITECTURES))}",
+        fix="add an ArchSpec to sse_convert/modeling/architectures.py: where layers, attention and q, k, v are found",
+    )
+
+
+def source_spec(model_type: str) -> ArchSpec:
+    """The family of a source or of a converted model: `qwen3` and `sse_qwen3` give the same entry.
+
+    Raises:
+        CheckpointError: the family is unknown.
+    """
+    return spec_for(model_type.removeprefix(SSE_PREFIX))
+
+
+def attention_dims(config: Any) -> AttentionDims:
+    """Sizes of the attention layers of a model.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    heads = config.num_attention_heads
+    return AttentionDims(
+        hidden=config.hidden_size,
+        query_heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )

@@ -1,0 +1,136 @@
+"""Makes transformers' Auto classes know converted models, and loads models. Imports neither torch nor transformers.
+
+Registration is by name only: the class of a family is derived, and its source files imported, when a checkpoint of the
+family is loaded.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from sse_convert.errors import CheckpointError
+from sse_convert.modeling.architectures import ARCHITECTURES
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_CONFIG_MODULE = "transformers.models.auto.configuration_auto"
+_MODEL_MODULE = "transformers.models.auto.modeling_auto"
+
+
+class _LazyModule:
+    """Stands for one of our modules in transformers' tables; imported when a class is asked of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+def register() -> None:
+    """Enter all families' converted models in AutoConfig and AutoModelForCausalLM. Imports transformers; repeatable."""
+    _register_configs(importlib.import_module(_CONFIG_MODULE))
+    _register_models(importlib.import_module(_MODEL_MODULE))
+
+
+def register_on_import() -> None:
+    """Register now if transformers' Auto classes are loaded, else when they are."""
+    for name, action in _ACTIONS.items():
+        if (module := sys.modules.get(name)) is not None and not _is_loading(module):
+            action(module)
+    if not any(isinstance(finder, _AutoFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AutoFinder())
+
+
+def load(path: str | Path, dtype: "torch.dtype | str | None" = None, device: Any = None) -> "PreTrainedModel":
+    """Load a converted or a plain checkpoint, in evaluation mode.
+
+    Args:
+        path: local folder or hub id.
+        dtype: of the weights; None takes the checkpoint's.
+        device: where the model goes; None stays on the CPU.
+
+    Raises:
+        CheckpointError: the folder holds no such checkpoint, or tensors are missing, unexpected or of another shape.
+    """
+    register()
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto" if dtype is None else dtype, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path}: {str(error).strip().splitlines()[0]}",
+            expected="a causal language model checkpoint with config.json and safetensors weights",
+            fix=f"sse-convert verify {path}",
+        ) from error
+    problems = [f"{kind}: {', '.join(sorted(map(str, info[kind]))[:5])}" for kind in
+                ("missing_keys", "unexpected_keys", "mismatched_keys") if info[kind]]  # fmt: skip
+    if problems:
+        raise CheckpointError(
+            f"{path}: {'; '.join(problems)}", expected="exactly the tensors of the model",
+            fix=f"sse-convert verify {path}",
+        )  # fmt: skip
+    return (model if device is None else model.to(device)).eval()
+
+
+def _register_configs(auto: ModuleType) -> None:
+    mapping = auto.CONFIG_MAPPING
+    module = _LazyModule("sse_convert.modeling.configuration")
+    for spec in ARCHITECTURES.values():
+        mapping._mapping[spec.hybrid_type] = spec.hybrid_config
+        mapping._modules[spec.hybrid_type] = module
+
+
+def _register_models(auto: ModuleType) -> None:
+    mapping = auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    module = _LazyModule("sse_convert.modeling.hybrid")
+    for spec in ARCHITECTURES.values():
+        mapping._reverse_config_mapping[spec.hybrid_config] = spec.hybrid_type
+        mapping._model_mapping[spec.hybrid_type] = spec.hybrid_causal_lm
+        mapping._modules[spec.hybrid_type] = module
+
+
+_ACTIONS = {_CONFIG_MODULE: _register_configs, _MODEL_MODULE: _register_models}
+
+
+def _is_loading(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+class _AutoFinder(MetaPathFinder):
+    """Runs a registration right after transformers loads the module it concerns."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _ACTIONS:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AfterLoading(spec.loader)
+        return spec
+
+
+class _AfterLoading(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _ACTIONS[module.__name__](module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

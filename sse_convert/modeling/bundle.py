@@ -1,0 +1,88 @@
+"""The code that travels inside a checkpoint: this package's modeling and kernel files, flat, importing each other only.
+
+transformers loads remote code from flat files with `from .name import ...` lines. The files are written from the
+package, or copied from beside this one when it already runs from a checkpoint, so that saving again works everywhere.
+"""
+
+import os
+import re
+from pathlib import Path
+
+CONFIGURATION_FILE = "configuration_sse"
+MODELING_FILE = "modeling_sse"
+_PACKAGE = "sse_convert"
+_PACKAGE_IMPORT = re.compile(rf"^(\s*)from {_PACKAGE}\.([\w.]+) import ", re.MULTILINE)
+_FLAT_IMPORT = re.compile(r"^\s*from \.(\w+) import ", re.MULTILINE)
+_ENTRY = '''"""Entry point of a checkpoint with SSE layers, written by sse-convert: the `SSE...{ending}` classes."""
+
+from typing import TYPE_CHECKING
+
+@ .{module} import __getattr__
+
+if TYPE_CHECKING:  # names files that must travel with this one; `from` lines are what transformers looks for
+    @ .{other} import __getattr__ as _other
+
+__all__ = ["__getattr__"]
+'''.replace("@", "from")  # a relative import in this file's own text would be taken for one of its own
+
+
+def remote_code() -> dict[str, str]:
+    """File name to content of everything that a checkpoint needs; the same on every call."""
+    return _from_package() if __name__.startswith(f"{_PACKAGE}.") else _from_checkpoint()
+
+
+def write_remote_code(folder: Path) -> list[Path]:
+    """Write the files of `remote_code` into `folder` (made if missing); files that are already right stay untouched.
+
+    Returns:
+        The paths of all files, sorted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, text in sorted(remote_code().items()):
+        path = folder / name
+        paths.append(path)
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    return paths
+
+
+def _flat_name(module: str) -> str:
+    return "sse_" + module.replace(".", "_")
+
+
+def _from_package() -> dict[str, str]:
+    """The closure of the model's imports, below the package's folder."""
+    root = Path(__file__).parent.parent
+    files: dict[str, str] = {}
+    pending = ["modeling.configuration", "modeling.hybrid"]
+    while pending:
+        module = pending.pop()
+        name = f"{_flat_name(module)}.py"
+        if name in files:
+            continue
+        source = (root / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+        pending += [match[1] for match in _PACKAGE_IMPORT.findall(source)]
+        files[name] = _PACKAGE_IMPORT.sub(lambda match: f"{match[1]}from .{_flat_name(match[2])} import ", source)
+    for name, other, module, ending in (
+        (CONFIGURATION_FILE, MODELING_FILE, "modeling.configuration", "Config"),
+        (MODELING_FILE, CONFIGURATION_FILE, "modeling.hybrid", "ForCausalLM"),
+    ):
+        files[f"{name}.py"] = _ENTRY.format(ending=ending, module=_flat_name(module), other=other)
+    return files
+
+
+def _from_checkpoint() -> dict[str, str]:
+    """The closure of the entry points' imports, in this file's folder."""
+    folder = Path(__file__).parent
+    files: dict[str, str] = {}
+    pending = [CONFIGURATION_FILE, MODELING_FILE]
+    while pending:
+        name = f"{pending.pop()}.py"
+        if name not in files:
+            files[name] = (folder / name).read_text(encoding="utf-8")
+            pending += _FLAT_IMPORT.findall(files[name])
+    return files

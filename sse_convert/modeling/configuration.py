@@ -1,0 +1,159 @@
+"""Configurations of converted models, derived on demand from the source family's: `SSEQwen3Config` and so on."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+from sse_convert.errors import CheckpointError
+from sse_convert.mixers import FULL, Mixer, mixer_from_dict
+from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, spec_for
+from sse_convert.modeling.bundle import CONFIGURATION_FILE, MODELING_FILE, write_remote_code
+
+FORMAT = 1
+GUARD = "plain_class_guard"
+_GUARD_TEXT = "this checkpoint has SSE layers: load it with AutoModelForCausalLM, not as its source class"
+
+
+class SSEConfigMixin:
+    """Adds the field `sse` to a source configuration; `layer_types` keeps the source's values.
+
+    `sse` holds format, source_model_type, layers (a mixer name or `full` per layer), mixers (name to settings),
+    base_model, base_revision, recipe, recipe_hash and backend.
+    """
+
+    base_model_tp_plan = None
+
+    def __init__(self, *args: Any, sse: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        kwargs.pop(GUARD, None)
+        kwargs.pop("auto_map", None)
+        super().__init__(*args, **kwargs)
+        self.sse = sse
+        if sse is not None:
+            layer_mixers(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the entry points of the code that travels with the checkpoint."""
+        return {**super().to_dict(), **self._entry_points()}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json stores."""
+        return {**super().to_diff_dict(), **self._entry_points()}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write config.json and the code files that load the model where sse_convert is not installed."""
+        write_remote_code(Path(save_directory))
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+    def _entry_points(self) -> dict[str, Any]:
+        spec = spec_of(self)
+        return {
+            "auto_map": {
+                "AutoConfig": f"{CONFIGURATION_FILE}.{spec.hybrid_config}",
+                "AutoModelForCausalLM": f"{MODELING_FILE}.{spec.hybrid_causal_lm}",
+            },
+            # transformers only warns when a source class loads a foreign model_type; it does take a nested dict that
+            # names its own model_type for the real configuration, and this one fails with the text.
+            GUARD: {"model_type": spec.model_type, "vocab_size": _GUARD_TEXT},
+        }
+
+
+def layer_mixers(config: Any) -> list[Mixer | None]:
+    """The mixer of each layer; None for the teacher's softmax attention, untouched.
+
+    A function, not a method: remote code may hold two copies of these classes, one beside the configuration and one
+    beside the model, and a model needs its own.
+
+    Args:
+        config: a converted model's configuration.
+
+    Raises:
+        CheckpointError: the field `sse` is missing, of another format, or does not fit the model.
+    """
+    sse = _checked(config.sse, spec_of(config), config.num_hidden_layers)
+    try:
+        mixers = {name: mixer_from_dict(data) for name, data in sse["mixers"].items()}
+        return [None if name == FULL else mixers[name] for name in sse["layers"]]
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"config.json: the field sse does not describe the layers: {error}",
+            expected=f"layers named {FULL!r} or after an entry of sse.mixers",
+            fix="convert the model again",
+        ) from error
+
+
+def _checked(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> dict[str, Any]:
+    problems: list[str] = []
+    if not isinstance(sse, dict):
+        problems.append("is missing")
+    elif sse.get("format") != FORMAT:
+        problems.append(f"has format {sse.get('format')!r}, expected {FORMAT}")
+    elif missing := {"source_model_type", "layers", "mixers"} - sse.keys():
+        problems.append(f"lacks {sorted(missing)}")
+    else:
+        if sse["source_model_type"] != spec.model_type:
+            problems.append(f"has source_model_type {sse['source_model_type']!r}, expected {spec.model_type!r}")
+        if len(sse["layers"]) != num_layers:
+            problems.append(f"names {len(sse['layers'])} layers, the model has {num_layers}")
+    if problems or sse is None:
+        raise CheckpointError(
+            f"config.json: the field sse {'; '.join(problems)}",
+            expected="a checkpoint written by sse-convert of this format",
+            fix="convert the model again, or upgrade sse-convert",
+        )
+    return sse
+
+
+def spec_of(config: Any) -> ArchSpec:
+    """The family of a converted model's configuration (or its class)."""
+    return spec_for(config.model_type.removeprefix("sse_"))
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def config_class_for(source: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The configuration class of converted models of a source family; the same class each time.
+
+    Raises:
+        CheckpointError: the family is unknown.
+    """
+    if source not in _CLASSES:
+        spec = spec_for(source.model_type)
+        namespace = {
+            "model_type": spec.hybrid_type,
+            "__module__": __name__,
+            "__qualname__": spec.hybrid_config,
+            "__doc__": f"{spec.config_class} of a model with converted layers.",
+        }
+        _CLASSES[source] = type(spec.hybrid_config, (SSEConfigMixin, source), namespace)
+    return _CLASSES[source]
+
+
+def build_config(source: PreTrainedConfig, sse: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of a converted model: the source's, with the field `sse`.
+
+    Args:
+        source: the teacher's configuration.
+        sse: the field's content; `format`, `source_model_type` and `backend` are filled in.
+
+    Raises:
+        CheckpointError: the family is unknown, already converted, or `sse` does not fit the model.
+    """
+    spec = spec_for(source.model_type)
+    fields = source.to_dict()
+    for name in ("model_type", "transformers_version", "architectures", "auto_map"):
+        fields.pop(name, None)
+    sse = {"format": FORMAT, "source_model_type": spec.model_type, "backend": "auto", **sse}
+    config = config_class_for(type(source))(**fields, sse=sse)
+    config.architectures = [spec.hybrid_causal_lm]
+    return config
+
+
+def __getattr__(name: str) -> type[PreTrainedConfig]:
+    for spec in ARCHITECTURES.values():
+        if name == spec.hybrid_config:
+            return config_class_for(getattr(transformers, spec.config_class))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

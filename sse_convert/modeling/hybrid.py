@@ -1,0 +1,354 @@
+"""Converted models: two mixins in front of a family's own classes, derived on demand (`SSEQwen3ForCausalLM`, ...).
+
+The backbone's mixin swaps attention modules, makes masks and the sequence layout once per forward, and installs cache
+layers; it sits on the backbone because trainers call that directly. The causal LM's mixin prepares generation and adds
+the balance loss to the training loss.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.masking_utils import create_masks_for_generate
+from transformers.utils import output_capturing
+
+from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.mixers import SlidingMixer
+from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
+from sse_convert.modeling.cache import install
+from sse_convert.modeling.configuration import config_class_for, layer_mixers
+from sse_convert.modeling.initialise import reset_sse_parameters
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layout import (
+    document_layout,
+    document_starts,
+    padding_mask,
+    positions_from_offsets,
+    row_layout,
+)
+from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
+from sse_convert.modeling.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
+
+LAYOUT = "sse_layout"
+_SINGLE = "__single__"
+"""key of the source's own mask when generation prepares several masks as a dict"""
+
+
+class SSEBaseMixin:
+    """Goes in front of a family's backbone class."""
+
+    _supports_context_parallel = False
+    _tp_plan = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._sse_surgery()
+        self.post_init()
+
+    def _sse_surgery(self) -> None:
+        """Swap the attention of converted layers. The weights of the new tensors are set by `post_init`."""
+        config = self.config
+        spec = source_spec(config.model_type)
+        self._sse_indices: list[int] = []
+        self._sse_windows: dict[int, tuple[int, int]] = {}
+        for index, mixer in enumerate(layer_mixers(config)):
+            layer = getattr(self, spec.layers)[index]
+            attention = getattr(layer, spec.attention)
+            if isinstance(mixer, SlidingMixer):
+                make_sliding(attention, index, mixer.window, mixer.sinks)
+                self._sse_windows[index] = mixer.window, mixer.sinks
+            elif mixer is not None:
+                backend = config.sse.get("backend", "auto")
+                new = SSEAttention(attention, config, index, spec=spec, mixer=mixer, backend=backend)
+                setattr(layer, spec.attention, new)
+                self._sse_indices.append(index)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SSEAttention):
+            reset_sse_parameters(module)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As the source's, with packed documents by position_ids that restart (or cu_seq_lens_q) and no cache.
+
+        Raises:
+            UsageError: packed documents with a cache or with padding, or a mask that recurrent layers cannot follow.
+            HardwareError: the model is spread over devices in a way that is not offered.
+        """
+        tokens = input_ids if input_ids is not None else inputs_embeds
+        if tokens is None:
+            raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
+        batch, length = tokens.shape[:2]
+        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
+            position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
+        prepared = isinstance(attention_mask, dict) and LAYOUT in attention_mask
+        mask = starts = None
+        if self._sse_converted() and not prepared:
+            self._refuse_sharded()
+            mask = padding_mask(attention_mask, length)
+            starts = self._documents(mask, position_ids, past_key_values, use_cache, batch)
+        if starts is not None:
+            attention_mask, use_cache = None, False
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        self.sse_install(past_key_values)
+        if prepared:
+            masks = dict(attention_mask)
+            kwargs.update({name: masks.pop(name) for name in (LAYOUT, MASKS)})
+            attention_mask = masks.get(_SINGLE, masks)
+        else:
+            shape = batch, length
+            kwargs.update(self.sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts))
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+    def sse_layers(self) -> dict[int, SSEAttention]:
+        """Index of each SSE layer -> its attention."""
+        spec = source_spec(self.config.model_type)
+        layers = getattr(self, spec.layers)
+        return {index: getattr(layers[index], spec.attention) for index in self._sse_indices}
+
+    def sse_install(self, cache: Any) -> None:
+        """Put the cache layers that converted layers need into a cache (see `cache.install`)."""
+        if self._sse_converted():
+            install(cache, self.config, self._sse_indices, self._sse_windows)
+
+    def sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
+                  mask: Tensor | None, starts: Tensor | None) -> dict[str, Any]:  # fmt: skip
+        """The keyword arguments that converted layers need, made once for all layers.
+
+        Args:
+            shape: (B, T) of the new tokens.
+            device: of the masks.
+            attention_mask: [B, past + T] padding mask as given, or None.
+            cache: the cache, with its layers installed, or None.
+            mask: bool [B, T] part of it for the new tokens; None for no padding.
+            starts: bool [B, T] first tokens of packed documents, or None.
+        """
+        if not self._sse_converted():
+            return {}
+        layout = row_layout(*shape, mask) if starts is None else document_layout(starts)
+        kind = self.config._attn_implementation
+        sees = sliding_masks(self._sse_windows, cache, attention_mask, mask, starts, shape, device)
+        return {
+            LAYOUT: layout,
+            MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},
+        }
+
+    def _sse_converted(self) -> bool:
+        return bool(self._sse_windows or self._sse_indices)
+
+    def _refuse_sharded(self) -> None:
+        for layer in self.sse_layers().values():
+            refuse_sharded(layer, self.config._attn_implementation)
+            return
+
+    def _documents(self, mask: Tensor | None, position_ids: Tensor | None, cache: Any, use_cache: bool | None,
+                   batch: int) -> Tensor | None:  # fmt: skip
+        """Starts of packed documents, bool [B, T]; None if each row is one document."""
+        if cache is not None and cache.get_seq_length() > 0:
+            return None
+        starts = document_starts(position_ids, batch)
+        if starts is None:
+            return None
+        if mask is not None:
+            jumps = starts[:, 1:] & mask[:, 1:] & mask[:, :-1]
+            if not bool(jumps.any()):
+                return None  # positions stand still in the padding
+            raise UsageError(
+                "position_ids restart inside a padded row", expected="packed documents without padding",
+                fix="drop attention_mask and fill rows with documents, or pass one document per row",
+            )  # fmt: skip
+        if cache is not None or use_cache:
+            raise UsageError(
+                "position_ids restart (packed documents) and a cache is asked for", expected="use_cache=False",
+                fix="pass use_cache=False, or one document per row",
+            )  # fmt: skip
+        return starts
+
+
+class SSECausalLMMixin:
+    """Goes in front of a family's causal LM class."""
+
+    _supports_context_parallel = False
+    _tp_plan = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        backbone = self._sse_backbone()
+        backbone.__class__ = base_class_for(type(backbone))
+        # the registry of recordable outputs goes by class name and was filled when the backbone was still the source's
+        dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(backbone.__class__), backbone._can_record_outputs)
+        backbone._sse_surgery()
+        backbone.post_init()
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As the source's; refuses tensor, context and sequence parallelism."""
+        refuse_parallel_load(kwargs)
+        return super().from_pretrained(*args, **kwargs)
+
+    def sse_layers(self) -> dict[int, SSEAttention]:
+        """Index of each SSE layer -> its attention."""
+        return self._sse_backbone().sse_layers()
+
+    def sse_balance_loss(self) -> Tensor:
+        """Balance loss of the last forward, 0-d, already weighted by its coefficient: the mean over the SSE layers that
+        are balanced by a loss; 0 if none is.
+
+        Raises:
+            UsageError: the last forward ran under reentrant gradient checkpointing.
+        """
+        losses = [loss for layer in self.sse_layers().values() if (loss := layer.balance_loss()) is not None]
+        if not losses:
+            return torch.zeros((), device=self.device)
+        return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+    def sse_router_stats(self) -> dict[int, dict[str, Any]]:
+        """Layer index -> load [N], entropy and mean gate of the last forward's routing (see `SSEAttention`)."""
+        stats = {index: layer.router_stats() for index, layer in self.sse_layers().items()}
+        return {index: value for index, value in stats.items() if value is not None}
+
+    def sse_update_router_bias(self) -> None:
+        """After an optimizer step: move the selection biases of layers with `balance: bias` by one sign step."""
+        for layer in self.sse_layers().values():
+            layer.update_router_bias()
+
+    def create_masks_for_generate(
+        self,
+        config: Any,
+        inputs_embeds: Tensor,
+        attention_mask: Any,
+        past_key_values: Any,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Masks that `generate` prepares for compiled forwards, the converted layers' among them."""
+        backbone = self._sse_backbone()
+        backbone.sse_install(past_key_values)
+        native = create_masks_for_generate(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        shape = inputs_embeds.shape[0], inputs_embeds.shape[1]
+        mask = padding_mask(attention_mask, shape[1])
+        extra = backbone.sse_masks(shape, inputs_embeds.device, attention_mask, past_key_values, mask, None)
+        if not extra:
+            return native
+        return {**(native if isinstance(native, dict) else {_SINGLE: native}), **extra}
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        self._sse_backbone().sse_install(cache)
+        if cache is not None and generation_config.is_assistant:  # recording began before our layers were in
+            cache.activate_past_recording()
+        return result
+
+    def _sse_backbone(self) -> Any:
+        return getattr(self, source_spec(self.config.model_type).backbone)
+
+
+def _with_balance_loss(source_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The source's forward; in training, with labels, its loss includes the balance loss."""
+
+    @functools.wraps(source_forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = source_forward(self, *args, **kwargs)
+        if not self.training or kwargs.get("labels") is None:
+            return outputs
+        balance = self.sse_balance_loss()
+        if isinstance(outputs, tuple):
+            return (outputs[0] + balance.to(outputs[0].device), *outputs[1:])
+        outputs.loss = outputs.loss + balance.to(outputs.loss.device)
+        return outputs
+
+    return forward
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def base_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The backbone class of converted models of a source family; the same class each time."""
+    if source not in _CLASSES:
+        spec = spec_for(source.config_class.model_type)
+        _CLASSES[source] = _derive(spec.hybrid_backbone, SSEBaseMixin, source, {})
+    return _CLASSES[source]
+
+
+def model_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The causal LM class of converted models of a source family; the same class each time.
+
+    Args:
+        source: the family's causal LM class, e.g. transformers.Qwen3ForCausalLM.
+
+    Raises:
+        CheckpointError: the family is unknown, or this is not its causal LM class.
+    """
+    if source not in _CLASSES:
+        spec = spec_for(source.config_class.model_type)
+        if source.__name__ != spec.causal_lm_class:
+            raise CheckpointError(
+                f"model class {source.__name__}", expected=f"{spec.causal_lm_class} for {spec.model_type}",
+                fix="convert the checkpoint of the causal language model",
+            )  # fmt: skip
+        forward = {"forward": _with_balance_loss(source.forward)}
+        _CLASSES[source] = _derive(spec.hybrid_causal_lm, SSECausalLMMixin, source, forward)
+    return _CLASSES[source]
+
+
+def source_class(spec: ArchSpec) -> type[PreTrainedModel]:
+    """The family's own causal LM class."""
+    return getattr(transformers, spec.causal_lm_class)
+
+
+def _derive(name: str, mixin: type, source: type[PreTrainedModel], members: dict[str, Any]) -> type[PreTrainedModel]:
+    config_class = config_class_for(source.config_class)
+    doc = f"{source.__name__} with converted layers."
+    namespace = {
+        "config_class": config_class,
+        "__module__": __name__,
+        "__qualname__": name,
+        "__doc__": doc,
+        **members,
+    }
+    return type(name, (mixin, source), namespace)
+
+
+def __getattr__(name: str) -> type[PreTrainedModel]:
+    for spec in ARCHITECTURES.values():
+        if name == spec.hybrid_causal_lm:
+            return model_class_for(source_class(spec))
+        if name == spec.hybrid_backbone:
+            return base_class_for(getattr(transformers, spec.backbone_class))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

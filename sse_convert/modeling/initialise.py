@@ -1,0 +1,94 @@
+"""The one rule that sets the new tensors of an SSE layer, used by the model and by conversion."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.tensors import ROUTER_BIAS, as_sse, new_tensors, state_heads
+
+ROUTER_STD = 0.02
+HALF_LIVES = 16.0, 4096.0
+"""tokens; heads are spread between the two, evenly in the logarithm"""
+OPEN_GATE = 4.0
+"""bias of the output gate: sigmoid(4) = 0.98"""
+
+
+def add_sse_tensors(module: nn.Module, dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> None:
+    """Give `module` the new tensors of `new_tensors`, uninitialised: projections as nn.Linear, the rest as they are."""
+    specs = {spec.name: spec for spec in new_tensors(dims, mixer)}
+    for name, spec in specs.items():
+        owner, _, kind = name.partition(".")
+        if kind == "weight":
+            out, inputs = spec.shape
+            module.add_module(owner, nn.Linear(inputs, out, bias=f"{owner}.bias" in specs))
+        elif name == ROUTER_BIAS:
+            module.register_buffer(name, torch.zeros(spec.shape))
+        elif not kind:
+            module.register_parameter(name, nn.Parameter(torch.empty(spec.shape)))
+
+
+def reset_sse_parameters(module: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Set the new tensors of a module made by `add_sse_tensors` that were not loaded from a checkpoint.
+
+    Router rows are small, random and never zero (equal logits would tie); the low-rank side path and the per-partition
+    offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
+    spread over the heads; scales start at one, the output gate open.
+
+    Args:
+        module: has the tensors, and `dims` and `mixer` as attributes.
+        generator: source of the random numbers; None uses torch's global one.
+    """
+    dims: AttentionDims = module.dims
+    mixer = as_sse(module.mixer)
+    for spec in new_tensors(dims, mixer):
+        tensor = module.get_buffer(spec.name) if spec.name == ROUTER_BIAS else module.get_parameter(spec.name)
+        if spec.name == "sse_router.weight":
+            init.normal_(tensor, std=ROUTER_STD, generator=generator)
+        elif spec.name.endswith("_down.weight"):
+            init.normal_(tensor, std=dims.hidden**-0.5, generator=generator)
+        elif spec.name.endswith("decay_up.bias"):
+            init.copy_(tensor, decay_bias(dims, mixer).to(tensor))
+        elif spec.name == "sse_gate_up.bias":
+            init.constant_(tensor, OPEN_GATE)
+        elif spec.name in ("sse_out_scale", "sse_k_scale"):
+            init.ones_(tensor)
+        else:
+            init.zeros_(tensor)
+
+
+def decay_bias(dims: AttentionDims, mixer: SSEMixer) -> Tensor:
+    """Bias of the decay projection that gives each head its initial half-life.
+
+    With log decay = logsigmoid(b) / normalizer and half-life h (in tokens that reach the state), b = -log(expm1(y)),
+    y = log(2) * normalizer / h.
+
+    Returns:
+        float32 [H * D] for per-channel decay, [H] for one decay per head.
+    """
+    heads = state_heads(dims, mixer)
+    shortest, longest = (math.log(h) for h in HALF_LIVES)
+    position = torch.linspace(0, 1, heads, dtype=torch.float64) if heads > 1 else torch.tensor([0.5]).double()
+    half_life = torch.exp(shortest + (longest - shortest) * position)
+    bias = -torch.log(torch.expm1(math.log(2) * mixer.decay_normalizer / half_life))
+    return (bias.repeat_interleave(dims.head_dim) if mixer.decay == "gla" else bias).float()
+
+
+def fresh_sse_tensors(
+    dims: AttentionDims, mixer: SSEMixer | GLAMixer, generator: torch.Generator | None = None
+) -> dict[str, Tensor]:
+    """The new tensors of one layer, initialised, without building the layer or its teacher weights.
+
+    Returns:
+        name below the attention module -> float32 tensor, in the order of `new_tensors`.
+    """
+    module = nn.Module()
+    module.dims, module.mixer = dims, mixer
+    add_sse_tensors(module, dims, mixer)
+    with torch.no_grad():
+        reset_sse_parameters(module, generator)
+    tensors = module.state_dict()
+    return {spec.name: tensors[spec.name] for spec in new_tensors(dims, mixer)}

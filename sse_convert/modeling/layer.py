@@ -1,0 +1,430 @@
+"""SSE attention in place of a family's softmax attention: the teacher's projections, a few new tensors, the operator.
+
+Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kept -> feature map on k -> operator
+(scale D^-1/2) -> per-head RMS norm * sse_out_scale -> output gate -> output projection.
+
+Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key and value dim,
+N partitions.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sse_convert.errors import UsageError
+from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
+from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
+from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.modeling.architectures import ArchSpec, attention_dims
+from sse_convert.modeling.initialise import add_sse_tensors
+from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.tensors import as_sse, state_heads
+
+NORM_EPS = 1e-8
+
+
+class RouterTrace:
+    """What a layer remembers of its last forward. Left out of copies and pickles: it may hold an autograd graph."""
+
+    def __init__(self) -> None:
+        self.logits_TN: Tensor | None = None
+        """router logits of the last forward's real tokens, with their graph"""
+        self.load_N: Tensor | None = None
+        """tokens per partition, summed over training forwards since the last bias update"""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return RouterTrace, ()
+
+
+class SSEAttention(nn.Module):
+    """Replaces one attention module; takes over its children under their names, so state-dict keys stay the source's.
+
+    Args:
+        source: the attention module whose projections and norms are used.
+        config: the model's configuration.
+        layer_idx: index of the layer.
+        spec: the family.
+        mixer: settings of the layer.
+        backend: operator backend.
+
+    Raises:
+        UsageError: the settings do not fit the family or each other.
+    """
+
+    def __init__(
+        self,
+        source: nn.Module,
+        config: Any,
+        layer_idx: int,
+        *,
+        spec: ArchSpec,
+        mixer: SSEMixer | GLAMixer,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, child in source.named_children():
+            self.add_module(name, child)
+        self.layer_idx = layer_idx
+        self.spec = spec
+        self.mixer = as_sse(mixer)
+        self.backend = backend
+        self.dims = attention_dims(config)
+        self.state_heads = state_heads(self.dims, self.mixer)
+        self.rotates = self.mixer.rope == "keep" and getattr(source, "use_rope", True)
+        self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
+        self.trace = RouterTrace()
+        _check(self.mixer, spec)
+        add_sse_tensors(self, self.dims, self.mixer)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        sse_layout: SequenceLayout | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """What decoder layers call.
+
+        Args:
+            hidden_states: [B, tokens, hidden].
+            position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept.
+            sse_layout: made by the backbone; says which tokens are real and where sequences begin.
+            kwargs: the cache, and what only softmax attention needs.
+
+        Returns:
+            [B, tokens, hidden], zeros in the padding, and None for the attention weights.
+
+        Raises:
+            UsageError: no `sse_layout` arrived.
+        """
+        if sse_layout is None:
+            raise UsageError(
+                f"layer {self.layer_idx} received no sse_layout",
+                expected="a decoder layer that hands its keyword arguments to its attention",
+                fix="call the model, not the layer, or pass sse_layout=row_layout(batch, length, mask)",
+            )
+        batch, length = hidden_states.shape[:2]
+        x = sse_layout.pack(hidden_states)
+        inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
+        self._remember(inputs["router_logits"])
+        o = self._attend(inputs, sse_layout, kwargs.get(self.spec.cache_argument), length)
+        return sse_layout.unpack(self.output(o, x), batch, length), None
+
+    def operator_inputs(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+        """Everything `sse_attention` needs of T tokens, except sequences and states.
+
+        Args:
+            x: [T, hidden].
+            rotation: (cos, sin), each [T, 1, rotated dims]; None for no rotation.
+        """
+        mixer = self.mixer
+        flat_q, flat_k, flat_v = self.project(x)
+        delta_q, delta_k = self._side_path(x)
+        on_shared = mixer.qk_rank_on == "shared"
+        offset_q, offset_k, offset_v = (self._offset(flat, x, name) for flat, name in
+                                        ((flat_q, "q"), (flat_k, "k"), (flat_v, "v")))  # fmt: skip
+        q = self._queries(offset_q, None if on_shared else delta_q, rotation)
+        k, rows = self._keys(offset_k, None if on_shared else delta_k, rotation)
+        log_decay = self._log_decay(x, "sse_decay")
+        shared: tuple[Tensor, ...] | None = None
+        if mixer.shared_partition:
+            shared_k, shared_rows = self._keys(flat_k, delta_k if on_shared else None, rotation)
+            separate = mixer.decay_params == "separate" and mixer.decay != "none"
+            shared_decay = self._log_decay(x, "sse_shared_decay") if separate else log_decay
+            shared_q = self._queries(flat_q, delta_q if on_shared else None, rotation)
+            shared = (shared_q, shared_k, _decay_of_rows(shared_decay, shared_rows))
+            if not mixer.shared_params:
+                shared = (*shared, self._values(flat_v))
+        logits = self._router_logits(x)
+        v = self._values(offset_v)
+        if mixer.num_partitions > 1 and not (mixer.gate.write or mixer.gate.read):
+            v = v + (0 * logits.sum()).to(v.dtype)  # e is not used: a zero gradient for the router, which DDP waits for
+        return {
+            "q": q,
+            "k": k,
+            "v": v,
+            "log_decay": _decay_of_rows(log_decay, rows),
+            "router_logits": logits,
+            "shared": shared,
+            **self._routing_options(),
+        }
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The teacher's q [T, Hq*D], k and v [T, kv heads * D], before norm and rotation."""
+        dims = self.dims
+        modules = [getattr(self, name) for name in self.spec.qkv]
+        if self.spec.qkv_layout == "separate":
+            q, k, v = (module(x) for module in modules)
+        elif self.spec.qkv_layout == "blocks":
+            query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
+            q, k, v = modules[0](x).split([query, key, key], dim=-1)
+        else:
+            heads = modules[0](x).unflatten(-1, (dims.query_heads, 3, dims.head_dim))
+            q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
+        return q, k, v
+
+    def output(self, o: Tensor, x: Tensor) -> Tensor:
+        """The residual branch [T, hidden] from the operator's o [T, Hq, V]; x [T, hidden] feeds the output gate."""
+        y = o if o.dtype == torch.float64 else o.float()
+        if self.mixer.output_norm == "rms":
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + NORM_EPS)
+        y = y.flatten(1) * self.sse_out_scale.to(y.dtype)
+        if self.mixer.output_gate:
+            y = y * torch.sigmoid(_precise(self.sse_gate_up, _precise(self.sse_gate_down, x)))
+        branch = getattr(self, self.spec.output)(y.to(x.dtype))
+        return F.dropout(branch, self.output_dropout, self.training) if self.output_dropout else branch
+
+    def routing(self) -> Routing | None:
+        """The routing of the last forward's real tokens; None without a router or before the first forward."""
+        logits = self.trace.logits_TN
+        if logits is None or self.mixer.num_partitions == 1:
+            return None
+        gate = partition_gate(self.mixer.partition_gate)
+        if gate is not None and gate.needs_state:
+            return None
+        bias = getattr(self, "sse_router_bias", None)
+        return route(logits, self.mixer.top_k, self.mixer.read_top_k, bias, partition_gate=gate)
+
+    def balance_loss(self) -> Tensor | None:
+        """The weighted balance loss of the last forward, 0-d; None if this layer is not balanced by a loss.
+
+        Raises:
+            UsageError: the forward ran under reentrant gradient checkpointing, which cuts the loss off its graph.
+        """
+        if self.mixer.balance != "aux_loss" or (routing := self.routing()) is None:
+            return None
+        if torch.is_grad_enabled() and self.sse_router.weight.requires_grad and not routing.gate_TN.requires_grad:
+            raise UsageError(
+                f"layer {self.layer_idx}: the balance loss has no gradient under reentrant gradient checkpointing",
+                expected="non-reentrant checkpointing, or balance: bias or none",
+                fix='gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})',
+            )
+        return self.mixer.balance_coef * balance_loss(routing)
+
+    def router_stats(self) -> dict[str, Any] | None:
+        """Health of the last forward's routing; None without a router.
+
+        Returns:
+            load: [N], shares that sum to top_k; entropy: of the load, in nats; gate_mean: e of partitions written.
+        """
+        with torch.no_grad():
+            if (routing := self.routing()) is None:
+                return None
+            share = load(routing)
+            p = share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
+            return {
+                "load": share,
+                "entropy": float(torch.special.entr(p).sum()),
+                "gate_mean": float(routing.gate_TN.gather(1, routing.write_TK).mean()),
+            }
+
+    @torch.no_grad()
+    def update_router_bias(self) -> None:
+        """One balancing step of `balance: bias` from the load since the last step, summed over processes."""
+        if self.mixer.balance != "bias" or self.trace.load_N is None:
+            return
+        total = self.trace.load_N
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+        self.sse_router_bias.copy_(balanced_bias(self.sse_router_bias, total, self.mixer.balance_coef))
+        self.trace.load_N = None
+
+    def _attend(self, inputs: dict[str, Any], layout: SequenceLayout, cache: Any, length: int) -> Tensor:
+        if cache is None:
+            return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens, backend=self.backend)[0]
+        layer = cache.layers[self.layer_idx]
+        state = layer.state
+        o, final = sse_attention(
+            **inputs,
+            cu_seqlens=layout.cu_seqlens,
+            initial_state=state,
+            output_final_state=True,
+            inplace_state=self._may_overwrite(state, layer.record_past),
+            backend=self.backend,
+        )
+        layer.write(final, length, Replay(inputs, layout, length, self.backend))
+        return o
+
+    @staticmethod
+    def _may_overwrite(state: Tensor | None, recording: bool) -> bool:
+        if state is None or recording or torch.is_grad_enabled():
+            return False
+        return not state.is_inference() or torch.is_inference_mode_enabled()
+
+    def _remember(self, logits: Tensor) -> None:
+        self.trace.logits_TN = logits
+        if self.mixer.balance == "bias" and self.training and (routing := self.routing()) is not None:
+            count = load(routing) * logits.shape[0]
+            self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
+
+    def _rotation(
+        self, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout, batch: int
+    ) -> tuple[Tensor, Tensor] | None:
+        if not self.rotates or embeddings is None:
+            return None
+        cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in embeddings)
+        return cos, sin
+
+    def _side_path(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if not self.mixer.qk_rank:
+            return None, None
+        return self.sse_delta_q_up(self.sse_delta_q_down(x)), self.sse_delta_k_up(self.sse_delta_k_down(x))
+
+    def _offset(self, flat: Tensor, x: Tensor, name: str) -> Tensor:
+        """The projection of each partition [T, N, out]; [T, out] where they share one."""
+        if self.mixer.shared_params:
+            return flat
+        weight = getattr(self, f"sse_partition_{name}").to(x.dtype)
+        return flat[:, None] + torch.einsum("th,noh->tno", x, weight)
+
+    def _queries(self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """q [T, (N,) Hq, D]."""
+        if delta is not None:
+            flat = flat + (delta if flat.dim() == 2 else delta[:, None])
+        if self.spec.qk_norm == "whole":
+            flat = self.q_norm(flat)
+        q = flat.unflatten(-1, (self.dims.query_heads, self.dims.head_dim))
+        if self.spec.qk_norm == "head":
+            q = self.q_norm(q)
+        return _rotate(q, rotation)
+
+    def _keys(
+        self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """phi(k) [T, (N,) H, D], and the rows it selects where only those decay."""
+        groups = self.state_heads // self.dims.kv_heads
+        k = self._per_state_head(flat)
+        if delta is not None:
+            side = delta.unflatten(-1, (self.dims.kv_heads, groups, self.dims.head_dim))
+            k = k + (side if k.dim() == 4 else side[:, None])
+        if self.spec.qk_norm == "whole":
+            k = self.k_norm(k.transpose(-3, -2).flatten(-2)).unflatten(-1, (self.dims.kv_heads, -1)).transpose(-3, -2)
+        elif self.spec.qk_norm == "head":
+            k = self.k_norm(k)
+        k = _rotate(k.flatten(-3, -2), rotation)
+        scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
+        phi = key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
+        rows = selected_rows(scaled.detach(), self.mixer.row_top_k) if self.mixer.row_decay == "selected" else None
+        return phi, rows
+
+    def _values(self, flat: Tensor) -> Tensor:
+        """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
+        v = self._per_state_head(flat).flatten(-3, -2)
+        return v.float() if v.dtype == torch.float16 else v
+
+    def _per_state_head(self, flat: Tensor) -> Tensor:
+        """[..., kv heads, groups, D]: each key-value head, seen by every state that it feeds."""
+        heads = flat.unflatten(-1, (self.dims.kv_heads, 1, self.dims.head_dim))
+        return heads.expand(*heads.shape[:-2], self.state_heads // self.dims.kv_heads, self.dims.head_dim)
+
+    def _log_decay(self, x: Tensor, name: str) -> Tensor:
+        """[T, H, D], natural log, <= 0; expanded where channels share it."""
+        shape = (x.shape[0], self.state_heads, self.dims.head_dim)
+        if self.mixer.decay == "none":
+            return x.new_zeros(1, 1, 1, dtype=_precise_dtype(x)).expand(shape)
+        raw = _precise(getattr(self, f"{name}_up"), _precise(getattr(self, f"{name}_down"), x))
+        log_decay = F.logsigmoid(raw) / self.mixer.decay_normalizer
+        return log_decay.view(shape) if self.mixer.decay == "gla" else log_decay[..., None].expand(shape)
+
+    def _router_logits(self, x: Tensor) -> Tensor:
+        if self.mixer.num_partitions == 1:
+            return x.new_zeros(x.shape[0], 1, dtype=_precise_dtype(x))
+        return _precise(self.sse_router, x)
+
+    def _routing_options(self) -> dict[str, Any]:
+        return {
+            "top_k": self.mixer.top_k,
+            "read_top_k": self.mixer.read_top_k,
+            "write_gate": self.mixer.gate.write,
+            "read_gate": self.mixer.gate.read,
+            "router_bias": getattr(self, "sse_router_bias", None),
+            "partition_gate": partition_gate(self.mixer.partition_gate),
+        }
+
+
+class Replay:
+    """Recomputes the state of a layer after the first tokens of one forward, so that a cache can take back the rest."""
+
+    def __init__(self, inputs: dict[str, Any], layout: SequenceLayout, length: int, backend: str) -> None:
+        self._inputs = inputs
+        self._layout = layout
+        self._length = length
+        self._backend = backend
+
+    def __call__(self, state: Tensor, tokens: int) -> Tensor:
+        """State after the first `tokens` columns, from the state before the forward."""
+        cu_seqlens, real = self._layout.cu_seqlens, self._layout.tokens
+        total = int(cu_seqlens[-1])
+        columns = (torch.arange(total) if real is None else real.cpu()) % self._length
+        kept = columns < tokens
+        counts = torch.stack([kept[a:b].sum() for a, b in pairwise(cu_seqlens.tolist())])
+        index = kept.nonzero()[:, 0].to(state.device)
+        inputs = {name: _rows(value, index, total) for name, value in self._inputs.items()}
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        final = sse_attention(
+            **inputs, cu_seqlens=offsets, initial_state=state, output_final_state=True, backend=self._backend
+        )[1]
+        assert final is not None
+        return final
+
+
+def _rows(value: Any, index: Tensor, total: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_rows(part, index, total) for part in value)
+    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == total:
+        return value.index_select(0, index)
+    return value
+
+
+def _precise_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _precise(linear: nn.Module, x: Tensor) -> Tensor:
+    """linear(x) in float32 (float64 for float64) whatever autocast or a mixed-precision wrapper did to the weights."""
+    dtype = _precise_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        if type(linear) is not nn.Linear:  # an adapter around it must run its own forward
+            return linear(x.to(linear.weight.dtype)).to(dtype)
+        return F.linear(x.to(dtype), linear.weight.to(dtype), None if linear.bias is None else linear.bias.to(dtype))
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    """x [T, (N,) heads, D] with its first dims rotated, as many as (cos, sin) [T, 1, dims] cover; halves pair up."""
+    if rotation is None:
+        return x
+    cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
+    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([turned, kept], dim=-1).to(x.dtype)
+
+
+def _decay_of_rows(log_decay: Tensor, rows: Tensor | None) -> Tensor:
+    return log_decay if rows is None else log_decay.masked_fill(~rows, 0.0)
+
+
+def _check(mixer: SSEMixer, spec: ArchSpec) -> None:
+    if mixer.rope == "keep" and spec.rotary == "none":
+        raise UsageError(
+            f"rope is 'keep' and {spec.model_type} has no rotary embedding", expected="rope: none for this family",
+            fix="drop the line from the recipe",
+        )  # fmt: skip
+    if mixer.row_decay == "selected" and not mixer.shared_params:
+        raise UsageError(
+            "row_decay is 'selected' with shared_params: false",
+            expected="row_decay: all, since the partitions select different rows and share one decay",
+            fix="set row_decay: all, or shared_params: true",
+        )
+    gate = partition_gate(mixer.partition_gate)
+    if gate is not None and gate.needs_state and mixer.balance != "none":
+        raise UsageError(
+            f"partition_gate {mixer.partition_gate!r} reads the state, so its routing cannot be balanced afterwards",
+            expected="balance: none with this gate",
+            fix="set balance: none",
+        )

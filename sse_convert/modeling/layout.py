@@ -1,0 +1,109 @@
+"""How a batch [B, T] becomes packed sequences: padding dropped, documents apart. Made once per forward."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sse_convert.errors import UsageError
+
+
+class SequenceLayout(NamedTuple):
+    """Where the real tokens of a batch are, and where each sequence begins."""
+
+    tokens: Tensor | None
+    """int64 positions of the real tokens in the flattened batch, or None when all are real"""
+    cu_seqlens: Tensor
+    """int64 [S + 1], on the CPU: offsets of the sequences among the real tokens"""
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Real tokens [tokens, ...] of x [B, T, ...]."""
+        flat = x.flatten(0, 1)
+        return flat if self.tokens is None else flat.index_select(0, self.tokens.to(x.device))
+
+    def unpack(self, x: Tensor, batch: int, length: int) -> Tensor:
+        """[B, T, ...] with the real tokens in their places and zeros in the padding."""
+        if self.tokens is None:
+            return x.unflatten(0, (batch, length))
+        flat = x.new_zeros(batch * length, *x.shape[1:])
+        return flat.index_copy(0, self.tokens.to(x.device), x).unflatten(0, (batch, length))
+
+
+def row_layout(batch: int, length: int, mask: Tensor | None) -> SequenceLayout:
+    """Each row is one sequence.
+
+    Args:
+        batch: B.
+        length: T, new tokens per row.
+        mask: bool [B, T], False for padding; None for no padding.
+    """
+    if mask is None:
+        return SequenceLayout(None, torch.arange(batch + 1) * length)
+    lengths = mask.sum(1).cumsum(0).cpu()
+    return SequenceLayout(mask.flatten().nonzero()[:, 0], torch.cat([lengths.new_zeros(1), lengths]))
+
+
+def document_layout(starts: Tensor) -> SequenceLayout:
+    """Each document is a sequence.
+
+    Args:
+        starts: bool [B, T], True for the first token of each document; the first of a row always is.
+    """
+    offsets = starts.flatten().nonzero()[:, 0].cpu()
+    return SequenceLayout(None, torch.cat([offsets, offsets.new_tensor([starts.numel()])]))
+
+
+def document_starts(position_ids: Tensor | None, batch: int) -> Tensor | None:
+    """Where packed rows begin a new document: where positions do not continue.
+
+    Args:
+        position_ids: [1 or B, T].
+        batch: B.
+
+    Returns:
+        bool [B, T], or None if every row is one document.
+    """
+    if position_ids is None or position_ids.shape[-1] == 1:
+        return None
+    positions = position_ids.expand(batch, -1)
+    starts = torch.ones_like(positions, dtype=torch.bool)
+    starts[:, 1:] = positions.diff(dim=1) != 1
+    return starts if bool(starts[:, 1:].any()) else None
+
+
+def padding_mask(attention_mask: Any, length: int) -> Tensor | None:
+    """The part of a 2D attention mask that covers the new tokens.
+
+    Args:
+        attention_mask: [B, past + T], or None.
+        length: T.
+
+    Returns:
+        bool [B, T], or None if nothing is padded.
+
+    Raises:
+        UsageError: the mask is a custom one (4D or not a tensor), which recurrent layers cannot follow.
+    """
+    if attention_mask is None:
+        return None
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+        shape = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise UsageError(
+            f"attention_mask has shape {shape}",
+            expected="a padding mask [batch, tokens]: SSE layers are recurrent and cannot follow a custom mask",
+            fix="pass a padding mask, or position_ids that restart at each packed document",
+        )
+    mask = attention_mask[:, -length:].bool()
+    return None if bool(mask.all()) else mask
+
+
+def positions_from_offsets(cu_seq_lens: Tensor, length: int) -> Tensor:
+    """position_ids [1, T] that restart at each offset of one packed row.
+
+    Args:
+        cu_seq_lens: [documents + 1] offsets.
+        length: T.
+    """
+    starts = cu_seq_lens[:-1].long()
+    position = torch.arange(length, device=cu_seq_lens.device)
+    return (position - starts[torch.searchsorted(starts, position, right=True) - 1])[None]

@@ -1,0 +1,163 @@
+"""Window attention with sinks on any family: the source's attention module stays, its mask is replaced.
+
+A query sees itself, the window - 1 columns before it, and the first `sinks` real tokens of its document.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sse_convert.errors import UsageError
+from sse_convert.modeling.cache import SlidingCacheLayer
+
+MASKS = "sse_sliding_masks"
+"""keyword argument that carries the masks, one per (window, sinks), keyed by `mask_key`"""
+ATTENTION_KINDS = ("sdpa", "eager")
+NOT_SEEN = 2**62
+"""column of a token that has not arrived yet"""
+
+
+def mask_key(window: int, sinks: int) -> str:
+    """Name of the mask of a (window, sinks) pair."""
+    return f"{window}+{sinks}"
+
+
+class SlidingHook:
+    """Forward pre-hook that hands an attention module its window mask. An object, so that models can be pickled."""
+
+    def __init__(self, layer_idx: int, window: int, sinks: int) -> None:
+        self.layer_idx = layer_idx
+        self.window = window
+        self.sinks = sinks
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Replace `attention_mask`; an error if the masks did not arrive."""
+        if MASKS not in kwargs:
+            raise UsageError(
+                f"layer {self.layer_idx} received no {MASKS}",
+                expected="a decoder layer that hands its keyword arguments to its attention",
+                fix="call the model, not the layer",
+            )
+        kwargs = dict(kwargs)
+        kwargs["attention_mask"] = kwargs.pop(MASKS)[mask_key(self.window, self.sinks)]
+        return args, kwargs
+
+
+def make_sliding(attention: nn.Module, layer_idx: int, window: int, sinks: int) -> None:
+    """Limit a softmax attention module to a window with sinks."""
+    attention.register_forward_pre_hook(SlidingHook(layer_idx, window, sinks), with_kwargs=True)
+
+
+def training_mask(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int,
+                  device: torch.device) -> Tensor:  # fmt: skip
+    """Who sees whom in a batch without cache.
+
+    Args:
+        mask: bool [B, T], False for padding; None for none.
+        starts: bool [B, T], first token of each packed document; None for one document per row.
+        shape: (B, T).
+        window: columns a query sees, itself included.
+        sinks: first tokens of a document that stay visible.
+        device: of the result.
+
+    Returns:
+        bool [B, 1, T, T], True where the query (third dim) sees the key.
+    """
+    batch, length = shape
+    real = torch.ones(batch, length, dtype=torch.bool, device=device) if mask is None else mask.to(device)
+    document = torch.zeros_like(real, dtype=torch.long) if starts is None else starts.to(device).long().cumsum(1)
+    rank = real.long().cumsum(1)
+    if starts is not None:  # rank within the document: packed rows have no padding
+        first = torch.where(starts.to(device), rank, 0).cummax(1).values
+        rank = rank - first + 1
+    column = torch.arange(length, device=device)
+    near = _near(column, column[None], window)
+    sees = near | (rank <= sinks)[:, None] & (column <= column[:, None])
+    return (sees & (document[:, None] == document[:, :, None]) & real[:, None])[:, None]
+
+
+def cached_mask(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: int, length: int,
+                device: torch.device) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Who sees whom when `layer` holds the past.
+
+    Args:
+        layer: the cache layer, before its update.
+        attention_mask: [B, past + T] padding mask, or None.
+        batch: B.
+        length: T.
+        device: of the results.
+
+    Returns:
+        bool [B, 1, T, sinks + window - 1 + T], in the order in which the layer returns keys; and the column of each
+        row's sinks, int64 [B, sinks], for `SlidingCacheLayer.locate_sinks`.
+    """
+    seen = layer.seen.to(device) if isinstance(layer.seen, Tensor) else layer.seen
+    recent = torch.arange(layer.past_columns + length, device=device) + (seen - layer.past_columns)
+    if attention_mask is None:
+        real = (recent >= 0).expand(batch, -1)
+        sink_columns = torch.arange(layer.sinks, device=device).expand(batch, -1)
+    else:
+        filled = attention_mask.to(device).bool()
+        real = (recent >= 0) & filled[:, recent.clamp(0, filled.shape[1] - 1)]
+        wanted = torch.arange(1, layer.sinks + 1, device=device).expand(batch, -1)
+        found = torch.searchsorted(filled.long().cumsum(1), wanted.contiguous())
+        sink_columns = torch.where(found < filled.shape[1], found, NOT_SEEN)
+    query = recent[layer.past_columns :]
+    is_sink = (recent[None, :, None] == sink_columns[:, None]).any(2)
+    sees = _near(query, recent[None], layer.window) | is_sink[:, None] & (recent <= query[:, None])
+    in_store = (sink_columns < recent[0])[:, None].expand(batch, length, layer.sinks)
+    return torch.cat([in_store, sees & real[:, None]], 2)[:, None], sink_columns
+
+
+def sliding_masks(windows: dict[int, tuple[int, int]], cache: Any, attention_mask: Tensor | None,
+                  mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int],
+                  device: torch.device) -> dict[str, Tensor]:  # fmt: skip
+    """The masks of one forward, one per (window, sinks); with a cache, its layers learn where their sinks are.
+
+    Args:
+        windows: index of each sliding layer -> (window, sinks).
+        cache: the cache, with its layers installed, or None.
+        attention_mask: [B, past + T] padding mask as given, or None.
+        mask: bool [B, T] part of it for the new tokens; None for no padding.
+        starts: bool [B, T] first tokens of packed documents, or None.
+        shape: (B, T).
+        device: of the masks.
+
+    Returns:
+        `mask_key` -> bool [B, 1, T, keys].
+    """
+    masks: dict[str, Tensor] = {}
+    for pair in sorted(set(windows.values())):
+        if cache is None:
+            masks[mask_key(*pair)] = training_mask(mask, starts, shape, *pair, device)
+            continue
+        layers = [cache.layers[index] for index, own in windows.items() if own == pair]
+        masks[mask_key(*pair)], sinks = cached_mask(layers[0], attention_mask, *shape, device)
+        for layer in layers:
+            layer.locate_sinks(sinks)
+    return masks
+
+
+def attention_mask_for(kind: str, sees: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask in the form that an attention implementation takes.
+
+    Raises:
+        UsageError: the implementation cannot follow a window with sinks.
+    """
+    if kind not in ATTENTION_KINDS:
+        raise UsageError(
+            f"attention implementation is {kind!r}, and the model has converted sliding layers",
+            expected=f"one of {', '.join(ATTENTION_KINDS)}",
+            fix='load the model with attn_implementation="sdpa"',
+        )
+    if kind == "sdpa":
+        return sees
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
+
+
+def _near(query: Tensor, key: Tensor, window: int) -> Tensor:
+    distance = query[:, None] - key[:, None]
+    return (distance >= 0) & (distance < window)

@@ -1,0 +1,83 @@
+"""The new tensors of an SSE layer, as data: one table for planning, conversion and the layer itself."""
+
+import dataclasses as dc
+import math
+
+from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.modeling.architectures import AttentionDims
+
+ROUTER_BIAS = "sse_router_bias"
+"""the only new tensor that is a buffer: balancing sets it, gradients do not"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A new tensor of an SSE layer."""
+
+    name: str
+    """name below the attention module"""
+    shape: tuple[int, ...]
+    """`.weight` of a projection is [out, in]"""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients train it."""
+        return self.name != ROUTER_BIAS
+
+
+def as_sse(mixer: SSEMixer | GLAMixer) -> SSEMixer:
+    """The mixer as an SSE mixer; gated linear attention is its single-partition case."""
+    return mixer.as_sse() if isinstance(mixer, GLAMixer) else mixer
+
+
+def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
+    """H, the number of states per partition."""
+    return dims.query_heads if mixer.state_heads == "query" else dims.kv_heads
+
+
+def state_shape(dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> tuple[int, int, int, int]:
+    """[partitions, H, D, V] of the float32 state that one sequence keeps; the shared partition comes last."""
+    sse = as_sse(mixer)
+    partitions = sse.num_partitions + sse.shared_partition
+    return partitions, state_heads(dims, sse), dims.head_dim, dims.head_dim
+
+
+def new_tensors(dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> list[TensorSpec]:
+    """The tensors that a layer with this mixer adds to the teacher's, in a fixed order.
+
+    Every trainable one gets a gradient in every step: what the mixer does not use is not created (N = 1 has no router).
+    """
+    sse = as_sse(mixer)
+    partitions, hidden, heads = sse.num_partitions, dims.hidden, state_heads(dims, sse)
+    query, key = dims.query_heads * dims.head_dim, heads * dims.head_dim
+    tensors: list[TensorSpec] = []
+    if partitions > 1:
+        tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
+        if sse.balance == "bias":
+            tensors.append(TensorSpec(ROUTER_BIAS, (partitions,)))
+    if sse.qk_rank:
+        tensors += _low_rank("sse_delta_q", hidden, sse.qk_rank, query, bias=False)
+        tensors += _low_rank("sse_delta_k", hidden, sse.qk_rank, key, bias=False)
+    if sse.decay != "none":
+        decay = key if sse.decay == "gla" else heads
+        tensors += _low_rank("sse_decay", hidden, sse.decay_rank, decay, bias=True)
+        if sse.decay_params == "separate":
+            tensors += _low_rank("sse_shared_decay", hidden, sse.decay_rank, decay, bias=True)
+    tensors += [TensorSpec("sse_out_scale", (query,)), TensorSpec("sse_k_scale", (heads,))]
+    if sse.output_gate:
+        tensors += _low_rank("sse_gate", hidden, sse.decay_rank, query, bias=True)
+    if not sse.shared_params:
+        values = dims.kv_heads * dims.head_dim
+        for name, out in (("q", query), ("k", values), ("v", values)):
+            tensors.append(TensorSpec(f"sse_partition_{name}", (partitions, out, hidden)))
+    return tensors
+
+
+def _low_rank(name: str, inputs: int, rank: int, outputs: int, *, bias: bool) -> list[TensorSpec]:
+    tensors = [TensorSpec(f"{name}_down.weight", (rank, inputs)), TensorSpec(f"{name}_up.weight", (outputs, rank))]
+    return [*tensors, TensorSpec(f"{name}_up.bias", (outputs,))] if bias else tensors

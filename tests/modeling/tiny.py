@@ -1,0 +1,138 @@
+"""Tiny random models of every supported family, for tests."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.configuration import build_config
+from sse_convert.modeling.hybrid import model_class_for, source_class
+
+VOCAB = 97
+LAYERS = 4
+PAD = 0
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+_HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "gemma2": _GEMMA,
+    "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]},
+    "phi3": _HALF_ROTARY,
+    "olmo2": {},
+    "granite": {},
+    "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
+    "starcoder2": {"sliding_window": None},
+    "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
+    "gpt2": {"num_key_value_heads": None},
+}  # fmt: skip
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+}
+FAMILIES = tuple(_FAMILIES)
+SSE = {"kind": "sse", "qk_rank": 4, "decay_rank": 4}
+MIXERS: dict[str, dict[str, Any]] = {"sse": SSE, "sliding": {"kind": "sliding", "window": 4, "sinks": 2}}
+LAYOUT = ("sse", "sliding", "sse", "full")
+
+
+def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
+    """Configuration of a 4-layer source model."""
+    spec = spec_for(model_type)
+    values = {**_COMMON, **_FAMILIES[model_type], **overrides}
+    values = {
+        name: value
+        for name, value in values.items()
+        if name == "eos_token_id" or value is not None or name == "sliding_window"
+    }
+    if model_type == "gpt2":
+        values = {_GPT2_NAMES.get(name, name): value for name, value in values.items()}
+    return getattr(transformers, spec.config_class)(**values)
+
+
+def randomise(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Make outputs diverse, new tensors non-trivial and the pad embedding non-zero (or padding tests prove nothing)."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            if not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if name.rpartition(".")[2] in ("sse_out_scale", "sse_k_scale"):
+                tensor.copy_(1 + 0.3 * noise)
+            elif "sse_" in name:
+                tensor.copy_(0.3 * noise)
+            elif tensor.dim() > 1:
+                tensor.copy_(0.15 * noise)
+            elif name.endswith(".bias"):
+                tensor.copy_(0.05 * noise)
+            else:
+                tensor.add_(0.1 * noise)
+    return model
+
+
+def tiny_source(
+    model_type: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any
+) -> PreTrainedModel:
+    """A random source model in evaluation mode."""
+    torch.manual_seed(seed)
+    model = source_class(spec_for(model_type))(tiny_config(model_type, **overrides))
+    return randomise(model, seed).to(dtype).eval()
+
+
+def tiny_model(
+    model_type: str,
+    layers: tuple[str, ...] = LAYOUT,
+    mixers: dict[str, dict[str, Any]] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    **overrides: Any,
+) -> PreTrainedModel:
+    """A random converted model in evaluation mode.
+
+    Args:
+        model_type: source family.
+        layers: mixer name or `full` for each of the 4 layers.
+        mixers: settings by name, over those of `MIXERS`.
+        dtype: of the weights.
+        seed: of the weights.
+        overrides: fields of the source configuration.
+    """
+    torch.manual_seed(seed)
+    sse = {"layers": list(layers), "mixers": {**MIXERS, **(mixers or {})}, "base_model": "tiny"}
+    config = build_config(tiny_config(model_type, **overrides), sse)
+    model = model_class_for(source_class(spec_for(model_type)))(config)
+    return randomise(model, seed).to(dtype).eval()
+
+
+def prompts(lengths: tuple[int, ...] = (11, 7), side: str = "left", seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """input_ids and attention_mask [rows, longest], padded on one side."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids = torch.full((len(lengths), longest), PAD)
+    mask = torch.zeros(len(lengths), longest, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        columns = slice(longest - length, longest) if side == "left" else slice(0, length)
+        ids[row, columns] = torch.randint(3, VOCAB, (length,), generator=generator)
+        mask[row, columns] = 1
+    return ids, mask
