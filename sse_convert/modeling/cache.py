@@ -22,7 +22,8 @@ class _CountingLayer(CacheLayerMixin):
     """What both cache layers share: the token counter and how it shows to transformers."""
 
     is_sliding = False
-    is_compileable = True
+    is_compileable = False
+    """a static cache works, without compilation of the forward pass: the torch operator breaks graphs"""
     is_croppable = True
     supports_early_init = False
 
@@ -87,7 +88,7 @@ class _CountingLayer(CacheLayerMixin):
 class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
     """The recurrent state of one SSE layer, [B, partitions, H, D, V] in float32 (float64 in a float64 model)."""
 
-    is_compileable = True
+    is_compileable = False
     is_croppable = True
 
     def __init__(self, *, static_length: int | None = None) -> None:
@@ -164,11 +165,13 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
         """Repeat each row."""
         if self.is_initialized:
             self.recurrent_states[0] = self.recurrent_states[0].repeat_interleave(repeats, dim=0)
+        self._past.clear()  # rows moved: what was recorded can no longer be taken back
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         if self.is_initialized:
             self.recurrent_states[0] = self.recurrent_states[0][indices.to(self.device)]
+        self._past.clear()
 
     def update(self, key_states: Tensor | None, value_states: Tensor | None, *args: Any, **kwargs: Any) -> Any:
         """Not for this layer, except with (None, None), by which a gathered cache is rebuilt."""

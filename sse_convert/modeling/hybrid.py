@@ -13,7 +13,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import output_capturing
 
 from sse_convert.errors import CheckpointError, UsageError
@@ -34,8 +33,6 @@ from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 
 LAYOUT = "sse_layout"
-_SINGLE = "__single__"
-"""key of the source's own mask when generation prepares several masks as a dict"""
 
 
 class SSEBaseMixin:
@@ -53,6 +50,8 @@ class SSEBaseMixin:
         """Swap the attention of converted layers. The weights of the new tensors are set by `post_init`."""
         config = self.config
         spec = source_spec(config.model_type)
+        if getattr(config, "add_cross_attention", False):
+            raise CheckpointError("config.json has add_cross_attention", expected="a decoder-only model")
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
         for index, mixer in enumerate(layer_mixers(config)):
@@ -95,9 +94,8 @@ class SSEBaseMixin:
         batch, length = tokens.shape[:2]
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
-        prepared = isinstance(attention_mask, dict) and LAYOUT in attention_mask
         mask = starts = None
-        if self._sse_converted() and not prepared:
+        if self._sse_converted():
             self._refuse_sharded()
             mask = padding_mask(attention_mask, length)
             starts = self._documents(mask, position_ids, past_key_values, use_cache, batch)
@@ -108,13 +106,8 @@ class SSEBaseMixin:
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         self.sse_install(past_key_values)
-        if prepared:
-            masks = dict(attention_mask)
-            kwargs.update({name: masks.pop(name) for name in (LAYOUT, MASKS)})
-            attention_mask = masks.get(_SINGLE, masks)
-        else:
-            shape = batch, length
-            kwargs.update(self.sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts))
+        shape = batch, length
+        kwargs.update(self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts))
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -136,7 +129,7 @@ class SSEBaseMixin:
         if self._sse_converted():
             install(cache, self.config, self._sse_indices, self._sse_windows)
 
-    def sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
+    def _sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
                   mask: Tensor | None, starts: Tensor | None) -> dict[str, Any]:  # fmt: skip
         """The keyword arguments that converted layers need, made once for all layers.
 
@@ -237,32 +230,6 @@ class SSECausalLMMixin:
         """After an optimizer step: move the selection biases of layers with `balance: bias` by one sign step."""
         for layer in self.sse_layers().values():
             layer.update_router_bias()
-
-    def create_masks_for_generate(
-        self,
-        config: Any,
-        inputs_embeds: Tensor,
-        attention_mask: Any,
-        past_key_values: Any,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Masks that `generate` prepares for compiled forwards, the converted layers' among them."""
-        backbone = self._sse_backbone()
-        backbone.sse_install(past_key_values)
-        native = create_masks_for_generate(
-            config=config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
-        shape = inputs_embeds.shape[0], inputs_embeds.shape[1]
-        mask = padding_mask(attention_mask, shape[1])
-        extra = backbone.sse_masks(shape, inputs_embeds.device, attention_mask, past_key_values, mask, None)
-        if not extra:
-            return native
-        return {**(native if isinstance(native, dict) else {_SINGLE: native}), **extra}
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

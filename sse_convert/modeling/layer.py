@@ -36,6 +36,8 @@ class RouterTrace:
         """router logits of the last forward's real tokens, with their graph"""
         self.load_N: Tensor | None = None
         """tokens per partition, summed over training forwards since the last bias update"""
+        self.positions_T: Tensor | None = None
+        """positions of those tokens, for partition gates"""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return RouterTrace, ()
@@ -111,7 +113,9 @@ class SSEAttention(nn.Module):
         batch, length = hidden_states.shape[:2]
         x = sse_layout.pack(hidden_states)
         inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
-        self._remember(inputs["router_logits"])
+        if inputs["partition_gate"] is not None:
+            inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
+        self._remember(inputs["router_logits"], inputs.get("positions"))
         o = self._attend(inputs, sse_layout, kwargs.get(self.spec.cache_argument), length)
         return sse_layout.unpack(self.output(o, x), batch, length), None
 
@@ -188,7 +192,14 @@ class SSEAttention(nn.Module):
         if gate is not None and gate.needs_state:
             return None
         bias = getattr(self, "sse_router_bias", None)
-        return route(logits, self.mixer.top_k, self.mixer.read_top_k, bias, partition_gate=gate)
+        return route(
+            logits,
+            self.mixer.top_k,
+            self.mixer.read_top_k,
+            bias,
+            partition_gate=gate,
+            positions=self.trace.positions_T,
+        )
 
     def balance_loss(self) -> Tensor | None:
         """The weighted balance loss of the last forward, 0-d; None if this layer is not balanced by a loss.
@@ -256,8 +267,8 @@ class SSEAttention(nn.Module):
             return False
         return not state.is_inference() or torch.is_inference_mode_enabled()
 
-    def _remember(self, logits: Tensor) -> None:
-        self.trace.logits_TN = logits
+    def _remember(self, logits: Tensor, positions: Tensor | None) -> None:
+        self.trace.logits_TN, self.trace.positions_T = logits, positions
         if self.mixer.balance == "bias" and self.training and (routing := self.routing()) is not None:
             count = load(routing) * logits.shape[0]
             self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
@@ -364,7 +375,7 @@ class Replay:
         kept = columns < tokens
         counts = torch.stack([kept[a:b].sum() for a, b in pairwise(cu_seqlens.tolist())])
         index = kept.nonzero()[:, 0].to(state.device)
-        inputs = {name: _rows(value, index, total) for name, value in self._inputs.items()}
+        inputs = {name: value if name == "router_bias" else _rows(value, index) for name, value in self._inputs.items()}
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         final = sse_attention(
             **inputs, cu_seqlens=offsets, initial_state=state, output_final_state=True, backend=self._backend
@@ -373,12 +384,11 @@ class Replay:
         return final
 
 
-def _rows(value: Any, index: Tensor, total: int) -> Any:
+def _rows(value: Any, index: Tensor) -> Any:
+    """The rows of some tokens, of a tensor or a tuple of tensors; options as they are."""
     if isinstance(value, tuple):
-        return tuple(_rows(part, index, total) for part in value)
-    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == total:
-        return value.index_select(0, index)
-    return value
+        return tuple(_rows(part, index) for part in value)
+    return value.index_select(0, index) if isinstance(value, Tensor) else value
 
 
 def _precise_dtype(x: Tensor) -> torch.dtype:
