@@ -45,6 +45,10 @@ class Geometry:
     """parameters of one layer's attention, the teacher's"""
     intermediate: int
     """width of the feed-forward layer"""
+    vocabulary: int
+    """rows of the language-model head"""
+    qk_norm: bool = False
+    """whether q and k are normalised"""
 
     @property
     def layers(self) -> int:

@@ -163,14 +163,17 @@ def _shards(folder: Path) -> list[str]:
 
 def _weight_map(path: Path) -> dict[str, str]:
     weight_map = _read_json(path).get("weight_map")
-    ok = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
-    if not ok or any(Path(shard).name != shard for shard in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
         raise CheckpointError(
             f"{path} has no usable weight_map",
             expected='"weight_map": {tensor name: file name in the same folder}',
             fix="download it again",
         )
     return dict(weight_map)
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value
 
 
 def _check_index(path: Path, weight_map: dict[str, str], tensors: dict[str, TensorInfo]) -> None:

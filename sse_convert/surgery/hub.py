@@ -8,7 +8,7 @@ import fnmatch
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sse_convert.errors import CheckpointError, HubError
 from sse_convert.surgery.safetensors_io import ITEM_BYTES, TensorInfo
@@ -138,12 +138,12 @@ def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
             raise CheckpointError(
                 f"{where} is missing", expected="every shard the index names", fix="use another revision"
             )
+
+        def request(shard: str = shard) -> Any:
+            return api.parse_safetensors_file_metadata(files.repo_id, shard, revision=files.commit)
+
         try:
-            header = _asking(
-                files.repo_id,
-                files.commit,
-                lambda shard=shard: api.parse_safetensors_file_metadata(files.repo_id, shard, revision=files.commit),
-            )
+            header = _asking(files.repo_id, files.commit, request)
         except SafetensorsParsingError as error:
             raise CheckpointError(
                 f"{where} is not a valid safetensors file: {error}", fix="use another revision"
@@ -184,9 +184,16 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
         raise HubError(
             f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
         ) from error
-    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError) as error:  # HTTPError: httpx or httpx2
+    except (_network_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
         raise HubError(
             f"the hub cannot be reached for {where} ({type(error).__name__})",
             expected="a network connection, or the model in the local cache",
             fix="check the connection, or give a local folder",
         ) from error
+
+
+def _network_error() -> type[Exception]:
+    """The base of what the hub's HTTP library raises; which library that is depends on huggingface_hub's version."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(base for base in HfHubHTTPError.__bases__ if base is not OSError and issubclass(base, Exception))

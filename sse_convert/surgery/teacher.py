@@ -46,6 +46,11 @@ class Teacher:
         return self.stored(f"{self.spec.attention_path(layer)}.{name}")
 
     @property
+    def dtype(self) -> str:
+        """Stored dtype of the attention weights, which new tensors take too."""
+        return self.files.tensors[self.attention_tensor(0, f"{self.spec.output}.weight")].dtype
+
+    @property
     def embedding(self) -> str:
         """Stored name of the token embeddings."""
         return self.stored(f"{self.spec.backbone}.{self.spec.embeddings}.weight")
@@ -55,8 +60,8 @@ def open_teacher(source: str | Path, revision: str | None = None, *, allow_pickl
     """Open a checkpoint for conversion.
 
     Raises:
-        CheckpointError: see `open_checkpoint`; also an unknown family, a converted or quantised checkpoint, another head
-            than the language-model head, or config, tensors and tokenizer that do not fit together.
+        CheckpointError: see `open_checkpoint`; also an unknown family, a converted or quantised checkpoint, another
+            head than the language-model head, or config, tensors and tokenizer that do not fit together.
         HubError: the hub refused or cannot be reached.
     """
     return as_teacher(open_checkpoint(source, revision, allow_pickle=allow_pickle))
@@ -108,8 +113,8 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
     dims = attention_dims(config)
     if dims.query_heads % dims.kv_heads:
         raise CheckpointError(
-            f"config.json of {name}: {dims.query_heads} attention heads are not divisible by {dims.kv_heads} key-value heads",
-            expected="num_attention_heads a multiple of num_key_value_heads",
+            f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
+            expected="num_attention_heads divisible by num_key_value_heads",
             fix="correct config.json",
         )
     return config
@@ -223,6 +228,8 @@ def tokenizer_size(folder: Path) -> int | None:
             return max(ids, default=-1) + 1
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(
-                f"{path} is not a tokenizer file: {error}", expected="what the tokenizers library writes", fix="download it again"
+                f"{path} is not a tokenizer file: {error}",
+                expected="what the tokenizers library writes",
+                fix="download it again",
             ) from error
     return None

@@ -1,0 +1,140 @@
+"""How much GPU memory a training stage takes, and the longest row that fits. Estimates, on one GPU, without sharding.
+
+Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
+trained ones 4 for the gradient and 8 for AdamW's moments. Stages with a teacher add its weights in their stored type.
+
+Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
+kv = Hkv*D, s = H*D, a = 2 under bfloat16 autocast or 4):
+    norms and residual      24 d + 2 d if a = 2, and 6 (q + kv) where q and k are normalised
+    feed-forward            4 a m
+    softmax attention       2 a (q + kv), and 2 a T more under a window mask (attention with a mask keeps it)
+    SSE                     see `_sse_bytes`
+With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time. The constants
+were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
+"""
+
+import dataclasses as dc
+
+from sse_convert.mixers import GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.modeling.tensors import as_sse, state_heads
+from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
+
+GIB = 1 << 30
+GPU_GIB = (24, 48, 80, 141)
+"""memory sizes of the tables"""
+USABLE = 0.92
+"""share of a GPU's memory that training can use; the rest is the driver's, the library's and fragmentation"""
+LOGIT_CHUNK = 1024
+"""tokens whose logits exist at a time in the chunked losses"""
+STATE_CHUNK = 64
+"""tokens per chunk of the torch backends, which keep one state per chunk"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """Memory of one training stage as a function of the row length."""
+
+    fixed: int
+    """bytes that do not depend on the row: weights, gradients, optimizer, teacher, a chunk of logits"""
+    per_token: float
+    """activation bytes per token"""
+    per_token_squared: float
+    """bytes per squared row length, from window masks"""
+
+    def total(self, seq_len: int, rows: int) -> float:
+        """Bytes for a forward and backward pass over `rows` rows of `seq_len` tokens."""
+        return self.fixed + rows * (self.per_token * seq_len + self.per_token_squared * seq_len**2)
+
+    def longest(self, gpu_gib: int) -> int:
+        """Tokens of the longest single row that fits a GPU, a multiple of 256; 0 if the model itself does not fit."""
+        room = gpu_gib * GIB * USABLE
+        low, high = 0, 1 << 24
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.total(middle * 256, 1) <= room else (low, middle)
+        return low * 256
+
+
+def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
+    """Parameters that a stage trains: everything, or new tensors and projections of converted layers (plus LoRA)."""
+    added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
+    if stage.train == "all":
+        return geometry.parameters + added
+    converted = sum(mixer is not None for mixer in mixers)
+    trained = added + converted * geometry.attention_parameters
+    if stage.train == "lora":
+        dims, inner = geometry.dims, geometry.intermediate
+        query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
+        trained += (
+            lora.rank * geometry.layers * (2 * (dims.hidden + query + dims.hidden + key) + 3 * (dims.hidden + inner))
+        )
+    return trained
+
+
+def stage_memory(
+    geometry: Geometry,
+    mixers: Mixers,
+    stage: Stage,
+    *,
+    lora: Lora,
+    teacher_bytes: int,
+    bf16: bool,
+    checkpointing: bool,
+) -> StageMemory:
+    """Memory of a stage on one GPU.
+
+    Args:
+        geometry: the teacher's sizes.
+        mixers: mixer of each layer.
+        stage: loss and trained parameters are read; lengths are arguments of the result.
+        lora: LoRA settings of the recipe.
+        teacher_bytes: stored size of the teacher, counted for losses that need it.
+        bf16: bfloat16 autocast.
+        checkpointing: gradient checkpointing.
+    """
+    element = 2 if bf16 else 4
+    weights = geometry.parameters + sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
+    trained = trained_parameters(geometry, mixers, stage, lora)
+    logits = (
+        LOGIT_CHUNK * geometry.vocabulary * 4 * (3 if stage.loss == "kl" else 2) if stage.loss != "layer_mse" else 0
+    )
+    fixed = weights * (6 if bf16 else 4) + trained * 12 + logits + (teacher_bytes if stage.loss != "ce" else 0)
+    if stage.loss == "layer_mse":
+        layers = [_attention_bytes(geometry, mixer, element) for mixer in mixers if mixer is not None]
+    else:
+        layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
+    kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
+    windows = [mixer for mixer in mixers if isinstance(mixer, SlidingMixer)]
+    masks = len({(mixer.window, mixer.sinks) for mixer in windows})
+    masked = min(1, len(windows)) if checkpointing else len(windows)
+    return StageMemory(fixed=fixed, per_token=kept, per_token_squared=masks + element * masked)
+
+
+def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+    """Activation bytes per token of a whole decoder layer."""
+    norms = (24 + 2 * (element == 2)) * geometry.dims.hidden
+    return norms + 4 * element * geometry.intermediate + _attention_bytes(geometry, mixer, element)
+
+
+def _norm_bytes(geometry: Geometry) -> float:
+    return 6 * geometry.qk_norm * (geometry.dims.query_heads + geometry.dims.kv_heads) * geometry.dims.head_dim
+
+
+def _attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+    dims = geometry.dims
+    if isinstance(mixer, SSEMixer | GLAMixer):
+        return _sse_bytes(geometry, as_sse(mixer), element)
+    return 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)
+
+
+def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
+    dims = geometry.dims
+    heads = state_heads(dims, mixer)
+    query, state = dims.query_heads * dims.head_dim, heads * dims.head_dim
+    used = max(mixer.top_k, mixer.read_top_k or mixer.top_k)
+    slots = used + mixer.shared_partition
+    operator = slots * (4 * (query + 3 * state) + 4 * state * dims.head_dim / STATE_CHUNK)
+    routed = used * 4 * (query + state)
+    maps = (1 + mixer.shared_partition) * 8 * state + element * (query + state)
+    return operator + routed + maps + 4 * state + 16 * query

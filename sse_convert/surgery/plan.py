@@ -1,0 +1,177 @@
+"""What a recipe does to its model, from config and headers alone: layers, parameters, cache, FLOPs, memory.
+
+A recipe that cannot work is refused here, before any weights are downloaded or read.
+"""
+
+from sse_convert.mixers import FULL, GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe.schema import Stage
+from sse_convert.surgery import budget, memory
+from sse_convert.surgery.budget import Geometry, Mixers
+from sse_convert.surgery.fit import check_fit
+from sse_convert.surgery.plan_report import CacheRow, LayerRow, Plan, StageRow
+from sse_convert.surgery.safetensors_io import ITEM_BYTES
+from sse_convert.surgery.teacher import Teacher, open_teacher
+
+_TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
+
+
+def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
+    """Plan a recipe. Opens the teacher by config and headers unless one is given.
+
+    Args:
+        recipe: what to do.
+        teacher: an opened teacher (`open_teacher`, or `teacher_from_config` for a config.json alone).
+        allow_pickle: also open pickled checkpoints.
+
+    Raises:
+        RecipeError: the recipe does not fit the model.
+        CheckpointError: the teacher cannot be converted.
+        HubError: the hub refused or cannot be reached.
+    """
+    teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    names, mixers = resolve(recipe, teacher.num_layers)
+    check_fit(recipe, teacher, mixers)
+    return build_plan(recipe, teacher, names, mixers)
+
+
+def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer]) -> Plan:
+    """The plan for given mixers per layer.
+
+    Args:
+        recipe: stages and training settings are read.
+        teacher: the opened teacher.
+        names: mixer name of each layer.
+        mixers: the mixers in use.
+    """
+    geometry = geometry_of(teacher)
+    by_layer: Mixers = [None if name == FULL else mixers[name] for name in names]
+    rows = [_layer_row(geometry, i, name, mixer) for i, (name, mixer) in enumerate(zip(names, by_layer, strict=True))]
+    plain: Mixers = [None] * len(names)
+    added = sum(row.added_parameters for row in rows)
+    return Plan(
+        model=recipe.model,
+        revision=teacher.files.revision,
+        model_type=teacher.files.model_type,
+        recipe_hash=recipe_hash(recipe),
+        mixers=mixers,
+        layers=rows,
+        parameters=teacher.files.parameters,
+        added_parameters=added,
+        new_shard_bytes=added * ITEM_BYTES[teacher.dtype],
+        cache=[
+            CacheRow(
+                length=length,
+                teacher_bytes=budget.cache_bytes(geometry, plain, length),
+                hybrid_bytes=budget.cache_bytes(geometry, by_layer, length),
+            )
+            for length in budget.LENGTHS.values()
+        ],
+        break_even=budget.break_even(geometry, by_layer),
+        forward_flops={
+            name: {
+                "teacher": budget.forward_flops(geometry, plain, length),
+                "hybrid": budget.forward_flops(geometry, by_layer, length),
+            }
+            for name, length in budget.LENGTHS.items()
+        },
+        stages=[_stage_row(recipe, stage, geometry, by_layer, teacher) for stage in recipe.stages],
+        notes=_notes(recipe, teacher, by_layer),
+    )
+
+
+def geometry_of(teacher: Teacher) -> Geometry:
+    """The sizes that costs depend on."""
+    config, files = teacher.config, teacher.files
+    prefix = teacher.attention_tensor(0, "")
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return Geometry(
+        dims=teacher.dims,
+        windows=tuple(teacher.windows),
+        cache_element_bytes=ITEM_BYTES[teacher.dtype],
+        parameters=files.parameters,
+        embedding_parameters=files.tensors[teacher.embedding].numel,
+        tied=bool(config.tie_word_embeddings),
+        attention_parameters=sum(info.numel for name, info in files.tensors.items() if name.startswith(prefix)),
+        intermediate=inner or 4 * teacher.dims.hidden,
+        vocabulary=config.vocab_size,
+        qk_norm=teacher.spec.qk_norm != "none",
+    )
+
+
+def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -> LayerRow:
+    window = geometry.windows[index]
+    grows = mixer is None and window is None
+    return LayerRow(
+        index=index,
+        source="full" if window is None else f"sliding {window}",
+        mixer=name,
+        added_parameters=budget.added_parameters(geometry.dims, mixer),
+        bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,
+        constant_bytes=0 if grows else budget.layer_bytes(geometry, index, mixer, 1 << 40),
+    )
+
+
+def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Teacher) -> StageRow:
+    stored = sum(info.nbytes for info in teacher.files.tensors.values())
+    plain, checkpointed = (
+        memory.stage_memory(
+            geometry,
+            mixers,
+            stage,
+            lora=recipe.train.lora,
+            teacher_bytes=stored,
+            bf16=recipe.train.mixed_precision != "no",
+            checkpointing=checkpointing,
+        )
+        for checkpointing in (False, True)
+    )
+    chosen = checkpointed if stage.gradient_checkpointing else plain
+    return StageRow(
+        name=stage.name,
+        loss=stage.loss,
+        tokens=stage.tokens,
+        steps=-(-stage.tokens // stage.batch_tokens),
+        seq_len=stage.seq_len,
+        flops=stage.tokens * training_flops(stage, geometry, mixers),
+        trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
+        memory_bytes=round(chosen.total(stage.seq_len, stage.micro_batch)),
+        longest={
+            str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
+            for gib in memory.GPU_GIB
+        },
+    )
+
+
+def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
+    """FLOPs per training token of a stage.
+
+    F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
+    activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing.
+    `layer_mse` runs and trains the converted layers' attention alone.
+    """
+    length = stage.seq_len
+    plain: Mixers = [None] * len(mixers)
+    teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
+    attention = sum(
+        2 * geometry.attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
+        for i, mixer in enumerate(mixers)
+        if mixer is not None
+    )
+    student = attention if stage.loss == "layer_mse" else budget.forward_flops(geometry, mixers, length)
+    weights = student if stage.train == "all" else attention
+    return teacher + student * (2 + stage.gradient_checkpointing) + weights
+
+
+def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
+    notes = []
+    for i, mixer in enumerate(mixers):
+        if isinstance(mixer, SlidingMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
+            notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
+    if any(isinstance(mixer, SSEMixer | GLAMixer) for mixer in mixers) and not recipe.stages:
+        notes.append("no training stages: the new layers keep their initial values")
+    if teacher.files.pickles:
+        notes.append(
+            f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"
+        )
+    return notes

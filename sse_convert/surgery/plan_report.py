@@ -1,0 +1,174 @@
+"""The plan as data and as the tables a person reads."""
+
+import dataclasses as dc
+from collections import Counter
+from typing import Any
+
+from sse_convert.mixers import Mixer, mixer_to_dict
+from sse_convert.report import format_bytes, format_number, table
+from sse_convert.surgery.budget import LENGTHS
+from sse_convert.surgery.memory import GIB, GPU_GIB
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRow:
+    """One layer of the plan."""
+
+    index: int
+    """layer index"""
+    source: str
+    """the teacher's layer: full, or sliding with its window"""
+    mixer: str
+    """name of the new mixer, or full"""
+    added_parameters: int
+    """elements of the new tensors"""
+    bytes_per_token: int
+    """cache growth per token of context, 0 for a constant state"""
+    constant_bytes: int
+    """state or window bytes of one sequence, whatever its length"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CacheRow:
+    """Cache and state bytes of one sequence at one length."""
+
+    length: int
+    teacher_bytes: int
+    hybrid_bytes: int
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class StageRow:
+    """One training stage of the plan."""
+
+    name: str
+    loss: str
+    tokens: int
+    steps: int
+    seq_len: int
+    flops: float
+    """all tokens, teacher passes and recomputation included"""
+    trained_parameters: int
+    memory_bytes: int
+    """one GPU, at the recipe's micro_batch, seq_len and checkpointing"""
+    longest: dict[str, dict[str, int]]
+    """GPU memory in GiB -> tokens of the longest row that fits, plain and with gradient checkpointing"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The result of planning."""
+
+    model: str
+    revision: str | None
+    model_type: str
+    recipe_hash: str
+    mixers: dict[str, Mixer]
+    """mixers in use, by name"""
+    layers: list[LayerRow]
+    parameters: int
+    """of the teacher"""
+    added_parameters: int
+    new_shard_bytes: int
+    cache: list[CacheRow]
+    break_even: int | None
+    """shortest length from which the hybrid's cache is no larger than the teacher's"""
+    forward_flops: dict[str, dict[str, float]]
+    """length -> forward FLOPs per token of teacher and hybrid"""
+    stages: list[StageRow]
+    notes: list[str]
+
+    @property
+    def layer_names(self) -> list[str]:
+        """Mixer name of each layer."""
+        return [row.mixer for row in self.layers]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        data = dc.asdict(self)
+        data["mixers"] = {name: mixer_to_dict(mixer) for name, mixer in self.mixers.items()}
+        return data
+
+    def lines(self) -> list[str]:
+        """The plan for a person."""
+        share = self.added_parameters / self.parameters
+        counts = Counter(self.layer_names)
+        return [
+            f"{self.model}: {self.model_type}, {len(self.layers)} layers, {format_number(self.parameters)} parameters",
+            f"becomes {', '.join(f'{count} {name}' for name, count in counts.items())}; adds "
+            f"{format_number(self.added_parameters)} parameters ({share:.2%}, {format_bytes(self.new_shard_bytes)})",
+            "",
+            *self._layer_table(),
+            "",
+            "cache and state of one sequence:",
+            *self._cache_table(),
+            self._break_even_line(),
+            *self._stage_lines(),
+            *(["", *(f"note: {note}" for note in self.notes)] if self.notes else []),
+        ]
+
+    def _layer_table(self) -> list[str]:
+        header = ("layer", "teacher", "becomes", "new parameters", "cache per token", "constant")
+        return table(
+            header,
+            [
+                (
+                    str(row.index),
+                    row.source,
+                    row.mixer,
+                    format_number(row.added_parameters),
+                    format_bytes(row.bytes_per_token),
+                    format_bytes(row.constant_bytes),
+                )
+                for row in self.layers
+            ],
+        )
+
+    def _cache_table(self) -> list[str]:
+        names = {length: name for name, length in LENGTHS.items()}
+        rows = [
+            (
+                names[row.length],
+                format_bytes(row.teacher_bytes),
+                format_bytes(row.hybrid_bytes),
+                f"{row.hybrid_bytes / row.teacher_bytes:.1%}",
+                format_number(self.forward_flops[names[row.length]]["teacher"]),
+                format_number(self.forward_flops[names[row.length]]["hybrid"]),
+            )
+            for row in self.cache
+        ]
+        return table(("length", "teacher", "hybrid", "ratio", "teacher FLOPs/token", "hybrid FLOPs/token"), rows)
+
+    def _break_even_line(self) -> str:
+        if self.break_even is None:
+            return "the cache never becomes smaller than the teacher's"
+        return f"no larger than the teacher's from {self.break_even:,} tokens on"
+
+    def _stage_lines(self) -> list[str]:
+        if not self.stages:
+            return []
+        gpus = [str(gib) for gib in GPU_GIB]
+        rows = [
+            (
+                row.name,
+                row.loss,
+                format_number(row.tokens),
+                f"{row.steps:,}",
+                f"{row.seq_len:,}",
+                format_number(row.flops),
+                f"{row.memory_bytes / GIB:.1f} GiB",
+                *(_longest(row.longest[gib]) for gib in gpus),
+            )
+            for row in self.stages
+        ]
+        header = ("stage", "loss", "tokens", "steps", "seq_len", "FLOPs", "memory", *(f"{gib} GiB" for gib in gpus))
+        return [
+            "",
+            "stages, with the estimated memory on one GPU and the longest row that fits GPUs of these sizes, plain /",
+            "with gradient checkpointing (a row stays on one GPU: sequence parallelism is not offered):",
+            *table(header, rows),
+        ]
+
+
+def _longest(tokens: dict[str, int]) -> str:
+    return " / ".join(f"{count // 1024}K" if count >= 1024 else "-" for count in tokens.values())
