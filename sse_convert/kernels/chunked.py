@@ -2,19 +2,27 @@
 
 Inside a chunk the decay between two tokens is built by doubling blocks, from one token to the whole chunk. Each block
 carries three things: its queries decayed from the block's start, its keys decayed to the block's end, and its total
-decay. Two neighbouring blocks then meet in one matmul (queries of the right one, keys of the left one) and merge with
-one multiplication each. Every factor is a product of decays, so it lies in (0, 1]: nothing overflows however strong the
+decay. Two neighbouring blocks meet in one matmul (queries of the right one, keys of the left one) and merge with one
+multiplication each. Every factor is a product of decays, so it lies in [0, 1]: nothing overflows however strong the
 decay, no logarithms are subtracted, and a token's result depends on nothing after it, to the last bit.
+
+The backward is written out (and tested against autograd of the reference): it keeps the inputs and the states between
+chunks, and runs the doubling again instead of keeping what every level made.
 """
 
-import dataclasses as dc
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sse_convert.kernels.chunk_layout import ChunkLayout, Slab, chunk_layout
 
 CHUNK_SIZE = 64
 """tokens per chunk, a power of two (benchmarks/kernels/torch_backends.py measures it)"""
+SLAB_BYTES = {"cpu": 2**20, "cuda": 2**28}
+"""size of the queries worked on at a time, by device type: what the cache holds well, or what memory can spare"""
 
 
 def gated_linear_attention(
@@ -29,6 +37,8 @@ def gated_linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """S_t = diag(exp(log_decay_t)) S_{t-1} + k_t outer v_t;  o_t = q_t S_t, over packed segments.
 
+    Differentiable once in every tensor but cu_seqlens. All tensors in one dtype, float32 or float64.
+
     Args:
         q_THGD: queries, already scaled.
         k_THD: keys.
@@ -41,119 +51,188 @@ def gated_linear_attention(
     Returns:
         o [T, H, G, V] and the states after each segment [S, H, D, V]; an empty segment returns its state unchanged.
     """
-    layout = chunk_layout(cu_seqlens, chunk_size, q_THGD.device)
-    q_LHCGD = layout.to_chunks(q_THGD)
-    v_LHCV = layout.to_chunks(v_THV)
-    chunk = _within_chunks(q_LHCGD, layout.to_chunks(k_THD), v_LHCV, layout.to_chunks(log_decay_THD).exp())
-    update_LHDV = chunk.k_to_end_LHCD.transpose(-1, -2) @ v_LHCV
-    before_LHDV, after_SHDV = _scan_states(update_LHDV, chunk.decay_LHD, state_SHDV, layout)
-    q_LHXD = chunk.q_from_start_LHCGD.flatten(2, 3)
-    o_LHXV = chunk.out_LHXV + q_LHXD @ before_LHDV
-    return layout.to_tokens(o_LHXV.unflatten(2, q_LHCGD.shape[2:4])), after_SHDV
+    rows = SLAB_BYTES.get(q_THGD.device.type, SLAB_BYTES["cuda"]) // (q_THGD[0, 0].numel() * q_THGD.element_size())
+    layout = chunk_layout(cu_seqlens, k_THD.shape[1], chunk_size, rows, q_THGD.device)
+    inputs = (q_THGD, k_THD, v_THV, log_decay_THD, state_SHDV)
+    o_THGV, final_SHDV = _GatedLinearAttention.apply(*inputs, layout)  # type: ignore[no-untyped-call]
+    return o_THGV, final_SHDV
 
 
-@dc.dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkLayout:
-    """Segments cut into L chunks of C tokens, each segment starting at a chunk of its own.
+class _GatedLinearAttention(torch.autograd.Function):
+    """Works through the slabs in order, the backward in reverse, carrying the states of the segments."""
 
-    Chunks are ordered by their place in the segment, then by segment from the longest to the shortest. So step c of the
-    state scan is the slice of `alive[c]` chunks at `step_starts[c]`, and its segments are the first ones of step c - 1.
+    @staticmethod
+    def forward(
+        ctx: Any, q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor,
+        layout: ChunkLayout,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        (T, H, G, _), V = q_THGD.shape, v_THV.shape[2]
+        out = v_THV.new_empty(T * H + 1, G, V)
+        state = state_SHDV.index_select(0, layout.segment_order)
+        befores = []
+        for slab in layout.slabs:
+            q_EXD, k_ECD, v_ECV = slab.take(q_THGD).flatten(1, 2), slab.take(k_THD), slab.take(v_THV)
+            tree = _decay_tree(slab.take(log_decay_THD).exp_())
+            scores_EXC = _within_chunks(q_EXD, k_ECD, tree)
+            before_EDV = _scan(state, torch.bmm(k_ECD.mT, v_ECV), tree[-1], slab)
+            slab.put(out, _grouped(torch.bmm(scores_EXC, v_ECV).baddbmm_(q_EXD, before_EDV), G))
+            befores.append(before_EDV)
+        ctx.save_for_backward(q_THGD, k_THD, v_THV, log_decay_THD, *befores)
+        ctx.layout = layout
+        return out[:-1].view(T, H, G, V), torch.empty_like(state).index_copy_(0, layout.segment_order, state)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
+        layout: ChunkLayout = ctx.layout
+        q_THGD, k_THD, v_THV, log_decay_THD, *befores = ctx.saved_tensors
+        inputs = (q_THGD, k_THD, v_THV, log_decay_THD)
+        gradients = [x.new_empty(x.shape[0] * x.shape[1] + 1, *x.shape[2:]) for x in inputs]
+        d_state = d_final_SHDV.index_select(0, layout.segment_order)
+        for slab, before_EDV in zip(reversed(layout.slabs), reversed(befores), strict=True):
+            parts = _slab_backward(slab, d_state, before_EDV, *(slab.take(x) for x in (*inputs, d_out_THGV)))
+            for whole, part in zip(gradients, parts, strict=True):
+                slab.put(whole, part)
+        d_state_SHDV = torch.empty_like(d_state).index_copy_(0, layout.segment_order, d_state)
+        return *(g[:-1].view(x.shape) for g, x in zip(gradients, inputs, strict=True)), d_state_SHDV, None
+
+
+def _slab_backward(
+    slab: Slab,
+    d_state: Tensor,
+    before_EDV: Tensor,
+    q_ECGD: Tensor,
+    k_ECD: Tensor,
+    v_ECV: Tensor,
+    log_decay_ECD: Tensor,
+    d_out_ECGV: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and log_decay; d_state becomes the gradient of the states before the slab.
+
+    With b the running sum of log_decay, q enters only as q exp(b) and k as k exp(-b), up to the chunk's total decay. So
+    the gradient of b is q dq - k dk, and that of log_decay sums it over the later tokens of the chunk.
     """
+    q_EXD, d_out_EXV, G = q_ECGD.flatten(1, 2), d_out_ECGV.flatten(1, 2), q_ECGD.shape[2]
+    tree = _decay_tree(log_decay_ECD.exp())
+    from_start_ECD, to_end_ECD = tree[0].clone(), torch.ones_like(tree[0])
+    d_scores_EXC = torch.bmm(d_out_EXV, v_ECV.mT)
+    scores_EXC, d_q_EXD, d_k_ECD = _within_chunks_backward(q_EXD, k_ECD, tree, from_start_ECD, to_end_ECD, d_scores_EXC)
+    d_q_ECGD, from_start_EC1D = _grouped(d_q_EXD, G), from_start_ECD[:, :, None]
+    q_start_EXD = (q_ECGD * from_start_EC1D).flatten(1, 2)
+    k_end_ECD = k_ECD * to_end_ECD
+    d_after_EDV = _scan_backward(d_state, torch.bmm(q_start_EXD.mT, d_out_EXV), tree[-1], slab)
 
-    segment_order: Tensor
-    """int64 [S], segments from the most chunks to the fewest"""
-    alive: list[int]
-    """per step, the number of segments that still have a chunk"""
-    token_LC: Tensor
-    """int64 [L, C], token of each place; T where there is none"""
-    place_T: Tensor
-    """int64 [T], place (chunk * C + row) of each token"""
+    d_v_ECV = torch.bmm(scores_EXC.mT, d_out_EXV).baddbmm_(k_end_ECD, d_after_EDV)
+    d_q_ECGD.addcmul_(_grouped(torch.bmm(d_out_EXV, before_EDV.mT), G), from_start_EC1D)
+    d_k_end_ECD = torch.bmm(v_ECV, d_after_EDV.mT)
+    d_k_ECD.addcmul_(d_k_end_ECD, to_end_ECD)
 
-    def to_chunks(self, x_TH: Tensor) -> Tensor:
-        """Rows [T, H, ...] to [L, H, C, ...], zero where there is no token."""
-        padded = torch.cat([x_TH, x_TH.new_zeros(1, *x_TH.shape[1:])])
-        rows = padded.index_select(0, self.token_LC.flatten()).unflatten(0, self.token_LC.shape)
-        return rows.transpose(1, 2).contiguous()
-
-    def to_tokens(self, x_LHC: Tensor) -> Tensor:
-        """[L, H, C, ...] back to [T, H, ...]."""
-        return x_LHC.transpose(1, 2).flatten(0, 1).index_select(0, self.place_T)
-
-
-def chunk_layout(cu_seqlens: Tensor, chunk_size: int, device: torch.device) -> ChunkLayout:
-    """Cut segments into chunks; the index arithmetic runs on the CPU, the result lies on `device`."""
-    starts_S, ends_S = cu_seqlens.cpu()[:-1], cu_seqlens.cpu()[1:]
-    chunks_S = (ends_S - starts_S + chunk_size - 1) // chunk_size
-    order_S = torch.sort(chunks_S, descending=True, stable=True).indices
-    steps = int(chunks_S.max()) if len(chunks_S) else 0
-    alive_c = len(chunks_S) - torch.searchsorted(chunks_S[order_S].flip(0), torch.arange(steps), right=True)
-    step_L = torch.repeat_interleave(torch.arange(steps), alive_c)
-    rank_L = torch.arange(len(step_L)) - torch.repeat_interleave(alive_c.cumsum(0) - alive_c, alive_c)
-    first_L = starts_S[order_S][rank_L] + step_L * chunk_size
-    first_L, end_L = first_L.to(device), ends_S[order_S][rank_L].to(device)
-    token_LC = first_L[:, None] + torch.arange(chunk_size, device=device)
-    total = int(ends_S[-1]) if len(ends_S) else 0
-    real_LC = token_LC < end_L[:, None]
-    token_LC = torch.where(real_LC, token_LC, total)
-    place_T = torch.zeros(total + 1, dtype=torch.int64, device=device)
-    place_T[token_LC.flatten()] = torch.arange(token_LC.numel(), device=device)
-    return ChunkLayout(
-        segment_order=order_S.to(device), alive=alive_c.tolist(), token_LC=token_LC, place_T=place_T[:total]
-    )
+    d_total_E1D = (d_after_EDV * before_EDV).sum(-1)[:, None] * tree[-1]
+    d_total_E1D += (k_end_ECD * d_k_end_ECD).sum(1, keepdim=True)
+    d_b_ECD = (q_ECGD * d_q_ECGD).sum(2).addcmul_(k_ECD, d_k_ECD, value=-1)
+    later_CC = torch.ones(2 * k_ECD.shape[1:2], dtype=k_ECD.dtype, device=k_ECD.device).triu_()
+    return d_q_ECGD, d_k_ECD, d_v_ECV, torch.matmul(later_CC, d_b_ECD).add_(d_total_E1D)
 
 
-@dc.dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    out_LHXV: Tensor
-    """what tokens read from tokens of their own chunk; X = C * G rows"""
-    q_from_start_LHCGD: Tensor
-    """queries times the decay since before the chunk"""
-    k_to_end_LHCD: Tensor
-    """keys times the decay until the chunk's end"""
-    decay_LHD: Tensor
-    """decay over the whole chunk"""
+def _grouped(x_EXD: Tensor, G: int) -> Tensor:
+    """View [E, C, G, D] of rows."""
+    return x_EXD.view(x_EXD.shape[0], x_EXD.shape[1] // G, G, x_EXD.shape[2])
 
 
-def _within_chunks(q_LHCGD: Tensor, k_LHCD: Tensor, v_LHCV: Tensor, decay_LHCD: Tensor) -> _Chunk:
-    """Attention inside each chunk by doubling blocks; see the head of the file."""
-    L, H, C, G, D = q_LHCGD.shape
-    scores = (q_LHCGD * k_LHCD[..., None, :]).sum(-1).view(L, H, C, G, 1)  # a token reads its own write undecayed
-    q, k, decay = (q_LHCGD * decay_LHCD[..., None, :]).view(L, H, C, G, D), k_LHCD[..., None, :], decay_LHCD
-    half = 1
-    while half < C:
-        blocks = C // (2 * half)
-        q, k = q.view(L, H, blocks, 2, half * G, D), k.view(L, H, blocks, 2, half, D)
-        decay = decay.view(L, H, blocks, 2, 1, D)
-        scores = scores.view(L, H, blocks, 2, half * G, half)
-        across = q[:, :, :, 1] @ k[:, :, :, 0].transpose(-1, -2)
-        upper = F.pad(scores[:, :, :, 0], (0, half))
-        scores = torch.cat([upper, torch.cat([across, scores[:, :, :, 1]], dim=-1)], dim=3)
-        q = torch.cat([q[:, :, :, 0], q[:, :, :, 1] * decay[:, :, :, 0]], dim=3)
-        k = torch.cat([k[:, :, :, 0] * decay[:, :, :, 1], k[:, :, :, 1]], dim=3)
-        decay = decay[:, :, :, 0] * decay[:, :, :, 1]
-        half *= 2
-    scores_LHXC = scores.view(L, H, C * G, C)
-    return _Chunk(
-        out_LHXV=scores_LHXC @ v_LHCV,
-        q_from_start_LHCGD=q.view(L, H, C, G, D),
-        k_to_end_LHCD=k.view(L, H, C, D),
-        decay_LHD=decay.view(L, H, D),
-    )
+def _decay_tree(decay_ECD: Tensor) -> list[Tensor]:
+    """Total decay of every block of 1, 2, 4 ... C tokens: [E, C / size, D] each."""
+    tree = [decay_ECD]
+    while tree[-1].shape[1] > 1:
+        tree.append(tree[-1][:, 0::2] * tree[-1][:, 1::2])
+    return tree
 
 
-def _scan_states(
-    update_LHDV: Tensor, decay_LHD: Tensor, state_SHDV: Tensor, layout: ChunkLayout
-) -> tuple[Tensor, Tensor]:
-    """State before each chunk [L, H, D, V] and after each segment [S, H, D, V]."""
-    state = state_SHDV.index_select(0, layout.segment_order)
-    updates = update_LHDV.split(layout.alive)
-    decays = decay_LHD[..., None].split(layout.alive)
-    before, finished = [], []
-    for update, decay in zip(updates, decays, strict=True):
-        alive = len(update)
-        finished.append(state[alive:])
-        before.append(state[:alive])
-        state = torch.addcmul(update, decay, state[:alive])
-    final = torch.cat([state, *reversed(finished)])
-    after_SHDV = final.index_select(0, torch.argsort(layout.segment_order))
-    return (torch.cat(before) if before else update_LHDV), after_SHDV
+def _levels(tree: list[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Pairs of neighbouring blocks: their size, and the decays [E, pairs, 1, D] of the left and of the right one."""
+    for i, decay in enumerate(tree[:-1]):
+        yield 2**i, decay[:, 0::2, None], decay[:, 1::2, None]
+
+
+def _halves(x_EXD: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+    """Views [E, pairs, rows, D] of the left and of the right block of each pair."""
+    E, X, D = x_EXD.shape
+    left, right = x_EXD.view(E, pairs, 2, X // (2 * pairs), D).unbind(2)
+    return left, right
+
+
+def _across(scores_EXC: Tensor, half: int) -> Tensor:
+    """View [E, pairs, rows of the right block, half] of what right blocks read from left blocks."""
+    E, X, C = scores_EXC.shape
+    pairs = C // (2 * half)
+    blocks = scores_EXC.view(E, pairs, 2, X // (2 * pairs), pairs, 2, half)[:, :, 1, :, :, 0]
+    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def _own(scores_EXC: Tensor) -> Tensor:
+    """View [E, C, G] of what tokens read from themselves."""
+    E, X, C = scores_EXC.shape
+    return scores_EXC.view(E, C, X // C, C).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def _within_chunks(q_EXD: Tensor, k_ECD: Tensor, tree: list[Tensor]) -> Tensor:
+    """Scores [E, X, C]; then q has become q decayed from the chunk's start, and k has become k decayed to its end."""
+    E, C, _ = k_ECD.shape
+    q_ECGD = _grouped(q_EXD, q_EXD.shape[1] // C)
+    scores_EXC = q_EXD.new_zeros(E, q_EXD.shape[1], C)
+    _own(scores_EXC).copy_((q_ECGD * k_ECD[:, :, None]).sum(-1))
+    q_ECGD *= tree[0][:, :, None]
+    for half, decay_left, decay_right in _levels(tree):
+        _, q_right = _halves(q_EXD, C // (2 * half))
+        k_left, _ = _halves(k_ECD, C // (2 * half))
+        _across(scores_EXC, half).copy_(q_right @ k_left.mT)
+        q_right *= decay_left
+        k_left *= decay_right
+    return scores_EXC
+
+
+def _within_chunks_backward(
+    q_EXD: Tensor, k_ECD: Tensor, tree: list[Tensor], from_start_ECD: Tensor, to_end_ECD: Tensor, d_scores_EXC: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores again [E, X, C], and the gradients they send to q [E, X, D] and k [E, C, D].
+
+    from_start comes as the decay of each token and leaves as the decay since before the chunk; to_end comes as ones and
+    leaves as the decay until the chunk's end.
+    """
+    C, G = k_ECD.shape[1], q_EXD.shape[1] // k_ECD.shape[1]
+    scores_EXC, own_ECG1 = torch.zeros_like(d_scores_EXC), _own(d_scores_EXC)[..., None]
+    _own(scores_EXC).copy_((_grouped(q_EXD, G) * k_ECD[:, :, None]).sum(-1))
+    d_q_EXD = (own_ECG1 * k_ECD[:, :, None]).view_as(q_EXD)
+    d_k_ECD = (own_ECG1 * _grouped(q_EXD, G)).sum(2)
+    for half, decay_left, decay_right in _levels(tree):
+        pairs = C // (2 * half)
+        by_token = (*d_q_EXD.shape[:1], pairs, half, G, d_q_EXD.shape[2])
+        _, start_right = _halves(from_start_ECD, pairs)
+        end_left, _ = _halves(to_end_ECD, pairs)
+        q_right = (_halves(q_EXD, pairs)[1].view(by_token) * start_right[..., None, :]).flatten(2, 3)
+        k_left = _halves(k_ECD, pairs)[0] * end_left
+        _across(scores_EXC, half).copy_(q_right @ k_left.mT)
+        d_across = _across(d_scores_EXC, half).contiguous()
+        d_q_right = (d_across @ k_left).view(by_token)
+        _halves(d_q_EXD, pairs)[1].view(by_token).addcmul_(d_q_right, start_right[..., None, :])
+        _halves(d_k_ECD, pairs)[0].addcmul_(d_across.mT @ q_right, end_left)
+        start_right *= decay_left
+        end_left *= decay_right
+    return scores_EXC, d_q_EXD, d_k_ECD
+
+
+def _scan(state_SHDV: Tensor, update_EDV: Tensor, decay_E1D: Tensor, slab: Slab) -> Tensor:
+    """State before each chunk [E, D, V]; the states, in segment order, are advanced in place."""
+    before_EDV = torch.empty_like(update_EDV)
+    for before, update, decay in slab.steps(before_EDV, update_EDV, decay_E1D.mT):
+        before.copy_(state_SHDV[: len(before)])
+        torch.addcmul(update, decay, before, out=state_SHDV[: len(before)])
+    return before_EDV
+
+
+def _scan_backward(d_state_SHDV: Tensor, d_before_EDV: Tensor, decay_E1D: Tensor, slab: Slab) -> Tensor:
+    """Gradient of the state after each chunk [E, D, V]; that of the states is taken back in place."""
+    d_after_EDV = torch.empty_like(d_before_EDV)
+    for d_after, d_before, decay in reversed(slab.steps(d_after_EDV, d_before_EDV, decay_E1D.mT)):
+        d_after.copy_(d_state_SHDV[: len(d_after)])
+        torch.addcmul(d_before, decay, d_after, out=d_state_SHDV[: len(d_after)])
+    return d_after_EDV

@@ -37,4 +37,5 @@ def sse_attention_masked(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
         q_TXGD, k_TXD, v_TXV, log_decay_TXD, x.cu_seqlens, x.state_SMHDV.flatten(1, 2), chunk_size=chunk_size
     )
     partitions = x.state_SMHDV.shape[1]
-    return o_TXGV.unflatten(1, (partitions, H)).sum(1), final_SXDV.unflatten(1, (partitions, H))
+    heads = (partitions, H)
+    return torch.unflatten(o_TXGV, 1, heads).sum(1), torch.unflatten(final_SXDV, 1, heads)

@@ -111,10 +111,11 @@ class Operands:
 
 
 def gather_rows(x_TP: Tensor, tokens: Tensor, partitions: Tensor) -> Tensor:
-    """Rows [R, ...] of x [T, P, ...] for R (token, partition) pairs; with P = 1 all partitions share the row."""
+    """Rows [R..., ...] of x [T, P, ...] for pairs of token [R...] and partition [R...]; P = 1 shares one row."""
     T, P = x_TP.shape[:2]
     rows = tokens if P == 1 else tokens * P + partitions
-    return x_TP.reshape(T * P, *x_TP.shape[2:]).index_select(0, rows)
+    gathered = x_TP.reshape(T * P, *x_TP.shape[2:]).index_select(0, rows.flatten())
+    return gathered.view(*rows.shape, *x_TP.shape[2:])
 
 
 def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -45,12 +45,12 @@ def _step(
     state_BNHDV = state_SMHDV[sequences_B, :N] if needs_state else None
     routing = x.route_rows(x.router_logits_TN[tokens_B], positions_T[tokens_B], state_BNHDV)
     used_BK = routing.used()
-    B, K = used_BK.shape
+    K = used_BK.shape[1]
     write_BK, read_BK = slot_weights(x, routing)
-    pairs = tokens_B.repeat_interleave(K), used_BK.flatten()
-    q_BKHGD = gather_rows(x.q_TPHGD, *pairs).unflatten(0, (B, K)) * read_BK[..., None, None, None]
-    k_BKHD = gather_rows(x.k_TPHD, *pairs).unflatten(0, (B, K)) * write_BK[..., None, None]
-    v_BKHV = gather_rows(x.v_TPHV, *pairs).unflatten(0, (B, K))
+    token_BK = tokens_B[:, None].expand(-1, K)
+    q_BKHGD = gather_rows(x.q_TPHGD, token_BK, used_BK) * read_BK[..., None, None, None]
+    k_BKHD = gather_rows(x.k_TPHD, token_BK, used_BK) * write_BK[..., None, None]
+    v_BKHV = gather_rows(x.v_TPHV, token_BK, used_BK)
     written_K11 = (torch.arange(K, device=used_BK.device) < x.top_k)[:, None, None]
     decay_BKHD = x.log_decay_THD[tokens_B].exp()[:, None].where(written_K11, 1.0)
     index_BK = used_BK

@@ -68,7 +68,7 @@ def build_operands(
     dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     scale = D**-0.5 if scale is None else scale
     return Operands(
-        q_TPHGD=_per_partition(q.to(dtype) * scale).unflatten(2, (H, Hq // H)),
+        q_TPHGD=torch.unflatten(_per_partition(q.to(dtype) * scale), 2, (H, Hq // H)),
         k_TPHD=_per_partition(k.to(dtype)),
         v_TPHV=_per_partition(v.to(dtype)),
         log_decay_THD=log_decay.to(dtype),
@@ -95,7 +95,10 @@ def _shared_operands(shared: tuple[Tensor, ...], v: Tensor, dtype: torch.dtype, 
     values = shared[3] if len(shared) == 4 else v
     H = k.shape[1]
     return SharedOperands(
-        q_THGD=(q * scale).unflatten(1, (H, q.shape[1] // H)), k_THD=k, v_THV=values.to(dtype), log_decay_THD=log_decay
+        q_THGD=torch.unflatten(q * scale, 1, (H, q.shape[1] // H)),
+        k_THD=k,
+        v_THV=values.to(dtype),
+        log_decay_THD=log_decay,
     )
 
 

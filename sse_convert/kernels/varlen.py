@@ -47,8 +47,8 @@ def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
     )
     place_R = torch.empty_like(slot_R)
     place_R[slot_R] = torch.arange(T * K, device=slot_R.device)
-    o_THGV = o_RHGV.index_select(0, place_R).unflatten(0, (T, K)).sum(1)
-    final_SMHDV = final_SHDV[: S * N].unflatten(0, (S, N))
+    o_THGV = torch.unflatten(o_RHGV.index_select(0, place_R), 0, (T, K)).sum(1)
+    final_SMHDV = torch.unflatten(final_SHDV[: S * N], 0, (S, N))
     if x.shared is not None:
         o_THGV = o_THGV + o_RHGV[T * K :]
         final_SMHDV = torch.cat([final_SMHDV, final_SHDV[S * N :, None]], dim=1)
