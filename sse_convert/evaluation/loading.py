@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.errors import CheckpointError, HardwareError
-from sse_convert.mixers import FULL, mixer_from_dict
 from sse_convert.surgery.checkpoint import download, open_checkpoint
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ def load_model(
     folder = download(open_checkpoint(source, revision)).folder
     from sse_convert.modeling.auto import load
 
-    model: PreTrainedModel = load(folder, dtype=dtype, device=place)
-    return model.eval()
+    return load(folder, dtype=dtype, device=place)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrainedTokenizerBase":
@@ -87,13 +85,9 @@ def context_limit(config: Any) -> int | None:
         config: a transformers config, converted or not.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
-    sse = getattr(config, "sse", None)
-    if limit is None or not isinstance(sse, dict):
+    if limit is None or not hasattr(config, "sse") or config.model_type.endswith("gpt2"):
         return limit
-    learned_positions = config.model_type.endswith("gpt2")
-    free = all(name != FULL and _position_free(sse["mixers"].get(name, {"kind": name})) for name in sse["layers"])
-    return None if free and not learned_positions else limit
+    from sse_convert.modeling.configuration import layer_mixers
 
-
-def _position_free(mixer: dict[str, Any]) -> bool:
-    return getattr(mixer_from_dict(mixer), "rope", "keep") == "none"
+    free = all(mixer is not None and getattr(mixer, "rope", "keep") == "none" for mixer in layer_mixers(config))
+    return None if free else limit

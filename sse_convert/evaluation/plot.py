@@ -1,12 +1,12 @@
 """A picture of evaluation reports: loss by context, needles by length, cache bytes by length."""
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.errors import OutputError, UsageError
+from sse_convert.errors import UsageError
+from sse_convert.evaluation.files import replacing
 from sse_convert.evaluation.intervals import wilson
 
 if TYPE_CHECKING:
@@ -49,14 +49,8 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
     figure.supxlabel(_conditions(reports[0]), fontsize=7, color="#555555")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path}: {error.strerror}", expected="a writable file", fix="choose another name") from error
 
 
 def _loss(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:

@@ -17,11 +17,11 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
 
 import dataclasses as dc
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from sse_convert.errors import OutputError, VerificationError
+from sse_convert.errors import VerificationError
+from sse_convert.evaluation.files import replacing
 from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
@@ -177,16 +177,8 @@ class EvalReport:
         Raises:
             OutputError: the file cannot be written.
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
             temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise OutputError(
-                f"{path}: {error.strerror}", expected="a writable file", fix="choose another --out"
-            ) from error
 
     def lines(self) -> list[str]:
         """Tables for a person."""

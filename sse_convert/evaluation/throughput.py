@@ -21,19 +21,21 @@ class Speed:
     """What one model does at one context length, for one sequence."""
 
     length: int
-    """tokens of context"""
+    """tokens of context: a prompt, and the tokens decoded after it"""
     prefill_tokens_per_s: float
     """tokens of the prompt per second, first logits included; median of the repeats"""
     decode_tokens_per_s: float
-    """new tokens per second after a prompt of that length; from the median step"""
+    """new tokens per second at the end of the context; from the median step"""
     cache_bytes: int
-    """bytes of the cache after the prompt and the decoded tokens"""
+    """bytes of the real cache at the end of the context"""
     decoded: int
     """tokens decoded"""
     repeats: int
     """timed prefills"""
+    formula_bytes: int | None = None
+    """what `surgery.budget` says the cache takes, with keys and values in the type of this measurement"""
 
-    def to_dict(self) -> dict[str, float | int]:
+    def to_dict(self) -> dict[str, float | int | None]:
         """JSON-ready."""
         return dc.asdict(self)
 
@@ -52,9 +54,9 @@ def throughput(
 
     Args:
         model: causal language model in evaluation mode.
-        lengths: prompt lengths in tokens.
+        lengths: context lengths in tokens, at least 2.
         repeats: timed prefills per length; the median counts.
-        decode_tokens: timed decoding steps per prefill.
+        decode_tokens: the last tokens of the context, decoded one by one and timed.
         seed: of the random tokens.
         bar: advanced by one per length.
     """
@@ -62,16 +64,17 @@ def throughput(
     generator = torch.Generator().manual_seed(seed)
     results = []
     for length in lengths:
-        ids = torch.randint(model.config.vocab_size, (1, length + decode_tokens), generator=generator).to(device)
-        _run(model, ids[:, : length + 1], length)
-        runs = [_run(model, ids, length) for _ in range(repeats)]
+        prompt = max(1, length - decode_tokens)
+        ids = torch.randint(model.config.vocab_size, (1, length), generator=generator).to(device)
+        _run(model, ids[:, : prompt + 1], prompt)
+        runs = [_run(model, ids, prompt) for _ in range(repeats)]
         results.append(
             Speed(
                 length=length,
-                prefill_tokens_per_s=length / statistics.median(prefill for prefill, _, _ in runs),
+                prefill_tokens_per_s=prompt / statistics.median(prefill for prefill, _, _ in runs),
                 decode_tokens_per_s=1 / statistics.median(step for _, steps, _ in runs for step in steps),
                 cache_bytes=runs[-1][2],
-                decoded=decode_tokens,
+                decoded=length - prompt,
                 repeats=repeats,
             )
         )
@@ -80,13 +83,13 @@ def throughput(
     return results
 
 
-def _run(model: "PreTrainedModel", ids: Tensor, length: int) -> tuple[float, list[float], int]:
+def _run(model: "PreTrainedModel", ids: Tensor, prompt: int) -> tuple[float, list[float], int]:
     """Prefill seconds, decode seconds per step, cache bytes at the end."""
     start = _now(ids)
-    out = model(input_ids=ids[:, :length], use_cache=True, logits_to_keep=1)
+    out = model(input_ids=ids[:, :prompt], use_cache=True, logits_to_keep=1)
     ends = [_now(ids)]
     cache = out.past_key_values
-    for i in range(length, ids.shape[1]):
+    for i in range(prompt, ids.shape[1]):
         model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True, logits_to_keep=1)
         ends.append(_now(ids))
     return ends[0] - start, [b - a for a, b in itertools.pairwise(ends)], cache_bytes(cache)

@@ -4,6 +4,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sse_convert.mixers import mixer_from_dict
+from sse_convert.modeling.configuration import build_config
+from sse_convert.modeling.hybrid import model_class_for
+from sse_convert.recipe.schema import Data, Eval, Export, Layers, NeedleEval, Recipe, Source
+
 TEXT = (
     "The keeper of the lighthouse walked down to the harbor before dawn. He carried a lantern and a ledger, and wrote "
     "down each ship that passed.\nWhat did he see? "
@@ -68,3 +73,48 @@ def haystack(tokenizer):
 @pytest.fixture(scope="session")
 def make_llama():
     return build_llama
+
+
+SSE = {"kind": "sse", "num_partitions": 2, "qk_rank": 4, "decay_rank": 4}
+
+
+@pytest.fixture(scope="session")
+def teacher_folder(tmp_path_factory, tokenizer, llama):
+    folder = tmp_path_factory.mktemp("teacher")
+    llama.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def student_folder(tmp_path_factory, tokenizer, llama):
+    """The teacher with its second layer converted, its own weights kept."""
+    config = build_config(llama.config, {"layers": ["full", "sse"], "mixers": {"sse": SSE}})
+    torch.manual_seed(1)
+    model = model_class_for(LlamaForCausalLM)(config)
+    left = model.load_state_dict(llama.state_dict(), strict=False)
+    assert all("sse_" in name for name in left.missing_keys)
+    folder = tmp_path_factory.mktemp("student")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(teacher_folder, tmp_path):
+    text = tmp_path / "valid.txt"
+    text.write_text(TEXT * 40)
+    return Recipe(
+        recipe_version=1,
+        model=str(teacher_folder),
+        layers=Layers(pattern=["full", "sse"]),
+        mixers={"sse": mixer_from_dict(SSE)},
+        data=Data(valid=[Source(path=str(text))]),
+        eval=Eval(
+            lengths=[128],
+            tokens=1000,
+            needle=NeedleEval(lengths=[256], samples=5, kinds=["number"], keys=[1, 2]),
+            throughput=[64],
+        ),
+        export=Export(dir=str(tmp_path / "out"), license="mit"),
+    )

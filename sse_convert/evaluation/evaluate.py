@@ -1,0 +1,243 @@
+"""Measure a converted model beside its teacher: the same windows, the same needles, the same machine."""
+
+import dataclasses as dc
+import gc
+import os
+import platform
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from sse_convert.console import Bar, progress
+from sse_convert.errors import DataError, RecipeError
+from sse_convert.evaluation.loading import context_limit, load_model, load_tokenizer, pick_device
+from sse_convert.evaluation.needle import NeedleSample, load_words
+from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
+from sse_convert.evaluation.plot import plot as draw
+from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
+from sse_convert.evaluation.retrieval import needle_samples, needle_score
+from sse_convert.evaluation.throughput import throughput
+from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.recipe.schema import Recipe
+from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, layer_bytes
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.teacher import open_teacher
+from sse_convert.training.data.rows import RowReader, stack
+from sse_convert.training.data.teacher import Teacher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENS_PER_PASS = {"cpu": 8192}
+"""tokens of one forward pass by device type"""
+TOKENS_PER_PASS_ELSEWHERE = 65536
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Tasks:
+    """What every model is asked, made once."""
+
+    windows: tuple[Windows, ...]
+    """held-out text, one entry per window length"""
+    needles: tuple[tuple[NeedleSample, ...], ...]
+    """needle samples, one entry per length, kind and number of keys"""
+    speed_lengths: tuple[int, ...]
+    """context lengths for the timings"""
+
+    @property
+    def steps(self) -> int:
+        """Units of work, for the progress bar."""
+        rows = sum(len(windows.input_ids) for windows in self.windows)
+        return rows + sum(map(len, self.needles)) + len(self.speed_lengths)
+
+
+def evaluate(
+    recipe: Recipe,
+    checkpoint: str | Path,
+    *,
+    out: Path | None = None,
+    plot: Path | None = None,
+    device: str | None = None,
+) -> EvalReport:
+    """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
+
+    Both models run in float32 on a CPU and in the teacher's stored type elsewhere, one after the other.
+
+    Args:
+        recipe: `eval`, `data.valid`, `data.needles.words` and `model` are used.
+        checkpoint: converted model, folder or hub id.
+        out: JSON file for the report; an older one is replaced.
+        plot: PNG file for the plot.
+        device: unset picks the accelerator, or the CPU.
+
+    Raises:
+        RecipeError: a length is beyond the teacher's context.
+        CheckpointError, HubError, HardwareError: a model cannot be loaded.
+        DataError: there is no usable held-out text.
+        OutputError: the report or the plot cannot be written.
+        VerificationError: a limit of `eval.gate` is missed (the report is written first).
+    """
+    place = pick_device(device)
+    teacher = open_teacher(recipe.model, recipe.revision)
+    _check_lengths(recipe, context_limit(teacher.config))
+    tasks = make_tasks(recipe, load_tokenizer(checkpoint), teacher.config.vocab_size)
+    dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
+    sizes = geometry_of(teacher)
+    scores: list[ModelScores] = []
+    mixers: list[Mixers] = []
+    with progress("evaluating", 2 * tasks.steps) as bar:
+        for source, revision in ((recipe.model, recipe.revision), (checkpoint, None)):
+            model = load_model(source, revision=revision, device=str(place), dtype=dtype)
+            mixers.append(model_mixers(model))
+            scores.append(measure(model, tasks, name=str(source), sizes=sizes, bar=bar))
+            del model
+            gc.collect()
+    report = EvalReport(
+        teacher=scores[0],
+        student=scores[1],
+        cache=cache_table(sizes, mixers[0], mixers[1], tasks),
+        limits=recipe.eval.gate,
+        conditions=_conditions(recipe, place, dtype, tasks),
+    )
+    if out is not None:
+        report.write(out)
+    if plot is not None:
+        draw([report.to_dict()], plot)
+    report.require_gate(out)
+    return report
+
+
+def model_mixers(model: "PreTrainedModel") -> Mixers:
+    """The mixer of each layer, None for softmax attention; all None for a model that is not converted."""
+    if hasattr(model.config, "sse"):
+        return layer_mixers(model.config)
+    return [None] * model.config.num_hidden_layers
+
+
+def measure(
+    model: "PreTrainedModel", tasks: Tasks, *, name: str, sizes: Geometry, bar: Bar | None = None
+) -> ModelScores:
+    """Everything `tasks` asks of one model.
+
+    Args:
+        model: in evaluation mode.
+        tasks: from `make_tasks`.
+        name: for the report.
+        sizes: of the teacher, for the cache formula.
+        bar: advanced by one per window, needle sample and timed length.
+    """
+    batch = TOKENS_PER_PASS.get(model.device.type, TOKENS_PER_PASS_ELSEWHERE)
+    sizes = dc.replace(sizes, cache_element_bytes=model.dtype.itemsize)
+    mixers = model_mixers(model)
+    speed = throughput(model, tasks.speed_lengths, bar=bar)
+    return ModelScores(
+        name=name,
+        parameters=model.num_parameters(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        held_out=tuple(held_out_loss(model, windows, batch_tokens=batch, bar=bar) for windows in tasks.windows),
+        needles=tuple(needle_score(model, samples, batch_tokens=batch, bar=bar) for samples in tasks.needles),
+        speed=tuple(dc.replace(s, formula_bytes=cache_bytes(sizes, mixers, s.length)) for s in speed),
+    )
+
+
+def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> Tasks:
+    """Read the held-out text and plant the needles.
+
+    Args:
+        recipe: `eval` and `data` are used.
+        tokenizer: the models' tokenizer.
+        vocab_size: rows of the embedding, to refuse a foreign tokenizer.
+
+    Raises:
+        DataError: there is no usable held-out text, or too little of it.
+    """
+    settings = recipe.eval
+    windows = []
+    if settings.perplexity:
+        for length in window_lengths(recipe):
+            rows = stack(_rows(recipe, tokenizer, length, -(-settings.tokens // length), vocab_size))
+            windows.append(make_windows(rows["input_ids"], tokenizer, rows["position_ids"]))
+    needles: list[list[NeedleSample]] = []
+    if settings.needle is not None:
+        longest = max(settings.needle.lengths)
+        row = max(window_lengths(recipe)) if settings.perplexity else longest
+        wanted = max(settings.tokens, 2 * longest)
+        text = stack(_rows(recipe, tokenizer, row, -(-wanted // row), vocab_size))["input_ids"].flatten().tolist()
+        special = set(tokenizer.all_special_ids)
+        haystack = [token for token in text if token not in special]
+        words = load_words(recipe.data.needles.words)
+        needles = needle_samples(settings.needle, haystack, tokenizer, words, recipe.data.seed)
+    return Tasks(tuple(windows), tuple(map(tuple, needles)), tuple(settings.throughput))
+
+
+def window_lengths(recipe: Recipe) -> list[int]:
+    """`eval.lengths`, or the row length of the last stage, or of calibration."""
+    if recipe.eval.lengths:
+        return recipe.eval.lengths
+    return [recipe.stages[-1].seq_len if recipe.stages else recipe.calibrate.seq_len]
+
+
+def _rows(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", length: int, count: int, vocab_size: int) -> list[Any]:
+    reader = RowReader(
+        recipe.data.valid,
+        tokenizer,
+        length,
+        recipe.data.seed,
+        role="valid",
+        teacher=Teacher(recipe.model, recipe.revision),
+        vocab_size=vocab_size,
+    )
+    return list(islice(reader.rows(), count))
+
+
+def _check_lengths(recipe: Recipe, limit: int | None) -> None:
+    needed = {
+        "eval.lengths": window_lengths(recipe) if recipe.eval.perplexity else [],
+        "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
+        "eval.throughput": recipe.eval.throughput,
+    }
+    for key, lengths in needed.items():
+        if limit is not None and lengths and max(lengths) > limit:
+            raise RecipeError(
+                f"{key} asks for {max(lengths)} tokens, {recipe.model} has a context of {limit}",
+                expected=f"at most {limit}",
+                fix=f"lower {key}",
+            )
+    if (recipe.eval.perplexity or recipe.eval.needle) and not recipe.data.valid:
+        raise DataError("the recipe names no held-out text", expected="at least one source in data.valid")
+
+
+def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks) -> tuple[CacheSize, ...]:
+    """Bytes by context length from the formulas of `surgery.budget`, keys and values in the stored type."""
+    lengths = {windows.input_ids.shape[1] for windows in tasks.windows} | set(LENGTHS.values())
+    lengths |= {len(samples[0].token_ids) for samples in tasks.needles} | set(tasks.speed_lengths)
+    states = [i for i, mixer in enumerate(student) if mixer is not None and mixer.kind != "sliding"]
+    return tuple(
+        CacheSize(
+            length=length,
+            teacher_bytes=cache_bytes(sizes, teacher, length),
+            student_bytes=cache_bytes(sizes, student, length),
+            student_state_bytes=sum(layer_bytes(sizes, i, student[i], length) for i in states),
+        )
+        for length in sorted(lengths)
+    )
+
+
+def _conditions(recipe: Recipe, device: torch.device, dtype: torch.dtype, tasks: Tasks) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    settings = recipe.eval.needle
+    return {
+        "device": f"{device.type} ({name})",
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "cores": os.cpu_count(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "text": ", ".join(source.path or "samples of the teacher" for source in recipe.data.valid),
+        "held_out_tokens": sum(windows.input_ids.numel() for windows in tasks.windows),
+        "needle_samples": settings.samples if settings else None,
+        "seed": recipe.data.seed,
+    }

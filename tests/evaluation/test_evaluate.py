@@ -1,0 +1,137 @@
+import dataclasses as dc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
+from sse_convert.evaluation.evaluate import evaluate, make_tasks, model_mixers
+from sse_convert.evaluation.loading import context_limit, load_model, load_tokenizer
+from sse_convert.evaluation.throughput import throughput
+from sse_convert.recipe.schema import Eval, NeedleEval
+from sse_convert.surgery.budget import cache_bytes
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.teacher import open_teacher
+
+
+def change(recipe, **settings):
+    return dc.replace(recipe, eval=dc.replace(recipe.eval, **settings))
+
+
+def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
+    report = evaluate(recipe, student_folder, out=tmp_path / "deep" / "e.json", plot=tmp_path / "e.png", device="cpu")
+    data = json.loads((tmp_path / "deep" / "e.json").read_text())
+    assert data == report.to_dict()
+    assert set(data) == {
+        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "gate"),
+    }
+    loss = data["student"]["held_out"][0]
+    assert (loss["length"], loss["windows"]) == (128, 8)
+    assert 8 * 120 < loss["tokens"] <= 8 * 127
+    assert loss["loss_low"] < loss["loss"] < loss["loss_high"]
+    assert data["loss_gaps"][0]["gap"] == pytest.approx(loss["loss"] - data["teacher"]["held_out"][0]["loss"])
+    assert [(n["keys"], n["samples"]) for n in data["student"]["needles"]] == [(1, 5), (2, 5)]
+    assert data["retention"][0]["share"] is None
+    assert data["gate"] == []
+    assert data["student"]["parameters"] > data["teacher"]["parameters"]
+    assert data["conditions"]["dtype"] == "float32"
+    text = "\n".join(report.lines())
+    for heading in ("held-out loss", "needle retrieval", "tokens/s and measured cache", "cache of one sequence"):
+        assert heading in text
+    assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folder):
+    sizes = dc.replace(geometry_of(open_teacher(teacher_folder)), cache_element_bytes=4)
+    for folder in (teacher_folder, student_folder):
+        model = load_model(folder, device="cpu", dtype=torch.float32)
+        mixers = model_mixers(model)
+        assert [mixer is not None for mixer in mixers] == [False, folder == student_folder]
+        for speed in throughput(model, [32, 64], repeats=1, decode_tokens=2):
+            assert speed.cache_bytes == cache_bytes(sizes, mixers, speed.length)
+
+
+def test_cache_table(recipe, student_folder):
+    report = evaluate(change(recipe, perplexity=False, needle=None), student_folder, device="cpu")
+    first, *_, last = report.cache
+    assert [row.length for row in report.cache] == [64, 4096, 32768, 131072, 1048576]
+    assert last.teacher_bytes == 16384 * first.teacher_bytes
+    assert first.student_state_bytes == last.student_state_bytes == 3 * 2 * 8 * 8 * 4
+    assert last.student_bytes == last.teacher_bytes // 2 + last.student_state_bytes
+    (teacher,), (student,) = report.teacher.speed, report.student.speed
+    assert teacher.formula_bytes == teacher.cache_bytes == first.teacher_bytes
+    assert student.formula_bytes == student.cache_bytes == first.student_bytes
+
+
+def test_a_model_beside_itself_has_no_gap(recipe, teacher_folder):
+    report = evaluate(change(recipe, gate={"loss_gap": 0.0}, throughput=[]), teacher_folder, device="cpu")
+    assert report.loss_gaps() == [{"length": 128, "gap": 0.0, "gap_se": 0.0}]
+    assert report.gate()[0].passed
+
+
+def test_a_missed_gate_fails_after_the_report_is_written(recipe, student_folder, tmp_path):
+    out = tmp_path / "report.json"
+    settings = change(recipe, gate={"needle_retention": 0.9}, perplexity=False, throughput=[])
+    with pytest.raises(VerificationError, match="needle_retention is undefined") as caught:
+        evaluate(settings, student_folder, out=out, device="cpu")
+    assert str(out) in caught.value.fix
+    gate = json.loads(out.read_text())["gate"]
+    assert gate == [{"name": "needle_retention", "limit": 0.9, "value": None, "passed": False}]
+
+
+def test_packed_stories_and_needle_text_without_special_tokens(recipe, tokenizer, tmp_path):
+    stories = tmp_path / "stories.txt"
+    stories.write_text("<|sep|>".join(["The keeper walked down to the harbor before dawn. "] * 60))
+    source = dc.replace(recipe.data.valid[0], path=str(stories), separator="<|sep|>")
+    settings = dc.replace(recipe, data=dc.replace(recipe.data, valid=[source]))
+    tasks = make_tasks(settings, tokenizer, len(tokenizer))
+    (windows,) = tasks.windows
+    assert (windows.position_ids == 0).sum() > len(windows.input_ids)
+    assert (windows.bucket == -1).sum() == (windows.position_ids[:, 1:] == 0).sum()
+    assert all(tokenizer.eos_token_id not in s.token_ids for group in tasks.needles for s in group)
+
+
+def test_lengths_beyond_the_context_are_refused(recipe, student_folder):
+    for key, settings in {
+        "eval.lengths": {"lengths": [4096]},
+        "eval.throughput": {"throughput": [4096]},
+        "eval.needle.lengths": {"needle": NeedleEval(lengths=[4096])},
+    }.items():
+        with pytest.raises(RecipeError, match=f"{key} asks for 4096 tokens"):
+            evaluate(change(recipe, **settings), student_folder)
+
+
+def test_bad_inputs_are_named(recipe, student_folder, tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        evaluate(recipe, tmp_path / "absent")
+    with pytest.raises(HardwareError, match="'nonsense' is unknown"):
+        evaluate(recipe, student_folder, device="nonsense")
+    with pytest.raises(DataError, match="no held-out text"):
+        evaluate(dc.replace(recipe, data=dc.replace(recipe.data, valid=[])), student_folder)
+    Path(recipe.data.valid[0].path).write_text("too little text")
+    with pytest.raises(DataError, match="shorter than one row"):
+        evaluate(recipe, student_folder)
+
+
+def test_a_checkpoint_without_tokenizer_is_named(student_folder, tmp_path):
+    for file in student_folder.iterdir():
+        if not file.name.startswith("tokenizer"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(CheckpointError, match="has no tokenizer that loads"):
+        load_tokenizer(tmp_path)
+
+
+def test_context_limit(student_folder, teacher_folder):
+    config = load_model(student_folder).config
+    assert context_limit(config) == 2048
+    config.sse = {**config.sse, "layers": ["sse", "sse"]}
+    assert context_limit(config) is None
+    config.sse = {**config.sse, "mixers": {"sse": {**config.sse["mixers"]["sse"], "rope": "keep"}}}
+    assert context_limit(config) == 2048
+    assert context_limit(load_model(teacher_folder).config) == 2048
+
+
+def test_nothing_asked_still_gives_the_cache_table(recipe, student_folder):
+    report = evaluate(dc.replace(recipe, eval=Eval(perplexity=False)), student_folder, device="cpu")
+    assert report.lines()[0] == "cache of one sequence, by formula"
