@@ -155,7 +155,8 @@ def attention_mask_for(kind: str, sees: Tensor, dtype: torch.dtype) -> Tensor:
         )
     if kind == "sdpa":
         return sees
-    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
+    hidden = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # eager attention's softmax is in float32
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, hidden)
 
 
 def _near(query: Tensor, key: Tensor, window: int) -> Tensor:
