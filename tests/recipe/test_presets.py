@@ -1,0 +1,104 @@
+"""Every packaged recipe loads, and plans against the published configuration of its model, without a download."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sse_convert import api
+from sse_convert.errors import OutputError, RecipeError
+from sse_convert.recipe import load_recipe, resolve
+from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
+from tests.surgery.synthetic import llama_layout, write_zeros
+
+CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
+LOCAL = ("stories260K", "teacher-qwen3-32m")
+"""recipes for checkpoints in ../shared"""
+PARAMETERS = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "smollm2-135m": 134_515_008,
+}
+"""published parameter counts, tied embeddings counted once"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Makes a checkpoint folder from a fixture: the real config and headers, weights that take no disk space."""
+
+    def make(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        text = (CONFIGS / f"{name}.json").read_text()
+        (folder / "config.json").write_text(text)
+        write_zeros(folder / "model.safetensors", llama_layout(json.loads(text)))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_it_loads_and_can_run(name):
+    recipe = load_recipe(name)
+    assert list(check_run(recipe)) == []
+    assert len(recipe.stages) >= 2
+    assert recipe.stages[0].loss == "layer_mse"
+    assert preset_summary(name).endswith((".", ":", "`model`."))
+    assert "sse-convert run" in preset_text(name) or "sse_convert run" in preset_text(name)
+
+
+def test_every_recipe_has_a_config_and_every_config_a_recipe():
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(preset_names()) - set(LOCAL)
+
+
+@pytest.mark.parametrize("name", sorted(set(preset_names()) - set(LOCAL)))
+def test_it_plans(name, model):
+    folder = model(name)
+    config = json.loads((folder / "config.json").read_text())
+    plan = api.plan(name, overrides=[f"model={folder}"])
+    names, _ = resolve(load_recipe(name), config["num_hidden_layers"])
+    assert [row.mixer for row in plan.layers] == names
+    assert 1 <= names.count("full") < len(names) / 2
+    assert json.dumps(plan.to_dict(), allow_nan=False)
+    assert plan.lines()
+    if name in PARAMETERS:
+        assert plan.parameters == PARAMETERS[name]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_ones_plan(name, monkeypatch):
+    root = preset_path(name).parent.parent
+    if not (root / load_recipe(name).model).is_dir():
+        pytest.skip("needs the checkpoints in ../shared")
+    monkeypatch.chdir(root)
+    assert api.plan(name).layers
+
+
+@pytest.mark.parametrize(("name", "kept"), [("paper-2b", [5, 11, 17]), ("paper-12b", list(range(4, 40, 5)))])
+def test_the_papers_layouts(name, kept):
+    layers = json.loads((CONFIGS / f"{name}.json").read_text())["num_hidden_layers"]
+    names, mixers = resolve(load_recipe(name), layers)
+    assert [i for i, mixer in enumerate(names) if mixer == "full"] == kept
+    assert (mixers["sse"].num_partitions, mixers["sse"].top_k, mixers["sse"].qk_rank) == (4, 1, 64)
+
+
+def test_names_with_or_without_suffix():
+    assert preset_path("qwen3-4b") == preset_path("qwen3-4b.yaml")
+    with pytest.raises(RecipeError, match=r"recipe 'qwen3-4' does not exist") as caught:
+        preset_path("qwen3-4")
+    assert caught.value.fix == "did you mean qwen3-4b?"
+
+
+def test_copying(tmp_path):
+    written = copy_preset("qwen3-4b", tmp_path / "mine.yaml")
+    assert written.read_text() == preset_text("qwen3-4b")
+    with pytest.raises(OutputError, match="exists"):
+        copy_preset("qwen3-4b", written)
+    with pytest.raises(OutputError, match="cannot be written"):
+        copy_preset("qwen3-4b", tmp_path / "none" / "mine.yaml")
