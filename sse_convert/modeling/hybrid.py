@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.utils import output_capturing
 
 from sse_convert.errors import CheckpointError, UsageError
@@ -309,6 +310,9 @@ def _derive(name: str, mixin: type, source: type[PreTrainedModel], members: dict
         "__doc__": doc,
         **members,
     }
+    # what transformers renames on loading goes by class name: GPT-NeoX stores its head as embed_out
+    if (renamings := get_checkpoint_conversion_mapping(source.__name__)) is not None:
+        register_checkpoint_conversion_mapping(name, renamings, overwrite=True)
     return type(name, (mixin, source), namespace)
 
 
