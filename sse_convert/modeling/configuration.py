@@ -26,12 +26,11 @@ class SSEConfigMixin:
 
     base_model_tp_plan = None
 
-    def __init__(self, *args: Any, sse: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop(GUARD, None)
         kwargs.pop("auto_map", None)
-        super().__init__(*args, **kwargs)
-        self.sse = sse
-        if sse is not None:
+        super().__post_init__(**kwargs)
+        if self.sse is not None:
             layer_mixers(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,6 +122,8 @@ def config_class_for(source: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     if source not in _CLASSES:
         spec = spec_for(source.model_type)
         namespace = {
+            "__annotations__": {"sse": dict[str, Any] | None},
+            "sse": None,
             "model_type": spec.hybrid_type,
             "__module__": __name__,
             "__qualname__": spec.hybrid_config,

@@ -1,0 +1,244 @@
+"""The SSE layer: the paper's equations, every knob, gradients, padding."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.kernels.gates import register_partition_gate
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layout import row_layout
+from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors
+from tests.modeling.tiny import SSE, prompts, tiny_model, tiny_source
+
+ONE = ("sse", "full", "full", "sse")
+KNOBS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "N=1": {"num_partitions": 1},
+    "k=N": {"num_partitions": 3, "top_k": 3},
+    "k=2": {"top_k": 2},
+    "reads more": {"read_top_k": 3},
+    "reads less": {"top_k": 3, "read_top_k": 1},
+    "no write gate": {"gate": {"write": False, "read": True}},
+    "no read gate": {"gate": {"write": True, "read": False}},
+    "no gate": {"gate": {"write": False, "read": False}, "balance": "none"},
+    "silu": {"k_feature_map": "silu"},
+    "relu": {"k_feature_map": "relu"},
+    "identity": {"k_feature_map": "identity"},
+    "rows": {"row_top_k": 3},
+    "rows decay": {"row_top_k": 3, "row_decay": "selected"},
+    "no shared": {"shared_partition": False, "qk_rank": 0},
+    "side path on sparse": {"qk_rank_on": "sparse"},
+    "side path, no shared": {"qk_rank_on": "sparse", "shared_partition": False},
+    "no side path": {"qk_rank": 0},
+    "own projections": {"shared_params": False},
+    "own projections, sparse side path": {"shared_params": False, "qk_rank_on": "sparse", "rope": "keep"},
+    "scalar decay": {"decay": "scalar"},
+    "no decay": {"decay": "none"},
+    "separate decays": {"decay_params": "separate"},
+    "separate scalar decays": {"decay_params": "separate", "decay": "scalar"},
+    "query heads": {"state_heads": "query"},
+    "query heads, own projections": {"state_heads": "query", "shared_params": False, "rope": "keep"},
+    "rope": {"rope": "keep"},
+    "no norm": {"output_norm": "none"},
+    "output gate": {"output_gate": True},
+    "bias balance": {"balance": "bias"},
+    "gla": {"kind": "gla"},
+    "gla, rope, query heads": {"kind": "gla", "rope": "keep", "state_heads": "query"},
+}
+
+
+def one_mixer(knobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    base = {"decay_rank": 4} if knobs.get("kind") == "gla" else SSE
+    return {"sse": {**base, **knobs}}
+
+
+def model_with(knobs: dict[str, Any], model_type: str = "qwen3", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    return tiny_model(model_type, ONE, one_mixer(knobs), dtype=dtype)
+
+
+def by_the_paper(layer: SSEAttention, x: Tensor) -> Tensor:
+    """One row x [T, hidden] through the default layer of Qwen3, equation by equation, token by token."""
+    queries, heads, D, N = 4, 2, 8, 4
+    states = torch.zeros(N + 1, heads, D, D, dtype=x.dtype)
+    outputs = []
+    for token in x:
+        q = layer.q_norm(layer.q_proj(token).view(queries, D))
+        k = layer.k_norm(layer.k_proj(token).view(heads, D))
+        v = layer.v_proj(token).view(heads, D)
+        side_q = layer.sse_delta_q_up(layer.sse_delta_q_down(token))
+        side_k = layer.sse_delta_k_up(layer.sse_delta_k_down(token))
+        shared_q = layer.q_norm((layer.q_proj(token) + side_q).view(queries, D))
+        shared_k = layer.k_norm((layer.k_proj(token) + side_k).view(heads, D))
+        phi, shared_phi = (torch.softmax(key * layer.sse_k_scale[:, None], -1) for key in (k, shared_k))
+        decay = torch.sigmoid(layer.sse_decay_up(layer.sse_decay_down(token))).view(heads, D) ** (1 / 16)
+        e = torch.softmax(layer.sse_router(token), -1)
+        best = int(e.argmax())
+        states[best] = decay[..., None] * states[best] + e[best] * phi[..., None] * v[:, None]
+        states[N] = decay[..., None] * states[N] + shared_phi[..., None] * v[:, None]
+        o = torch.stack([
+            (e[best] * q[h] @ states[best, h // 2] + shared_q[h] @ states[N, h // 2]) / math.sqrt(D)
+            for h in range(queries)
+        ])  # fmt: skip
+        o = o / o.square().mean(-1, keepdim=True).add(1e-8).sqrt()
+        outputs.append(layer.o_proj(o.flatten() * layer.sse_out_scale))
+    return torch.stack(outputs)
+
+
+@torch.no_grad()
+def test_default_layer_is_the_papers_equations() -> None:
+    layer = model_with({}).sse_layers()[0]
+    x = torch.randn(2, 13, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    out, weights = layer(x, sse_layout=row_layout(2, 13, None))
+    assert weights is None
+    for row in range(2):
+        torch.testing.assert_close(out[row], by_the_paper(layer, x[row]), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+@torch.no_grad()
+def test_pieces_with_a_cache_and_padding_equal_single_rows(name: str) -> None:
+    model = model_with(KNOBS[name])
+    ids, mask = prompts((12, 7))
+    cache, logits, position = DynamicCache(config=model.config), [], (mask.cumsum(1) - 1).clamp_min(0)
+    for start, stop in ((0, 4), (4, 5), (5, 11), (11, 12)):
+        part = slice(start, stop)
+        logits.append(
+            model(
+                ids[:, part], attention_mask=mask[:, :stop], position_ids=position[:, part], past_key_values=cache
+            ).logits
+        )
+    pieces = torch.cat(logits, 1)
+    for row in range(2):
+        alone = model(ids[row, mask[row].bool()][None]).logits[0]
+        torch.testing.assert_close(pieces[row, mask[row].bool()], alone, atol=1e-9, rtol=0)
+    for index, layer in model.sse_layers().items():
+        assert cache.layers[index].state.shape[:2] == (2, layer.mixer.num_partitions + layer.mixer.shared_partition)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("model_type", ["llama", "olmo2"])
+def test_every_new_parameter_gets_a_gradient(name: str, model_type: str) -> None:
+    model = model_with(KNOBS[name], model_type).train()
+    ids, mask = prompts()
+    model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert missing == []
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_new_tensors_are_those_of_the_table(name: str) -> None:
+    layer = model_with(KNOBS[name]).sse_layers()[0]
+    table = {spec.name: spec.shape for spec in new_tensors(layer.dims, layer.mixer)}
+    assert {k: tuple(v.shape) for k, v in layer.state_dict().items() if "sse_" in k} == table
+    buffers = {name for name, _ in layer.named_buffers() if "sse_" in name}
+    assert buffers == ({ROUTER_BIAS} if layer.mixer.balance == "bias" else set())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "gpt_neox", "gpt2", "olmo2"])
+def test_state_dict_keeps_the_sources_keys(model_type: str) -> None:
+    source = tiny_source(model_type).state_dict()
+    added = tiny_model(model_type, ("sse",) * 4).state_dict().keys() - source.keys()
+    assert all(".sse_" in key for key in added)
+    assert len(added) == 4 * len(new_tensors(*_dims(model_type)))
+
+
+def _dims(model_type: str) -> tuple[Any, Any]:
+    layer = tiny_model(model_type, ("sse",) * 4).sse_layers()[0]
+    return layer.dims, layer.mixer
+
+
+@pytest.mark.parametrize("model_type", ["smollm3", "phi3", "gpt_neox", "gemma3_text"])
+@torch.no_grad()
+def test_kept_rope_is_relative_and_skips_layers_without_it(model_type: str) -> None:
+    knobs = {"rope": "keep", "k_feature_map": "identity", "decay": "scalar"}  # a rotation of q and k cancels in q k
+    model = tiny_model(model_type, ("sse",) * 4, one_mixer(knobs), dtype=torch.float64)
+    ids = prompts((9,))[0]
+    logits = model(ids).logits
+    shifted = model(ids, position_ids=torch.arange(9)[None] + 5).logits
+    torch.testing.assert_close(shifted, logits, atol=1e-4, rtol=0)  # cos and sin come in float32
+    rotates = [layer.rotates for layer in model.sse_layers().values()]
+    assert rotates == ([True, False, True, False] if model_type == "smollm3" else [True] * 4)
+    for layer in model.sse_layers().values():
+        layer.rotates = False
+    assert (model(ids).logits - logits).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_rope_is_applied_before_the_feature_map() -> None:
+    layer = model_with({"rope": "keep"}).sse_layers()[0]
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
+    angle = torch.arange(5.0).double()[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03]).double().repeat(2)
+    rotation = angle.cos()[None], angle.sin()[None]
+    packed = (rotation[0][0][:, None], rotation[1][0][:, None])
+    inputs = layer.operator_inputs(x[0], packed)
+    k = layer.k_norm(layer.k_proj(x[0]).view(5, 2, 8))
+    half = torch.cat([-k[..., 4:], k[..., :4]], -1)
+    expected = torch.softmax((k * packed[0] + half * packed[1]) * layer.sse_k_scale[:, None], -1)
+    torch.testing.assert_close(inputs["k"], expected, atol=1e-12, rtol=0)
+
+
+def test_a_layer_without_layout_refuses() -> None:
+    layer = model_with({}).sse_layers()[3]
+    with pytest.raises(UsageError, match="layer 3 received no sse_layout"):
+        layer(torch.zeros(1, 2, 32, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "knobs", "message"),
+    [
+        ("gpt2", {"rope": "keep"}, "gpt2 has no rotary embedding"),
+        ("llama", {"row_top_k": 2, "row_decay": "selected", "shared_params": False}, "row_decay is 'selected'"),
+        ("llama", {"partition_gate": "unheard of"}, "'unheard of' is not registered"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(model_type: str, knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tiny_model(model_type, ONE, one_mixer(knobs))
+
+
+@pytest.mark.parametrize(
+    ("sse", "message"),
+    [
+        ({"layers": ["full"] * 3}, "names 3 layers, the model has 4"),
+        ({"layers": ["full"] * 3 + ["nope"]}, "'nope'"),
+        ({"mixers": {"sse": {"kind": "mamba"}}}, "mixer kind is 'mamba'"),
+        ({"format": 2}, "has format 2, expected 1"),
+        ({"source_model_type": "llama"}, "has source_model_type 'llama', expected 'qwen3'"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(sse: dict[str, Any], message: str) -> None:
+    config = tiny_model("qwen3").config
+    with pytest.raises(CheckpointError, match=message):
+        type(config)(**{**config.to_dict(), "sse": {**config.sse, **sse}})
+
+
+class _ByPosition:
+    """Even positions prefer partition 0, odd ones 1."""
+
+    needs_state = False
+
+    def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
+        preferred = torch.nn.functional.one_hot(positions_R % 2, router_logits_RN.shape[1])
+        return torch.softmax(router_logits_RN + 100 * preferred, -1)
+
+
+@torch.no_grad()
+def test_a_registered_gate_sees_absolute_positions_with_a_cache() -> None:
+    register_partition_gate("by position", _BY_POSITION)
+    model = tiny_model("llama", ONE, one_mixer({"partition_gate": "by position"}), dtype=torch.float64)
+    ids = prompts((9,))[0]
+    cache = DynamicCache(config=model.config)
+    model(ids[:, :4], past_key_values=cache)
+    model(ids[:, 4:8], past_key_values=cache)
+    last = model(ids[:, 8:], past_key_values=cache).logits[0, -1]
+    torch.testing.assert_close(last, model(ids).logits[0, -1], atol=1e-9, rtol=0)
+    assert model.sse_router_stats()[0]["load"].tolist() == pytest.approx([5 / 9, 4 / 9, 0, 0])
+
+
+_BY_POSITION = _ByPosition()
