@@ -15,20 +15,24 @@ from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, p
 from sse_convert.report import TextReport, table
 
 if TYPE_CHECKING:
+    from sse_convert.evaluation.report import EvalReport
+    from sse_convert.export.export import ExportReport
     from sse_convert.export.push import PushReport
     from sse_convert.generation import ChatReport, GenerationReport
+    from sse_convert.surgery.convert import ConvertReport
     from sse_convert.surgery.plan import Plan
 
 RecipeLike = Recipe | Path | str
 """a recipe, a recipe file, or the name of a packaged recipe"""
 
 
-def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None) -> "Plan":
+def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
     """What a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         overrides: `a.b=c` assignments (for a file or a name).
+        allow_pickle: also plan for a teacher in pickle format.
 
     Raises:
         RecipeError: the recipe is malformed or does not fit the model.
@@ -37,7 +41,97 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None) -> "Plan
     recipe = _recipe(recipe, overrides)
     from sse_convert.surgery.plan import make_plan
 
-    return make_plan(recipe)
+    return make_plan(recipe, allow_pickle=allow_pickle)
+
+
+def convert(
+    recipe: RecipeLike,
+    out: Path | str,
+    *,
+    overrides: Sequence[str] | None = None,
+    link: Literal["hard", "copy"] = "hard",
+    check: bool = False,
+    allow_pickle: bool = False,
+) -> "ConvertReport":
+    """Make the hybrid checkpoint: the teacher's shards linked or copied, one shard of new tensors, config, code.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        out: the folder to make.
+        overrides: `a.b=c` assignments (for a file or a name).
+        link: hard-link the teacher's shards (copied where links are impossible), or copy them.
+        check: stream every shard first: hashes, NaN, Inf.
+        allow_pickle: accept a pickled teacher; its weights are stored as safetensors.
+
+    Raises:
+        RecipeError: the recipe is malformed or does not fit the model.
+        CheckpointError, HubError: the teacher cannot be read or converted.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    recipe = _recipe(recipe, overrides)
+    from sse_convert.surgery import convert as converting
+
+    return converting.convert(recipe, Path(out), link=link, check=check, allow_pickle=allow_pickle)
+
+
+def evaluate(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    *,
+    overrides: Sequence[str] | None = None,
+    out: Path | None = None,
+    plot: Path | None = None,
+    device: str | None = None,
+) -> "EvalReport":
+    """Measure a checkpoint beside its teacher as the recipe's `eval` says.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted model, folder or hub id.
+        overrides: `a.b=c` assignments (for a file or a name).
+        out: JSON file for the report; an older one is replaced.
+        plot: PNG file for the plot.
+        device: unset picks the accelerator, or the CPU.
+
+    Raises:
+        RecipeError: the recipe is malformed, or a length is beyond the teacher's context.
+        CheckpointError, HubError, HardwareError: a model cannot be loaded.
+        DataError: there is no usable held-out text.
+        OutputError: the report or the plot cannot be written.
+        VerificationError: a limit of `eval.gate` is missed (the report is written first).
+    """
+    recipe = _recipe(recipe, overrides)
+    from sse_convert.evaluation import evaluate as evaluation
+
+    return evaluation.evaluate(recipe, checkpoint, out=out, plot=plot, device=device)
+
+
+def export(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    overrides: Sequence[str] | None = None,
+    evaluation: Path | None = None,
+) -> "ExportReport":
+    """Write the finished model: safetensors, model card, recipe.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted (and trained) model, folder or hub id.
+        out: the folder to make.
+        overrides: `a.b=c` assignments (for a file or a name).
+        evaluation: report of `evaluate` for the model card; unset looks for `evaluation.json` in the checkpoint.
+
+    Raises:
+        RecipeError: the recipe is malformed or describes another conversion.
+        CheckpointError, HubError: not a converted checkpoint, damaged, or it cannot be read.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    recipe = _recipe(recipe, overrides)
+    from sse_convert.export import export as exporting
+
+    return exporting.export(recipe, checkpoint, Path(out), evaluation=evaluation)
 
 
 def push(

@@ -63,6 +63,9 @@ StageOption = Annotated[
     str | None, typer.Option("--stage", help="Stage name, where the recipe has several of this kind.")
 ]
 
+PickleOption = Annotated[
+    bool, typer.Option("--allow-pickle", help="Accept a teacher in pickle format (it can run code; trust its author).")
+]
 MaxTokensOption = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")]
 TopPOption = Annotated[
@@ -86,9 +89,14 @@ def _root(
 
 
 @command(app, "plan")
-def plan(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False) -> Report:
+def plan(
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    allow_pickle: PickleOption = False,
+    as_json: JsonOption = False,
+) -> Report:
     """Show what a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only."""
-    return api.plan(recipe, overrides=overrides)
+    return api.plan(recipe, overrides=overrides, allow_pickle=allow_pickle)
 
 
 @command(app, "convert", after_interrupt="no half-made folder was left; run the same command again")
@@ -98,10 +106,7 @@ def convert(
     overrides: SetOption = None,
     link: Annotated[Literal["hard", "copy"], typer.Option(help="Hard-link or copy the teacher's shards.")] = "hard",
     check: Annotated[bool, typer.Option("--check", help="Also stream every shard: hashes, NaN, Inf.")] = False,
-    allow_pickle: Annotated[
-        bool,
-        typer.Option("--allow-pickle", help="Accept a teacher in pickle format (it can run code; trust its author)."),
-    ] = False,
+    allow_pickle: PickleOption = False,
     as_json: JsonOption = False,
 ) -> Report:
     """Make the hybrid checkpoint. Needs no data and no GPU, and never rewrites the teacher's weights."""
@@ -178,10 +183,12 @@ def evaluate(
     checkpoint: CheckpointOption,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the result to this JSON file.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the result to this PNG file.")] = None,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> Report:
     """Measure a checkpoint beside its teacher: held-out loss, needles, memory, speed."""
-    return api.evaluate(recipe, checkpoint, overrides=overrides, out=out)
+    return api.evaluate(recipe, checkpoint, overrides=overrides, out=out, plot=plot, device=device)
 
 
 @command(app, "export", after_interrupt="no half-made folder was left; run the same command again")
@@ -190,10 +197,13 @@ def export(
     checkpoint: CheckpointOption,
     out: OutOption,
     overrides: SetOption = None,
+    evaluation: Annotated[
+        Path | None, typer.Option("--evaluation", help="JSON of `eval --out`, for the model card's figures.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> Report:
-    """Write the finished model: safetensors, model card, recipe. LoRA weights are merged."""
-    return api.export(recipe, checkpoint, out, overrides=overrides)
+    """Write the finished model: safetensors, model card, recipe."""
+    return api.export(recipe, checkpoint, out, overrides=overrides, evaluation=evaluation)
 
 
 @command(app, "push", after_interrupt="run the same command again; finished files are not sent twice")
