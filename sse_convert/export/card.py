@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sse_convert.mixers import mixer_from_dict
+from sse_convert.mixers import mixer_from_dict, mixer_to_dict
 from sse_convert.report import format_bytes, format_number
 
 TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
@@ -119,7 +119,7 @@ def _settings(mixer: dict[str, Any] | None) -> str:
     default = type(built)()
     changed = [
         f"{key}={value}"
-        for key, value in mixer.items()
+        for key, value in mixer_to_dict(built).items()
         if key in ("num_partitions", "top_k") or (key != "kind" and getattr(built, key) != getattr(default, key))
     ]
     return f"{built.kind} " + ", ".join(changed) if changed else built.kind

@@ -125,8 +125,9 @@ def check_folder(folder: Path) -> dict[str, int]:
         raise CheckpointError(
             f"{folder} has no model card", expected="README.md", fix="make it with `sse-convert export`"
         )
-    found = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
-    files = {name: size for name, size in found.items() if not name.startswith(".")}
+    found = {path.relative_to(folder): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    hidden = {path for path in found if any(part.startswith((".", "__pycache__")) for part in path.parts)}
+    files = {path.as_posix(): size for path, size in found.items() if path not in hidden}
     if pickles := [name for name in files if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]:
         raise CheckpointError(
             f"{folder} holds pickles: {', '.join(pickles[:3])}", expected="safetensors only", fix="remove them"

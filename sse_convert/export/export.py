@@ -1,0 +1,230 @@
+"""The finished model as a folder: safetensors shards, config, code, tokenizer, recipe, figures and a model card.
+
+Weights are streamed, one tensor at a time, so a model of any size can be exported on any machine.
+"""
+
+import dataclasses as dc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sse_convert.console import progress
+from sse_convert.errors import CheckpointError, RecipeError
+from sse_convert.export.card import model_card
+from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.bundle import write_remote_code
+from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe.units import parse_size
+from sse_convert.report import format_bytes, format_number
+from sse_convert.surgery.checkpoint import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.surgery.companions import copy_companions
+from sse_convert.surgery.convert import write_index
+from sse_convert.surgery.output import check_output, check_space, new_folder
+from sse_convert.surgery.provenance import Provenance, read_provenance
+from sse_convert.surgery.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
+from sse_convert.surgery.teacher import open_teacher
+from sse_convert.surgery.weights import TORCH_DTYPES, read_tensor, tensor_bytes
+
+EVALUATION = "evaluation.json"
+RECIPE = "recipe.yaml"
+CARD = "README.md"
+_STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class ExportReport:
+    """The result of an export."""
+
+    out: Path
+    """the folder"""
+    parameters: int
+    """elements of all stored tensors"""
+    dtype: str
+    """type of the weights"""
+    shards: dict[str, int]
+    """shard to bytes"""
+    files: list[str]
+    """all files"""
+    evaluated: bool
+    """whether the card has figures"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {**dc.asdict(self), "out": str(self.out)}
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        size = format_bytes(sum(self.shards.values()))
+        return [
+            f"wrote {self.out}: {format_number(self.parameters)} parameters, {self.dtype}, {size} in "
+            f"{len(self.shards)} shard{'s' if len(self.shards) > 1 else ''}",
+            "the model card has " + ("the figures of the evaluation" if self.evaluated else "no figures yet"),
+            f"next: sse-convert generate {self.out} 'Once upon a time', or sse-convert push {self.out} USER/NAME",
+        ]
+
+
+def export(
+    recipe: Recipe,
+    checkpoint: str | Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    max_shard_size: str | None = None,
+    evaluation: dict[str, Any] | Path | None = None,
+) -> ExportReport:
+    """Write the final folder of a converted checkpoint.
+
+    Args:
+        recipe: travels with the model; `export` gives the defaults of `dtype` and `max_shard_size`.
+        checkpoint: converted (and trained) model, folder or hub id.
+        out: the folder to make.
+        dtype: keep (the teacher's, tensor by tensor), float32, bfloat16 or float16.
+        max_shard_size: largest shard, for example 5GB; a larger tensor gets a shard of its own.
+        evaluation: JSON form of an `EvalReport`, or its file; unset looks for `evaluation.json` in the checkpoint.
+
+    Raises:
+        CheckpointError: not a converted checkpoint, damaged, unmerged adapters, NaN, Inf or overflow in the weights.
+        RecipeError: the recipe describes another conversion, or a setting is malformed.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+        HubError: the hub refused or cannot be reached.
+    """
+    out = Path(out)
+    check_output(out)
+    files = download(open_checkpoint(checkpoint))
+    _check(files, recipe)
+    limit = parse_size(max_shard_size or recipe.export.max_shard_size)
+    if not limit:
+        raise RecipeError(f"max_shard_size is {max_shard_size!r}", expected="a size such as 5GB")
+    target, dtypes = _target_dtypes(files, recipe, dtype or recipe.export.dtype)
+    shards = _assign(files.tensors, dtypes, limit)
+    figures = _figures(files.folder, evaluation)
+    with new_folder(out) as folder:
+        check_space(out, sum(info.numel * ITEM_BYTES[dtypes[name]] for name, info in files.tensors.items()))
+        _write_weights(files, folder, shards, dtypes)
+        config = _write_config(files, folder, recipe, target)
+        write_remote_code(folder)
+        copy_companions(files.folder, folder)
+        _write_provenance(files, folder, recipe)
+        (folder / RECIPE).write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False), encoding="utf-8")
+        if figures is not None:
+            (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        card = model_card(out.name, config, recipe.to_dict(), figures, files.parameters)
+        (folder / CARD).write_text(card, encoding="utf-8")
+    return ExportReport(
+        out=out,
+        parameters=files.parameters,
+        dtype=target,
+        shards={name: (out / name).stat().st_size for name in shards},
+        files=sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()),
+        evaluated=figures is not None,
+    )
+
+
+def _check(files: CheckpointFiles, recipe: Recipe) -> None:
+    if not files.model_type.startswith(SSE_PREFIX) or not isinstance(files.config.get("sse"), dict):
+        raise CheckpointError(
+            f"{files.name} is a {files.model_type} model, not a converted one",
+            expected="a folder made by sse-convert",
+            fix="convert it first",
+        )
+    if (files.folder / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{files.name} holds PEFT adapters beside its weights",
+            expected="merged weights (stages with train: lora end with them)",
+            fix="load it with PEFT, call merge_and_unload() and save_pretrained()",
+        )
+    layers = files.config["sse"]["layers"]
+    names, _ = resolve(recipe, len(layers))
+    if names != layers:
+        different = [i for i, (a, b) in enumerate(zip(names, layers, strict=True)) if a != b]
+        raise RecipeError(
+            f"the recipe makes layers {different[:5]} something else than {files.name} has",
+            expected="the recipe that made this checkpoint",
+            fix="use that recipe",
+        )
+
+
+def _target_dtypes(files: CheckpointFiles, recipe: Recipe, choice: str) -> tuple[str, dict[str, str]]:
+    """The torch name of the model's type, and the stored type of each tensor; integers stay what they are."""
+    stored = {name: info.dtype for name, info in files.tensors.items()}
+    floats = {name for name, kind in stored.items() if kind in FLOAT_DTYPES}
+    if choice != "keep":
+        if choice not in _STORED:
+            raise RecipeError(f"dtype is {choice!r}", expected=f"keep, {', '.join(sorted(_STORED))}")
+        return choice, {**stored, **dict.fromkeys(floats, _STORED[choice])}
+    teacher = open_teacher(recipe.model, recipe.revision)
+    theirs = {name: teacher.files.tensors[name].dtype for name in floats & teacher.files.tensors.keys()}
+    return FLOAT_DTYPES[teacher.dtype], {**stored, **dict.fromkeys(floats, teacher.dtype), **theirs}
+
+
+def _assign(tensors: dict[str, TensorInfo], dtypes: dict[str, str], limit: int) -> dict[str, list[str]]:
+    """Shard to tensor names, in the checkpoint's order, none larger than `limit` bytes unless it is a single tensor."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, info in tensors.items():
+        nbytes = info.numel * ITEM_BYTES[dtypes[name]]
+        if groups[-1] and size + nbytes > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += nbytes
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}
+
+
+def _write_weights(files: CheckpointFiles, folder: Path, shards: dict[str, list[str]], dtypes: dict[str, str]) -> None:
+    def converted(names: list[str]) -> Iterator[tuple[str, bytes]]:
+        for name in names:
+            tensor = read_tensor(files.folder, files.tensors[name]).to(TORCH_DTYPES[dtypes[name]])
+            if not tensor.isfinite().all():
+                raise CheckpointError(
+                    f"tensor {name} of {files.name} is NaN or infinite as {dtypes[name]}",
+                    expected="finite weights",
+                    fix="export with dtype bfloat16 or float32, or use an earlier checkpoint",
+                )
+            yield name, tensor_bytes(tensor)
+            bar.update()
+
+    with progress("writing weights", len(files.tensors)) as bar:
+        for shard, names in shards.items():
+            write_shard(folder / shard, {n: (dtypes[n], files.tensors[n].shape) for n in names}, converted(names))
+    if len(shards) > 1:
+        write_index(folder, list(shards))
+
+
+def _write_config(files: CheckpointFiles, folder: Path, recipe: Recipe, dtype: str) -> dict[str, Any]:
+    config = {key: value for key, value in files.config.items() if key != "torch_dtype"}
+    config["dtype"] = dtype
+    config["sse"] = {**config["sse"], "recipe": recipe.to_dict(), "recipe_hash": recipe_hash(recipe)}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return config
+
+
+def _write_provenance(files: CheckpointFiles, folder: Path, recipe: Recipe) -> None:
+    """Where the model comes from, without paths of this machine."""
+    before = read_provenance(files.folder)
+    Provenance(
+        stage="export",
+        recipe_hash=recipe_hash(recipe),
+        teacher=recipe.model,
+        teacher_folder="",
+        teacher_revision=before.teacher_revision if before else recipe.revision,
+        shards={},
+    ).write(folder)
+
+
+def _figures(folder: Path, evaluation: dict[str, Any] | Path | None) -> dict[str, Any] | None:
+    if isinstance(evaluation, dict):
+        return evaluation
+    path = evaluation or folder / EVALUATION
+    if evaluation is None and not path.is_file():
+        return None
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", expected="the JSON file that `eval` writes") from error
+    return data

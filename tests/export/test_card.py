@@ -1,0 +1,56 @@
+import dataclasses as dc
+import json
+
+import pytest
+from huggingface_hub import ModelCard
+
+from sse_convert.export.card import model_card
+from sse_convert.recipe.schema import LearningRates, Source, Stage
+from tests.evaluation.test_report import make_report
+
+
+@pytest.fixture
+def config(student_folder):
+    return json.loads((student_folder / "config.json").read_text())
+
+
+def test_metadata_is_read_back(recipe, config):
+    data = dc.replace(recipe.data, train=[Source(path="someone/books"), Source(path="./local.txt")])
+    settings = dc.replace(recipe, model="someone/teacher-1b", data=data).to_dict()
+    card = ModelCard(model_card("tiny", config, settings, None, 12345))
+    assert card.data.base_model == "someone/teacher-1b"
+    assert card.data.base_model_relation == "finetune"
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "text-generation"
+    assert card.data.license == "mit"
+    assert card.data.datasets == ["someone/books"]
+    assert {"sse-convert", "custom_code", "linear-attention"} <= set(card.data.tags)
+    assert card.text.strip().startswith("# tiny")
+    assert "[someone/teacher-1b](https://huggingface.co/someone/teacher-1b) with 1 of its 2" in card.text
+
+
+def test_a_local_teacher_is_named_without_its_path(recipe, config):
+    card = ModelCard(model_card("tiny", config, recipe.to_dict(), None, 12345))
+    assert card.data.base_model is None
+    assert str(recipe.model) not in card.text
+    assert "`teacher0`" in card.text
+
+
+def test_body_says_what_a_reader_needs(recipe, config):
+    stage = Stage(name="distill", loss="kl", tokens=2_000_000, seq_len=512, lr=LearningRates(mixers=1e-3, rest=1e-4))
+    settings = dc.replace(recipe, stages=[stage]).to_dict()
+    text = model_card("tiny", config, settings, make_report({}).to_dict(), 12345)
+    assert "trust_remote_code=True" in text
+    assert "| 0 | full | softmax attention, unchanged |" in text
+    assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4, decay_rank=4 |" in text
+    assert "| 129 | 3.031 | 3.141 | +0.110 | 1.500 | 1.500 |" in text
+    assert "| 512 | number | 1 | 20 | 100.0% (84-100) | 75.0% (53-89) | 75.0% |" in text
+    assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text
+    assert "arXiv:2507.16577" in text
+    assert "The 1 softmax layers left still keep keys and values" in text
+
+
+def test_an_unmeasured_and_untrained_model_says_so(recipe, config):
+    text = model_card("tiny", config, recipe.to_dict(), None, 12345)
+    assert "Not measured." in text
+    assert "None: converted only." in text

@@ -1,0 +1,186 @@
+import dataclasses as dc
+import errno
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GenerationConfig
+
+from sse_convert.errors import CheckpointError, OutputError, RecipeError
+from sse_convert.export import export as exporting
+from sse_convert.export.export import export
+from sse_convert.export.push import check_folder
+from sse_convert.modeling.auto import load
+from sse_convert.recipe import load_recipe
+from sse_convert.recipe.schema import Layers
+from tests.evaluation.test_report import make_report
+
+IDS = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits(folder, **settings):
+    return load(folder, **settings)(IDS, use_cache=False).logits
+
+
+def stored(folder):
+    types = {}
+    for shard in folder.glob("*.safetensors"):
+        with safe_open(shard, "pt") as file:
+            types |= {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+    return types
+
+
+@pytest.fixture
+def trained(student_folder, tmp_path):
+    """A copy of the converted checkpoint that a test may change."""
+    return shutil.copytree(student_folder, tmp_path / "trained")
+
+
+def test_round_trip_is_equal_to_the_bit(recipe, student_folder, tmp_path):
+    report = export(recipe, student_folder, tmp_path / "final", max_shard_size="20KB")
+    out = report.out
+    assert torch.equal(logits(out), logits(student_folder))
+    assert len(report.shards) > 2
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(report.shards) == {p.name for p in out.glob("*.safetensors")}
+    sizes = {name: (out / name).stat().st_size for name in report.shards}
+    assert sizes == report.shards
+    assert all(size < 23_000 or count(out / name) == 1 for name, size in sizes.items())
+    names = {"README.md", "config.json", "recipe.yaml", "sse_convert.json", "tokenizer.json", "modeling_sse.py"}
+    assert names <= set(report.files)
+    assert load_recipe(out / "recipe.yaml") == recipe
+    assert report.lines()[0].startswith(f"wrote {out}: ")
+
+
+def count(shard):
+    with safe_open(shard, "pt") as file:
+        return len(list(file.keys()))
+
+
+def test_loads_in_a_fresh_process_without_sse_convert(recipe, student_folder, tmp_path):
+    out = export(recipe, student_folder, tmp_path / "final").out
+    code = (
+        "import sys, torch; sys.modules['sse_convert'] = None\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
+        "torch.save(model(torch.load(sys.argv[2]), use_cache=False).logits.detach(), sys.argv[3])\n"
+        "assert AutoTokenizer.from_pretrained(sys.argv[1])('x').input_ids\n"
+    )
+    torch.save(IDS, tmp_path / "ids.pt")
+    files = [str(out), str(tmp_path / "ids.pt"), str(tmp_path / "logits.pt")]
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(student_folder))
+
+
+def test_other_types(recipe, student_folder, tmp_path):
+    out = export(recipe, student_folder, tmp_path / "bf16", dtype="bfloat16").out
+    assert set(stored(out).values()) == {torch.bfloat16}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    assert torch.equal(logits(out), logits(student_folder, dtype=torch.bfloat16))
+    with pytest.raises(RecipeError, match="dtype is 'int3'"):
+        export(recipe, student_folder, tmp_path / "no", dtype="int3")
+
+
+def test_keep_means_the_teachers_types(recipe, teacher_folder, trained, tmp_path):
+    teacher = shutil.copytree(teacher_folder, tmp_path / "teacher")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(teacher / "model.safetensors").items()}
+    weights["model.norm.weight"] = weights["model.norm.weight"].float()
+    save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
+    out = export(dc.replace(recipe, model=str(teacher)), trained, tmp_path / "final").out
+    types = stored(out)
+    assert types.pop("model.norm.weight") == torch.float32
+    assert set(types.values()) == {torch.bfloat16}
+    assert any("sse_router" in name for name in types)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_generation_settings_tokenizer_and_template_survive(recipe, trained, tmp_path):
+    GenerationConfig(eos_token_id=[0, 5], temperature=0.6, do_sample=True).save_pretrained(trained)
+    (trained / "chat_template.jinja").write_text("{{ messages }}")
+    (trained / "LICENSE").write_text("Do good.")
+    (trained / "optimizer.pt").write_bytes(b"no")
+    out = export(recipe, trained, tmp_path / "final").out
+    assert GenerationConfig.from_pretrained(out).eos_token_id == [0, 5]
+    assert load(out).generation_config.temperature == 0.6
+    assert AutoTokenizer.from_pretrained(out).chat_template == "{{ messages }}"
+    assert (out / "LICENSE").read_text() == "Do good."
+    assert not (out / "optimizer.pt").exists()
+    assert set(check_folder(out)) == {p.name for p in out.iterdir()}
+
+
+def test_nothing_tells_where_this_machine_keeps_its_files(recipe, student_folder, tmp_path):
+    there = dc.replace(recipe, model="someone/teacher")
+    out = export(there, student_folder, tmp_path / "final", dtype="float32", evaluation=make_report({}).to_dict()).out
+    text = (out / "sse_convert.json").read_text()
+    assert json.loads(text)["teacher"] == "someone/teacher"
+    assert str(tmp_path) not in text + (out / "README.md").read_text()
+
+
+def test_figures_travel_with_the_model(recipe, trained, tmp_path):
+    assert not export(recipe, trained, tmp_path / "none").evaluated
+    figures = make_report({}).to_dict()
+    (trained / "evaluation.json").write_text(json.dumps(figures))
+    report = export(recipe, trained, tmp_path / "found")
+    assert report.evaluated
+    assert json.loads((report.out / "evaluation.json").read_text()) == figures
+    (trained / "evaluation.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"evaluation\.json cannot be read"):
+        export(recipe, trained, tmp_path / "bad")
+
+
+def test_weights_that_are_not_finite_are_refused(recipe, trained, tmp_path):
+    weights = load_file(trained / "model.safetensors")
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 1e6)
+    save_file(weights, trained / "model.safetensors", metadata={"format": "pt"})
+    export(recipe, trained, tmp_path / "fine")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight .* is NaN or infinite as F16"):
+        export(recipe, trained, tmp_path / "small", dtype="float16")
+    assert {p.name for p in tmp_path.iterdir()} >= {"fine"}
+    assert not [p for p in tmp_path.iterdir() if "small" in p.name]
+
+
+def test_what_cannot_be_exported(recipe, teacher_folder, trained, tmp_path):
+    with pytest.raises(CheckpointError, match="is a llama model, not a converted one"):
+        export(recipe, teacher_folder, tmp_path / "a")
+    with pytest.raises(RecipeError, match=r"makes layers \[0\] something else"):
+        export(dc.replace(recipe, layers=Layers(pattern=["sse"])), trained, tmp_path / "a")
+    with pytest.raises(RecipeError, match="max_shard_size is '0GB'"):
+        export(recipe, trained, tmp_path / "a", max_shard_size="0GB")
+    (trained / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="holds PEFT adapters"):
+        export(recipe, trained, tmp_path / "a")
+    (trained / "adapter_config.json").unlink()
+    (trained / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match="truncated"):
+        export(recipe, trained, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_output_troubles(recipe, trained, tmp_path, monkeypatch):
+    with pytest.raises(OutputError, match="exists"):
+        export(recipe, trained, trained)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(exporting, "write_shard", full)
+    with pytest.raises(OutputError, match="disk is full"):
+        export(recipe, trained, tmp_path / "full")
+    assert not [p for p in tmp_path.iterdir() if "full" in p.name]
+
+
+def test_interrupt_leaves_nothing(recipe, trained, tmp_path, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "write_remote_code", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export(recipe, trained, tmp_path / "half")
+    assert not [p for p in tmp_path.iterdir() if "half" in p.name]
