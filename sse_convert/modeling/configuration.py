@@ -28,7 +28,6 @@ class SSEConfigMixin:
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop(GUARD, None)
-        kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
         if self.sse is not None:
             layer_mixers(self)
