@@ -5,6 +5,7 @@ optional `__metadata__`), then the data without holes. Source: the safetensors R
 """
 
 import dataclasses as dc
+import hashlib
 import json
 import math
 import struct
@@ -23,6 +24,8 @@ ITEM_BYTES = {
 FLOAT_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 """safetensors name -> torch name of the dtypes a model's weights may have"""
 MAX_HEADER_BYTES = 100_000_000
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""tensor name -> (safetensors dtype, shape), in the order in which a shard stores them"""
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _REDOWNLOAD = "download or copy this file again"
@@ -135,7 +138,14 @@ def _garbage(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"shard {path} is not a valid safetensors file: {why}", fix=_REDOWNLOAD)
 
 
-def header_bytes(layout: dict[str, tuple[str, tuple[int, ...]]]) -> bytes:
+def header_digest(path: Path) -> str:
+    """SHA-256 of a shard's length prefix and header: names, dtypes, shapes and offsets, not the data."""
+    with path.open("rb") as file:
+        prefix = file.read(_LENGTH.size)
+        return hashlib.sha256(prefix + file.read(_LENGTH.unpack(prefix)[0])).hexdigest()
+
+
+def header_bytes(layout: Layout) -> bytes:
     """Length prefix and padded JSON header of a shard that holds `layout` (name -> dtype, shape) in that order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -147,9 +157,7 @@ def header_bytes(layout: dict[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def write_shard(
-    path: Path, layout: dict[str, tuple[str, tuple[int, ...]]], tensors: Iterable[tuple[str, bytes]]
-) -> None:
+def write_shard(path: Path, layout: Layout, tensors: Iterable[tuple[str, bytes]]) -> None:
     """Write a shard from tensors that arrive one by one, so that only one is in memory at a time.
 
     Args:

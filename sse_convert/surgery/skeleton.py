@@ -1,5 +1,6 @@
 """Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,34 @@ def skeleton(config: Any) -> PreTrainedModel:
     return model
 
 
-def stored_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """Shapes of what a checkpoint of `model` must hold: parameters and persistent buffers, tied ones once."""
     persistent = model.state_dict().keys()
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def loaded_names(teacher: Teacher) -> dict[str, str]:
-    """Name in the model -> name in the checkpoint, where transformers renames on loading (GPT-NeoX's head, for one)."""
-    renamings = get_checkpoint_conversion_mapping(teacher.spec.model_type) or ()  # type: ignore[no-untyped-call]
+def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The same by the names that a checkpoint uses.
+
+    Args:
+        teacher: the source, or a converted checkpoint seen as its source; says whether names begin with the backbone.
+        model: the source's or the hybrid's skeleton.
+        stored: names in the checkpoint. Some of them transformers renames on loading (GPT-NeoX's head, for one).
+    """
+    renamings = _renamings(type(model).__name__) or _renamings(model.config.model_type) or ()
     names = {}
-    for stored in teacher.files.tensors:
-        name = stored
+    for stored_name in stored:
+        name = stored_name
         for renaming in renamings:
             name, _ = renaming.rename_source_key(name)
-        names[name] = stored
-    return names
+        names[name] = stored_name
+    shapes = {teacher.stored(name): shape for name, shape in model_shapes(model).items()}
+    return {names.get(name, name): shape for name, shape in shapes.items()}
+
+
+def _renamings(key: str) -> Any:
+    return get_checkpoint_conversion_mapping(key)  # type: ignore[no-untyped-call]
 
 
 def check_complete(teacher: Teacher) -> list[str]:
@@ -49,11 +61,7 @@ def check_complete(teacher: Teacher) -> list[str]:
     Raises:
         CheckpointError: a tensor is missing or has another shape.
     """
-    names = loaded_names(teacher)
-    expected = {
-        names.get(teacher.stored(name), teacher.stored(name)): shape
-        for name, shape in stored_shapes(skeleton(teacher.config)).items()
-    }
+    expected = stored_shapes(teacher, skeleton(teacher.config), teacher.files.tensors)
     check_shapes(teacher.files, expected)
     return sorted(teacher.files.tensors.keys() - expected.keys())
 
@@ -71,7 +79,7 @@ def teacher_from_config(raw: dict[str, Any], name: str) -> Teacher:
     spec = spec_for(raw["model_type"])
     config = build_source_config(raw, name)
     dtype = DTYPE_NAMES[config.dtype or torch.float32]
-    tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in stored_shapes(skeleton(config)).items()}
+    tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in model_shapes(skeleton(config)).items()}
     files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors=tensors, shard_bytes={})
     return Teacher(
         files=files, spec=spec, config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."

@@ -6,9 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims, spec_for
+from sse_convert.modeling.architectures import (
+    SSE_PREFIX,
+    ArchSpec,
+    AttentionDims,
+    attention_dims,
+    source_spec,
+    spec_for,
+)
 from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
 from sse_convert.surgery.safetensors_io import FLOAT_DTYPES
+
+_CONVERTED_FIELDS = ("sse", "auto_map", "plain_class_guard", "architectures")
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +95,33 @@ def as_teacher(files: CheckpointFiles) -> Teacher:
     _check_tensors(teacher)
     _check_vocabulary(teacher)
     return teacher
+
+
+def source_view(files: CheckpointFiles) -> Teacher:
+    """A converted (or plain) checkpoint seen as its source model: without the new tensors and the field `sse`.
+
+    Raises:
+        CheckpointError: the family is unknown, or config and tensors do not fit together.
+    """
+    spec = source_spec(files.model_type)
+    raw = {key: value for key, value in files.config.items() if key not in _CONVERTED_FIELDS}
+    raw["model_type"] = spec.model_type
+    config = build_source_config(raw, files.name)
+    kept = {name: info for name, info in files.tensors.items() if not is_new_tensor(name)}
+    view = Teacher(
+        files=dc.replace(files, config=raw, tensors=kept),
+        spec=spec,
+        config=config,
+        dims=attention_dims(config),
+        stored_prefix=_stored_prefix(files, spec),
+    )
+    _check_tensors(view)
+    return view
+
+
+def is_new_tensor(name: str) -> bool:
+    """Whether a tensor was added by conversion."""
+    return any(part.startswith(SSE_PREFIX) for part in name.split("."))
 
 
 def build_source_config(raw: dict[str, Any], name: str) -> Any:

@@ -64,45 +64,40 @@ def chunks(folder: Path, info: TensorInfo) -> Iterator[bytearray]:
             yield data
 
 
-def digest(folder: Path, info: TensorInfo) -> str:
-    """SHA-256 of one tensor's data."""
-    sha = hashlib.sha256()
-    for data in chunks(folder, info):
-        sha.update(data)
-    return sha.hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a whole file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def nonfinite(folder: Path, info: TensorInfo) -> int:
-    """How many elements of one tensor are NaN or infinite."""
-    dtype = TORCH_DTYPES[info.dtype]
-    if not dtype.is_floating_point:
+def nonfinite(data: bytearray, dtype: str) -> int:
+    """How many of the elements in `data` are NaN or infinite."""
+    if not TORCH_DTYPES[dtype].is_floating_point:
         return 0
-    count = 0
-    for data in chunks(folder, info):
-        values = torch.frombuffer(data, dtype=dtype)
-        values = values.float() if ITEM_BYTES[info.dtype] == 1 else values
-        count += values.numel() - int(values.isfinite().sum())
-    return count
+    values = torch.frombuffer(data, dtype=TORCH_DTYPES[dtype])
+    values = values.float() if ITEM_BYTES[dtype] == 1 else values
+    return values.numel() - int(values.isfinite().sum())
 
 
-def check_finite(files: CheckpointFiles) -> int:
-    """Stream every tensor and look for NaN and Inf; the number of tensors looked at.
+def check_weights(files: CheckpointFiles) -> dict[str, str]:
+    """Stream every shard once: hash it and look for NaN and Inf.
+
+    Returns:
+        SHA-256 of each shard.
 
     Raises:
         CheckpointError: some weights are NaN or infinite.
     """
+    digests: dict[str, str] = {}
     bad: dict[str, int] = {}
     with progress("checking weights", len(files.tensors)) as bar:
-        for name, info in files.tensors.items():
-            if found := nonfinite(files.folder, info):
-                bad[name] = found
-            bar.update()
+        for shard in files.shard_bytes:
+            tensors = {name: info for name, info in files.tensors.items() if info.shard == shard}
+            with (files.folder / shard).open("rb") as file:
+                sha = hashlib.sha256(file.read(min(info.start for info in tensors.values()) if tensors else -1))
+            for name, info in sorted(tensors.items(), key=lambda item: item[1].start):
+                found = 0
+                for data in chunks(files.folder, info):
+                    sha.update(data)
+                    found += nonfinite(data, info.dtype)
+                if found:
+                    bad[name] = found
+                bar.update()
+            digests[shard] = sha.hexdigest()
     if bad:
         worst = ", ".join(f"{name} ({found} of {files.tensors[name].numel})" for name, found in list(bad.items())[:3])
         raise CheckpointError(
@@ -110,7 +105,7 @@ def check_finite(files: CheckpointFiles) -> int:
             expected="finite weights",
             fix="download the checkpoint again, or use an earlier training checkpoint",
         )
-    return len(files.tensors)
+    return digests
 
 
 def same_tensors(ours: CheckpointFiles, theirs: CheckpointFiles, names: list[str], bar: Bar) -> list[str]:

@@ -1,0 +1,248 @@
+"""Make a hybrid checkpoint: the teacher's shards linked or copied, one shard of new tensors, a config, the code.
+
+The teacher's weights are never loaded or rewritten; memory does not grow with the model.
+"""
+
+import dataclasses as dc
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sse_convert.console import progress
+from sse_convert.mixers import FULL, GLAMixer, Mixer, SSEMixer, mixer_to_dict
+from sse_convert.modeling.bundle import write_remote_code
+from sse_convert.modeling.configuration import build_config
+from sse_convert.modeling.initialise import fresh_sse_tensors
+from sse_convert.modeling.tensors import new_tensors
+from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.report import format_number
+from sse_convert.surgery.checkpoint import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.surgery.companions import copy_companions
+from sse_convert.surgery.fit import check_fit
+from sse_convert.surgery.output import Link, check_output, check_space, new_folder, place
+from sse_convert.surgery.pickles import write_safetensors
+from sse_convert.surgery.provenance import Provenance, TeacherShard
+from sse_convert.surgery.safetensors_io import ITEM_BYTES, Layout, header_digest, read_header, write_shard
+from sse_convert.surgery.skeleton import check_complete
+from sse_convert.surgery.teacher import Teacher, as_teacher, open_teacher
+from sse_convert.surgery.weights import TORCH_DTYPES, check_weights, tensor_bytes
+
+NEW_SHARD = "sse-00001-of-00001.safetensors"
+ONLY_SHARD = "model-00001-of-00001.safetensors"
+"""what a teacher's lone model.safetensors is called beside another shard: under its own name transformers would load it
+alone and never look at the index"""
+_SEED_STRIDE = 1_000_003
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertReport:
+    """The result of a conversion."""
+
+    out: Path
+    layers: list[str]
+    """mixer name of each layer"""
+    added_parameters: int
+    added_tensors: int
+    teacher_shards: dict[str, Link]
+    """file name -> whether it was linked or copied"""
+    companions: list[str]
+    """tokenizer, licence and other files that were copied"""
+    unused_tensors: list[str]
+    """tensors of the teacher's shards that its model does not use"""
+    checked: bool
+    """whether all weights were streamed and found finite"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {**dc.asdict(self), "out": str(self.out)}
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        how = {"hard": "linked", "copy": "copied"}
+        ways = sorted({how[link] for link in self.teacher_shards.values()})
+        converted = sum(name != FULL for name in self.layers)
+        return [
+            f"wrote {self.out}: {converted} of {len(self.layers)} layers converted",
+            f"{len(self.teacher_shards)} teacher shards {' and '.join(ways)}, "
+            f"{self.added_tensors} new tensors with {format_number(self.added_parameters)} parameters",
+            *([f"unused by the model: {', '.join(self.unused_tensors[:3])}"] if self.unused_tensors else []),
+            f"next: sse-convert verify {self.out}",
+        ]
+
+
+def convert(
+    recipe: Recipe, out: Path, *, link: Link = "hard", check: bool = False, allow_pickle: bool = False
+) -> ConvertReport:
+    """Convert the recipe's model into a new folder.
+
+    Args:
+        recipe: model, layers and mixers are read.
+        out: the folder to make.
+        link: hard-link the teacher's shards (copied where links are impossible), or copy them.
+        check: stream every shard first: hashes, NaN, Inf.
+        allow_pickle: accept a pickled teacher; its weights are stored as safetensors.
+
+    Raises:
+        RecipeError: the recipe does not fit the model.
+        CheckpointError: the teacher cannot be converted, or `check` found NaN or Inf.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+        HubError: the hub refused or cannot be reached.
+    """
+    out = Path(out)
+    check_output(out)
+    teacher = open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    names, mixers = resolve(recipe, teacher.num_layers)
+    check_fit(recipe, teacher, mixers)
+    return convert_layers(teacher, names, mixers, out, recipe=recipe, link=link, check=check)
+
+
+def convert_layers(
+    teacher: Teacher,
+    names: list[str],
+    mixers: dict[str, Mixer],
+    out: Path,
+    *,
+    recipe: Recipe,
+    link: Link = "hard",
+    check: bool = False,
+) -> ConvertReport:
+    """Convert given layers of an opened teacher; `names` may keep every layer, which gives the teacher's own logits.
+
+    Args:
+        teacher: the opened teacher.
+        names: mixer name or `full` for each layer.
+        mixers: settings of the named mixers.
+        out: the folder to make.
+        recipe: travels in the config; seed and backend are read.
+        link: see `convert`.
+        check: see `convert`.
+
+    Raises:
+        CheckpointError, OutputError, HubError: see `convert`.
+    """
+    unused = check_complete(teacher)
+    teacher = as_teacher(download(teacher.files, allow_pickle=bool(teacher.files.pickles)))
+    files = teacher.files
+    layout = new_layout(teacher, names, mixers)
+    with new_folder(out) as folder:
+        copied = link == "copy" or files.pickles
+        check_space(out, layout_bytes(layout) + (sum(files.shard_bytes.values()) if copied else 0))
+        placed = _place_teacher(files, folder, link)
+        if layout:
+            tensors = _fresh_tensors(teacher, names, mixers, recipe.train.seed)
+            write_shard(folder / NEW_SHARD, layout, ((name, tensor_bytes(tensor)) for name, tensor in tensors))
+        write_index(folder, [*placed, *([NEW_SHARD] if layout else [])])
+        _write_config(folder, teacher, names, mixers, recipe)
+        write_remote_code(folder)
+        companions = copy_companions(files.folder, folder)
+        digests = check_weights(open_checkpoint(folder)) if check else {}
+        _provenance(folder, teacher, recipe, placed, digests).write(folder)
+    return ConvertReport(
+        out=out,
+        layers=names,
+        added_parameters=sum(math.prod(shape) for _, shape in layout.values()),
+        added_tensors=len(layout),
+        teacher_shards={name: how for name, (_, how) in placed.items()},
+        companions=companions,
+        unused_tensors=unused,
+        checked=check,
+    )
+
+
+def new_layout(teacher: Teacher, names: list[str], mixers: dict[str, Mixer]) -> Layout:
+    """Stored name -> (dtype, shape) of the new tensors, layer by layer, in the teacher's dtype."""
+    return {
+        teacher.attention_tensor(layer, spec.name): (teacher.dtype, spec.shape)
+        for layer, mixer in _sse_layers(names, mixers)
+        for spec in new_tensors(teacher.dims, mixer)
+    }
+
+
+def layout_bytes(layout: Layout) -> int:
+    """Bytes of data that a shard with this layout holds."""
+    return sum(math.prod(shape) * ITEM_BYTES[dtype] for dtype, shape in layout.values())
+
+
+def _sse_layers(names: list[str], mixers: dict[str, Mixer]) -> Iterator[tuple[int, SSEMixer | GLAMixer]]:
+    for layer, name in enumerate(names):
+        if name != FULL and isinstance(mixer := mixers[name], SSEMixer | GLAMixer):
+            yield layer, mixer
+
+
+def _fresh_tensors(
+    teacher: Teacher, names: list[str], mixers: dict[str, Mixer], seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """The initial new tensors in the order of `new_layout`. A layer's depend on the seed and its index alone."""
+    for layer, mixer in _sse_layers(names, mixers):
+        generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + layer)
+        for name, tensor in fresh_sse_tensors(teacher.dims, mixer, generator).items():
+            yield teacher.attention_tensor(layer, name), tensor.to(TORCH_DTYPES[teacher.dtype])
+
+
+def _place_teacher(files: CheckpointFiles, folder: Path, link: Link) -> dict[str, tuple[str, Link]]:
+    """Bring the teacher's shards in; name in `folder` -> (name in the teacher's folder, what was done)."""
+    if files.pickles:
+        written = write_safetensors([files.folder / name for name in files.pickles], folder)
+        return {name: (source, "copy") for name, source in zip(written, files.pickles, strict=True)}
+    placed: dict[str, tuple[str, Link]] = {}
+    with progress("teacher shards", len(files.shard_bytes)) as bar:
+        for shard in files.shard_bytes:
+            name = ONLY_SHARD if shard == SINGLE else shard
+            placed[name] = shard, place(files.folder / shard, folder / name, link)
+            bar.update()
+    return placed
+
+
+def write_index(folder: Path, shards: list[str]) -> None:
+    """Write `model.safetensors.index.json` from the headers of the given shards."""
+    tensors = [info for shard in shards for info in read_header(folder / shard).items()]
+    index = {
+        "metadata": {"total_size": sum(info.nbytes for _, info in tensors)},
+        "weight_map": {name: info.shard for name, info in sorted(tensors)},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_config(folder: Path, teacher: Teacher, names: list[str], mixers: dict[str, Mixer], recipe: Recipe) -> None:
+    """config.json: the teacher's own, with what conversion changes and nothing else."""
+    sse = {
+        "layers": names,
+        "mixers": {name: mixer_to_dict(mixer) for name, mixer in mixers.items()},
+        "base_model": recipe.model,
+        "base_revision": teacher.files.revision,
+        "recipe": recipe.to_dict(),
+        "recipe_hash": recipe_hash(recipe),
+        "backend": recipe.train.backend,
+    }
+    before = teacher.config.to_dict()
+    after = build_config(teacher.config, sse).to_dict()
+    changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
+    changed.pop("transformers_version", None)
+    config = {**teacher.files.config, **changed}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _provenance(
+    folder: Path, teacher: Teacher, recipe: Recipe, placed: dict[str, tuple[str, Link]], digests: dict[str, str]
+) -> Provenance:
+    return Provenance(
+        stage="convert",
+        recipe_hash=recipe_hash(recipe),
+        teacher=recipe.model,
+        teacher_folder=str(teacher.files.folder.resolve()),
+        teacher_revision=teacher.files.revision,
+        shards={
+            name: TeacherShard(
+                source=source,
+                bytes=(folder / name).stat().st_size,
+                header_sha256=header_digest(folder / name),
+                sha256=digests.get(name),
+            )
+            for name, (source, _) in placed.items()
+        },
+    )

@@ -1,0 +1,135 @@
+"""What a checkpoint is: family, layers, sizes, new tensors, where it comes from. Reads small files and headers only."""
+
+import dataclasses as dc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sse_convert.mixers import FULL, Mixer, mixer_from_dict
+from sse_convert.report import format_bytes, format_number, table
+from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes
+from sse_convert.surgery.checkpoint import open_checkpoint
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.provenance import Provenance, read_provenance
+from sse_convert.surgery.teacher import is_new_tensor, source_view
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class InspectReport:
+    """What was found."""
+
+    name: str
+    model_type: str
+    converted: bool
+    parameters: int
+    """all stored elements"""
+    new_parameters: int
+    """of these, in tensors that conversion added"""
+    dtypes: dict[str, int]
+    """stored dtype -> elements"""
+    shards: dict[str, int]
+    """file -> bytes"""
+    layers: list[str]
+    """mixer name of each layer"""
+    mixers: dict[str, Any]
+    """settings of the named mixers"""
+    constant_bytes: list[int]
+    """per layer, state or window bytes of one sequence; 0 where the cache grows"""
+    cache: dict[str, int]
+    """context length -> cache and state bytes of one sequence"""
+    base_model: str | None
+    base_revision: str | None
+    recipe_hash: str | None
+    provenance: dict[str, Any] | None
+    """content of sse_convert.json"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return dc.asdict(self)
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        stored = ", ".join(f"{format_number(count)} {dtype}" for dtype, count in self.dtypes.items())
+        lines = [
+            f"{self.name}: {self.model_type}, {len(self.layers)} layers, {format_number(self.parameters)} parameters "
+            f"({stored}) in {len(self.shards)} files of {format_bytes(sum(self.shards.values()))}"
+        ]
+        if not self.converted:
+            lines.append("a plain checkpoint, not converted")
+        else:
+            revision = f" at {self.base_revision}" if self.base_revision else ""
+            counts = ", ".join(f"{count} {name}" for name, count in Counter(self.layers).items())
+            lines += [
+                f"converted from {self.base_model}{revision}: {counts}",
+                f"{format_number(self.new_parameters)} new parameters; recipe {(self.recipe_hash or 'unknown')[:12]}",
+            ]
+        if self.provenance:
+            lines.append(f"written by stage {self.provenance['stage']}, sse-convert {self.provenance['tool_version']}")
+        lines += ["", *self._layer_table(), "", *self._mixer_lines()]
+        sizes = ", ".join(f"{format_bytes(size)} at {length}" for length, size in self.cache.items())
+        return [*lines, f"cache and state of one sequence: {sizes}"]
+
+    def _layer_table(self) -> list[str]:
+        rows = [
+            (str(i), name, format_bytes(constant) if constant else "grows")
+            for i, (name, constant) in enumerate(zip(self.layers, self.constant_bytes, strict=True))
+        ]
+        return table(("layer", "mixer", "cache"), rows)
+
+    def _mixer_lines(self) -> list[str]:
+        return [
+            f"{name}: {', '.join(f'{key}={value}' for key, value in settings.items())}"
+            for name, settings in self.mixers.items()
+        ]
+
+
+def inspect(checkpoint: Path | str, revision: str | None = None) -> InspectReport:
+    """Look at a checkpoint, converted or not.
+
+    Args:
+        checkpoint: local folder or hub id.
+        revision: hub revision.
+
+    Raises:
+        CheckpointError: it cannot be opened, or its family is unknown.
+        HubError: the hub refused or cannot be reached.
+    """
+    files = open_checkpoint(checkpoint, revision)
+    view = source_view(files)
+    geometry = geometry_of(view)
+    sse = files.config.get("sse") or {}
+    layers: list[str] = sse.get("layers") or [FULL] * view.num_layers
+    mixers: dict[str, Mixer] = {name: mixer_from_dict(data) for name, data in sse.get("mixers", {}).items()}
+    by_layer: Mixers = [mixers.get(name) for name in layers]
+    provenance = read_provenance(files.folder)
+    return InspectReport(
+        name=str(checkpoint),
+        model_type=files.model_type,
+        converted=bool(sse),
+        parameters=files.parameters,
+        new_parameters=sum(info.numel for name, info in files.tensors.items() if is_new_tensor(name)),
+        dtypes=_dtypes([(info.dtype, info.numel) for info in files.tensors.values()]),
+        shards=files.shard_bytes,
+        layers=layers,
+        mixers=sse.get("mixers", {}),
+        constant_bytes=[
+            0 if mixer is None and geometry.windows[i] is None else layer_bytes(geometry, i, mixer, 1 << 40)
+            for i, mixer in enumerate(by_layer)
+        ],
+        cache={name: cache_bytes(geometry, by_layer, length) for name, length in LENGTHS.items()},
+        base_model=sse.get("base_model"),
+        base_revision=sse.get("base_revision"),
+        recipe_hash=sse.get("recipe_hash"),
+        provenance=_provenance_data(provenance),
+    )
+
+
+def _dtypes(tensors: list[tuple[str, int]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for dtype, numel in tensors:
+        counts[dtype] += numel
+    return dict(counts.most_common())
+
+
+def _provenance_data(provenance: Provenance | None) -> dict[str, Any] | None:
+    return None if provenance is None else dc.asdict(provenance)
