@@ -1,6 +1,7 @@
 import dataclasses as dc
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def test_loads_in_a_fresh_process_without_sse_convert(recipe, student_folder, tm
     )
     torch.save(IDS, tmp_path / "ids.pt")
     files = [str(out), str(tmp_path / "ids.pt"), str(tmp_path / "logits.pt")]
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, timeout=120)
+    env = {**os.environ, "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", code, *files], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(student_folder))
 

@@ -1,0 +1,40 @@
+import os
+import subprocess
+import sys
+
+import torch
+
+from sse_convert.export.export import export
+from sse_convert.modeling.auto import load
+from tests.fake_hub import FakeHub
+
+TOKEN = "hf_roundTripSecret0123456789"
+PUSH = "import sys; from sse_convert.export.push import push; print(push(sys.argv[1], sys.argv[2], private=True).url)"
+LOAD = """
+import sys, torch
+sys.modules["sse_convert"] = None
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+ids = tokenizer("The keeper walked down", return_tensors="pt").input_ids
+torch.save((ids, model(ids, use_cache=False).logits.detach()), sys.argv[2])
+model.generate(ids, max_new_tokens=4, do_sample=False)
+"""
+
+
+def test_a_pushed_model_loads_from_the_hub_where_sse_convert_is_not_installed(recipe, student_folder, tmp_path):
+    out = export(recipe, student_folder, tmp_path / "final", max_shard_size="40KB").out
+    with FakeHub({TOKEN: "ada"}) as hub:
+        env = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+        env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
+        for code, arguments in ((PUSH, [out, "ada/tiny-sse"]), (LOAD, ["ada/tiny-sse", tmp_path / "logits.pt"])):
+            done = subprocess.run(
+                [sys.executable, "-c", code, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, done.stderr
+            assert TOKEN not in done.stdout + done.stderr
+        assert hub.repos["ada/tiny-sse"].private
+        assert sum(name.endswith(".safetensors") for name in hub.files("ada/tiny-sse")) > 1
+    ids, logits = torch.load(tmp_path / "logits.pt")
+    with torch.no_grad():
+        assert torch.equal(load(out)(ids, use_cache=False).logits, logits)
