@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from sse_convert.export.export import ExportReport
     from sse_convert.export.push import PushReport
     from sse_convert.generation import ChatReport, GenerationReport
+    from sse_convert.surgery.calibrate import CalibrateReport
     from sse_convert.surgery.convert import ConvertReport
-    from sse_convert.surgery.plan import Plan
+    from sse_convert.surgery.inspect import InspectReport
+    from sse_convert.surgery.plan_report import Plan
+    from sse_convert.surgery.verify import VerifyReport
+    from sse_convert.training.report import RunReport, StageReport
 
 RecipeLike = Recipe | Path | str
 """a recipe, a recipe file, or the name of a packaged recipe"""
@@ -72,6 +76,115 @@ def convert(
     from sse_convert.surgery import convert as converting
 
     return converting.convert(recipe, Path(out), link=link, check=check, allow_pickle=allow_pickle)
+
+
+def calibrate(
+    recipe: RecipeLike, checkpoint: Path | str, out: Path | str, *, overrides: Sequence[str] | None = None
+) -> "CalibrateReport":
+    """Set the new tensors of a converted checkpoint from teacher statistics.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint.
+        out: the folder to make.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        RecipeError: the recipe is malformed.
+        CheckpointError: a checkpoint cannot be loaded.
+        DataError: the text cannot be used.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    recipe = _recipe(recipe, overrides)
+    from sse_convert.surgery import calibrate as calibration
+
+    return calibration.calibrate(recipe, Path(checkpoint), Path(out))
+
+
+def align(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    stage: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "StageReport":
+    """Run the recipe's stage with loss layer_mse: each converted layer learns to give its teacher layer's output.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint to start from.
+        out: the folder to make; an interrupted run of the same stage is continued.
+        stage: stage name, where the recipe has several of this loss.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        RecipeError: the recipe is malformed, or has no such stage.
+        TrainingError: an earlier run in `out` had other inputs, or training does not stay finite.
+        DataError, CheckpointError, OutputError, HardwareError: text, checkpoint, folder or machine do not do.
+    """
+    return _stage(recipe, "layer_mse", checkpoint, out, stage, overrides)
+
+
+def distill(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    stage: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "StageReport":
+    """Run the recipe's stage with loss kl: the model learns the teacher's predictions. See `align` for the rest."""
+    return _stage(recipe, "kl", checkpoint, out, stage, overrides)
+
+
+def uptrain(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    stage: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "StageReport":
+    """Run the recipe's stage with loss ce: the model learns the text, or chat answers. See `align` for the rest."""
+    return _stage(recipe, "ce", checkpoint, out, stage, overrides)
+
+
+def _stage(
+    recipe: RecipeLike,
+    loss: Literal["layer_mse", "kl", "ce"],
+    checkpoint: Path | str,
+    out: Path | str,
+    name: str | None,
+    overrides: Sequence[str] | None,
+) -> "StageReport":
+    recipe = _recipe(recipe, overrides)
+    from sse_convert.training.stage import pick_stage, run_stage
+
+    return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out))
+
+
+def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
+    """Do it all: convert, calibrate, every stage, eval, export. Finished steps are skipped.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        overrides: `a.b=c` assignments (for a file or a name).
+        resume: continue an earlier run of this recipe; otherwise there must be none.
+
+    Raises:
+        RecipeError: the recipe is malformed, lacks text that a later step needs, or does not fit the model.
+        TrainingError: an earlier run had other inputs, or training does not stay finite.
+        VerificationError: a limit of `eval.gate` is missed.
+        DataError, CheckpointError, OutputError, HardwareError, HubError: text, checkpoint, folder, machine or hub.
+    """
+    origin = str(recipe) if isinstance(recipe, Path | str) else "recipe"
+    recipe = _recipe(recipe, overrides)
+    if problems := list(check_run(recipe)):
+        raise problems_error(origin, problems)
+    from sse_convert.training import pipeline
+
+    return pipeline.run(recipe, resume=resume)
 
 
 def evaluate(
@@ -197,6 +310,34 @@ def chat(
 
     sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     return generation.chat(checkpoint, sampling=sampling, system=system, device=device)
+
+
+def inspect(checkpoint: Path | str, *, revision: str | None = None) -> "InspectReport":
+    """What a checkpoint is, converted or not: family, layers, new tensors, where it comes from.
+
+    Raises:
+        CheckpointError: it cannot be opened, or its family is unknown.
+        HubError: the hub refused or cannot be reached.
+    """
+    from sse_convert.surgery import inspect as inspection
+
+    return inspection.inspect(checkpoint, revision)
+
+
+def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":
+    """Prove that a converted checkpoint is complete: names, shapes, dtypes, finite weights and logits, teacher shards.
+
+    Args:
+        checkpoint: the folder.
+        teacher: the teacher's folder or hub id; unset looks where the checkpoint was made from.
+
+    Raises:
+        VerificationError: something is wrong; the message lists what.
+        CheckpointError: the folder cannot be opened, or is not a converted checkpoint.
+    """
+    from sse_convert.surgery import verify as verification
+
+    return verification.verify(checkpoint, teacher=teacher)
 
 
 def version() -> str:

@@ -280,7 +280,9 @@ def verify(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="Converted checkpoint folder.", show_default=False)
     ],
-    teacher: Annotated[Path | None, typer.Option(help="Teacher folder, to compare shard hashes.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option("--teacher", help="Teacher folder or hub id; unset looks where it was made from.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> Report:
     """Prove that a checkpoint is complete: names, shapes, dtypes, finite weights and logits."""

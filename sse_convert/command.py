@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 import typer
 from typer.main import get_command
@@ -18,9 +18,8 @@ from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
 P = ParamSpec("P")
 
-_ARGUMENT_ERROR, _CLI_ERROR = typer.BadParameter.__mro__[
-    1:3
-]  # click's UsageError and ClickException; typer vendors them
+_CLI_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
+"""click's ClickException, or that of the copy inside newer typers"""
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 EXIT_CODES = {

@@ -47,7 +47,7 @@ def outcome(monkeypatch):
     """Make `plan` return or raise what the test says."""
 
     def set_outcome(result):
-        def plan(recipe, *, overrides=()):
+        def plan(recipe, **_):
             if isinstance(result, BaseException):
                 raise result
             return result
@@ -119,7 +119,7 @@ def test_success(capsys, outcome):
 
 
 def test_json_is_alone_even_if_a_library_prints(capsys, monkeypatch):
-    def chatty(recipe, *, overrides=()):
+    def chatty(recipe, **_):
         print("downloading 3 files")
         return TextReport({}, [])
 

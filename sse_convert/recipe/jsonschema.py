@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses as dc
-import functools
 import inspect
 import textwrap
 import types
@@ -29,15 +28,15 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-@functools.cache
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring line under each field of a dataclass, by field name."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}
     for node, after in zip(body.body, body.body[1:], strict=False):
-        is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if is_field and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             docs[node.target.id] = " ".join(str(after.value.value).split())
     return docs
 

@@ -63,7 +63,7 @@ def _construct(loader: _Loader, node: yaml.Node, path: Path, lines: dict[Path, i
     lines[path] = node.start_mark.line + 1
     if node.tag == "tag:yaml.org,2002:seq":
         return [_construct(loader, item, (*path, i), lines, duplicates) for i, item in enumerate(node.value)]
-    if node.tag != "tag:yaml.org,2002:map":
+    if node.tag != "tag:yaml.org,2002:map" or not isinstance(node, yaml.MappingNode):
         return loader.construct_object(node)
     seen: set[str | int] = set()
     for key_node, _ in node.value:
