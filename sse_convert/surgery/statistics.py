@@ -1,0 +1,157 @@
+"""What a teacher's attention layers do on a few rows of text: how far heads look, how large their outputs are.
+
+Shape letters: B rows, T tokens, Hq query heads, D head size.
+"""
+
+import dataclasses as dc
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layout import document_layout, document_starts, row_layout
+
+INPUT_TOKENS = 4096
+"""inputs kept per layer for router centroids"""
+
+
+@dc.dataclass(kw_only=True, slots=True)
+class LayerStatistics:
+    """Sums over the tokens seen so far, float64 on the CPU."""
+
+    distance_H: Tensor
+    """distance in tokens weighted by attention, summed over queries"""
+    weight_H: Tensor
+    """the attention behind it"""
+    square_H: Tensor
+    """squared outputs of the teacher's heads, mean over channels, summed over tokens"""
+    student_square_H: Tensor
+    """the same for the new layer's operator, where it was run"""
+    tokens: int = 0
+    inputs: list[Tensor] = dc.field(default_factory=list)
+    """layer inputs [tokens, hidden], float32 on the CPU, `INPUT_TOKENS` in all"""
+
+    def mean_distance(self) -> Tensor:
+        """Mean distance [Hq] in tokens."""
+        return self.distance_H / self.weight_H.clamp_min(torch.finfo(torch.float64).tiny)
+
+    def output_rms(self) -> Tensor:
+        """Root mean square of each teacher head's output before the output projection, [Hq]."""
+        return (self.square_H / max(self.tokens, 1)).sqrt()
+
+    def student_rms(self) -> Tensor:
+        """The same for the new layer's operator, [Hq]."""
+        return (self.student_square_H / max(self.tokens, 1)).sqrt()
+
+
+class Collector:
+    """Runs a teacher and sums what chosen layers do.
+
+    Distances leave out what goes to the first token of a document: as an attention sink it takes much of the weight and
+    says nothing about how far a head looks.
+
+    Args:
+        model: causal language model of the family `spec`. It is set to eager attention, which returns its weights.
+        spec: the family.
+        layers: layers to watch.
+        students: new layers, built on the teacher's modules, to run on the same inputs.
+        keep_inputs: keep layer inputs too.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: ArchSpec,
+        layers: list[int],
+        *,
+        students: dict[int, SSEAttention] | None = None,
+        keep_inputs: bool = False,
+    ) -> None:
+        heads = model.config.num_attention_heads
+        self.model, self.spec, self.students, self.keep_inputs = model, spec, students or {}, keep_inputs
+        self.statistics = {
+            layer: LayerStatistics(
+                distance_H=torch.zeros(heads, dtype=torch.float64),
+                weight_H=torch.zeros(heads, dtype=torch.float64),
+                square_H=torch.zeros(heads, dtype=torch.float64),
+                student_square_H=torch.zeros(heads, dtype=torch.float64),
+            )
+            for layer in layers
+        }
+        self._positions = torch.zeros(1, 1)
+        model.set_attn_implementation("eager")
+
+    @torch.no_grad()
+    def run(self, batch: dict[str, Tensor]) -> None:
+        """Add one batch.
+
+        Args:
+            batch: `input_ids` and `position_ids` [B, T]; positions restart at each packed document.
+        """
+        self._positions = batch["position_ids"]
+        with self._hooks():
+            self.model(**batch, use_cache=False)
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        blocks = getattr(self.model.get_submodule(self.spec.backbone), self.spec.layers)
+        handles = []
+        for layer, statistics in self.statistics.items():
+            attention = getattr(blocks[layer], self.spec.attention)
+            inputs = functools.partial(self._inputs, layer, statistics)
+            handles += [
+                attention.register_forward_pre_hook(inputs, with_kwargs=True),
+                attention.register_forward_hook(functools.partial(self._weights, statistics)),
+                getattr(attention, self.spec.output).register_forward_pre_hook(
+                    functools.partial(self._outputs, statistics)
+                ),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _weights(self, statistics: LayerStatistics, module: Any, args: Any, outputs: tuple[Any, ...]) -> None:
+        weights_BHTT = outputs[1]
+        position_BT = self._positions.to(weights_BHTT.device).double()
+        weights_BHTT = weights_BHTT.float() * (position_BT != 0)[:, None, None]
+        by_query, by_key = weights_BHTT.sum(3).double(), weights_BHTT.sum(2).double()
+        distance_H = ((by_query - by_key) * position_BT[:, None]).sum((0, 2))
+        statistics.distance_H += distance_H.cpu()
+        statistics.weight_H += by_query.sum((0, 2)).cpu()
+
+    def _outputs(self, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
+        outputs_BTC = args[0]
+        heads = outputs_BTC.reshape(outputs_BTC.shape[0] * outputs_BTC.shape[1], len(statistics.square_H), -1)
+        statistics.square_H += heads.double().square().mean(-1).sum(0).cpu()
+        statistics.tokens += len(heads)
+
+    def _inputs(
+        self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        x_BTC = args[0] if args else kwargs["hidden_states"]
+        kept = sum(map(len, statistics.inputs))
+        if self.keep_inputs and kept < INPUT_TOKENS:
+            statistics.inputs.append(x_BTC.flatten(0, 1)[: INPUT_TOKENS - kept].float().cpu())
+        if layer in self.students:
+            o_THV = self._student(self.students[layer], x_BTC, kwargs.get("position_embeddings"))
+            statistics.student_square_H += o_THV.double().square().mean(-1).sum(0).cpu()
+
+    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+        batch, length = x_BTC.shape[:2]
+        starts = document_starts(self._positions, batch)
+        layout = row_layout(batch, length, None) if starts is None else document_layout(starts)
+        rotation = None
+        if student.rotates and embeddings is not None:
+            cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in embeddings)
+            rotation = cos, sin
+        inputs = student.operator_inputs(layout.pack(x_BTC), rotation)
+        return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
