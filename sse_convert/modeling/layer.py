@@ -25,7 +25,7 @@ from sse_convert.modeling.initialise import add_sse_tensors
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.tensors import as_sse, state_heads
 
-NORM_EPS = 1e-8
+NORM_EPS = 1e-6
 
 
 class RouterTrace:

@@ -84,7 +84,7 @@ def by_the_paper(layer: SSEAttention, x: Tensor) -> Tensor:
             (e[best] * q[h] @ states[best, h // 2] + shared_q[h] @ states[N, h // 2]) / math.sqrt(D)
             for h in range(queries)
         ])  # fmt: skip
-        o = o / o.square().mean(-1, keepdim=True).add(1e-8).sqrt()
+        o = o / o.square().mean(-1, keepdim=True).add(1e-6).sqrt()
         outputs.append(layer.o_proj(o.flatten() * layer.sse_out_scale))
     return torch.stack(outputs)
 

@@ -1,0 +1,211 @@
+"""Saving and loading: with the package, with the code in the checkpoint alone, and not as something else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sse_convert.errors import CheckpointError
+from sse_convert.modeling.architectures import ARCHITECTURES, spec_for
+from sse_convert.modeling.auto import load
+from sse_convert.modeling.bundle import remote_code, write_remote_code
+from sse_convert.modeling.configuration import config_class_for
+from sse_convert.modeling.hybrid import model_class_for, source_class
+from sse_convert.modeling.initialise import decay_bias
+from tests.modeling.tiny import FAMILIES, prompts, tiny_config, tiny_model, tiny_source
+
+ROOT = Path(__file__).parents[2]
+BLOCKED = """
+import importlib.abc, sys
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "sse_convert":
+            raise ModuleNotFoundError("sse_convert is hidden from this test")
+sys.meta_path.insert(0, Blocker())
+import torch, transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+torch.set_num_threads(1)
+"""
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    ids, mask = prompts()
+    return model(ids, attention_mask=mask).logits
+
+
+def without_package(script: str, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a fresh interpreter that cannot import sse_convert."""
+    cached = {"HF_HOME": str(cache), "HF_MODULES_CACHE": str(cache / "modules")}
+    environment = {**os.environ, **cached, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + script, *arguments],
+        cwd=cache, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_saved_model_loads_through_the_auto_classes(model_type: str, tmp_path: Path) -> None:
+    model = tiny_model(model_type)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert loaded.config.to_diff_dict() == model.config.to_diff_dict()
+    assert torch.equal(logits(loaded.eval()), logits(model))
+    assert type(AutoConfig.from_pretrained(tmp_path)) is config_class_for(type(tiny_config(model_type)))
+    again = tmp_path / "again"
+    loaded.save_pretrained(again)
+    assert (again / "config.json").read_text() == (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2"])
+def test_the_configuration_is_the_sources_with_one_more_field(model_type: str) -> None:
+    source, config = tiny_config(model_type).to_dict(), tiny_model(model_type).config
+    found = config.to_dict()
+    assert found.pop("model_type") == f"sse_{model_type}"
+    assert {key for key in found if key not in source} == {"sse", "auto_map", "plain_class_guard"}
+    same = source.keys() - {"model_type", "architectures", "dtype"}
+    assert {key: found[key] for key in same} == {key: source[key] for key in same}
+
+
+def test_config_json_is_what_the_contract_says(tmp_path: Path) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())
+    assert data["model_type"] == "sse_qwen3"
+    assert data["architectures"] == ["SSEQwen3ForCausalLM"]
+    assert data["auto_map"] == {
+        "AutoConfig": "configuration_sse.SSEQwen3Config",
+        "AutoModelForCausalLM": "modeling_sse.SSEQwen3ForCausalLM",
+    }
+    assert data["layer_types"] == ["full_attention"] * 4
+    assert data["sse"]["format"] == 1
+    assert data["sse"]["source_model_type"] == "qwen3"
+    assert data["sse"]["layers"] == ["sse", "sliding", "sse", "full"]
+    assert data["sse"]["backend"] == "auto"
+
+
+@pytest.mark.slow
+def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
+    ids, mask = prompts()
+    inputs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    for model_type in ("qwen3", "gpt2"):
+        model = tiny_model(model_type)
+        model.save_pretrained(tmp_path / model_type)
+        expected = {"ids": ids, "inputs": inputs, "logits": logits(model), "generated": model.generate(ids, **inputs)}
+        torch.save(expected, tmp_path / f"{model_type}.pt")
+    done = without_package(_REMOTE, tmp_path, "qwen3", "Qwen3ForCausalLM", "gpt2", "GPT2LMHeadModel")
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
+    for folder in ("qwen3", "qwen3-again", "gpt2-again"):
+        assert {path.name for path in (tmp_path / folder).glob("*.py")} == remote_code().keys()
+
+
+_REMOTE = """
+def check(folder, expected):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    with torch.no_grad():
+        found = model(expected["ids"], attention_mask=expected["inputs"]["attention_mask"]).logits
+    assert torch.equal(found, expected["logits"])
+    assert torch.equal(model.generate(expected["ids"], **expected["inputs"]), expected["generated"])
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    return model
+
+def must_fail(load, text):
+    try:
+        load()
+    except Exception as error:
+        assert text in str(error), error
+    else:
+        raise SystemExit("loaded, where it should say: " + text)
+
+for name, source in zip(sys.argv[1::2], sys.argv[2::2]):
+    expected = torch.load(f"{name}.pt")
+    check(name, expected).save_pretrained(f"{name}-again")
+    check(f"{name}-again", expected)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+    assert type(AutoModelForCausalLM.from_config(config, trust_remote_code=True)).__name__ == config.architectures[0]
+    must_fail(lambda: AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False), "contains custom code")
+    must_fail(lambda: getattr(transformers, source).from_pretrained(name), "this checkpoint has SSE layers")
+assert "sse_convert" not in sys.modules
+"""
+
+
+def test_remote_code_is_flat_self_contained_and_deterministic(tmp_path: Path) -> None:
+    files = remote_code()
+    assert files == remote_code()
+    assert {"configuration_sse.py", "modeling_sse.py", "sse_errors.py", "sse_kernels_dispatch.py"} <= files.keys()
+    for name, text in files.items():
+        compile(text, name, "exec")
+        assert "from sse_convert" not in text, name
+        assert "import sse_convert" not in text, name
+    written = write_remote_code(tmp_path / "code")
+    stamps = [path.stat().st_mtime_ns for path in written]
+    assert [path.name for path in written] == sorted(files)
+    write_remote_code(tmp_path / "code")
+    assert [path.stat().st_mtime_ns for path in written] == stamps
+
+
+def test_half_precision_load_keeps_values_and_device(tmp_path: Path) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    model = load(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not model.training
+    assert load(tmp_path, device="cpu").dtype == torch.float32
+
+
+def test_plain_teachers_load_too(tmp_path: Path) -> None:
+    source = tiny_source("llama")
+    source.save_pretrained(tmp_path)
+    assert type(load(tmp_path)) is type(source)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_source_weights_load_into_the_hybrid_and_new_tensors_are_initialised(model_type: str, tmp_path: Path) -> None:
+    source = tiny_source(model_type)
+    hybrid = tiny_model(model_type, ("sse", "gla", "sliding", "full"), {"gla": {"kind": "gla"}})
+    source.save_pretrained(tmp_path)
+    cls = model_class_for(source_class(spec_for(model_type)))
+    model, info = cls.from_pretrained(tmp_path, config=hybrid.config, output_loading_info=True)
+    assert info["missing_keys"] == {key for key in hybrid.state_dict() if ".sse_" in key}
+    assert not info["unexpected_keys"]
+    for key, value in source.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value)
+    layer = model.sse_layers()[0]
+    assert not layer.sse_delta_q_up.weight.any()
+    assert not layer.sse_decay_up.weight.any()
+    assert bool((layer.sse_out_scale == 1).all())
+    assert bool((layer.sse_k_scale == 1).all())
+    assert torch.equal(layer.sse_decay_up.bias.detach(), decay_bias(layer.dims, layer.mixer))
+    assert 0.005 < float(layer.sse_router.weight.detach().std()) < 0.05
+
+
+def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.self_attn.sse_router.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"missing_keys: model\.layers\.0\.self_attn\.sse_router\.weight"):
+        load(tmp_path)
+
+
+def test_loading_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="expected: a causal language model checkpoint"):
+        load(tmp_path)
+
+
+def test_derived_classes_have_names_and_homes() -> None:
+    for spec in ARCHITECTURES.values():
+        cls = model_class_for(source_class(spec))
+        assert cls is model_class_for(source_class(spec))
+        assert cls.__name__ == spec.hybrid_causal_lm
+        assert getattr(sys.modules[cls.__module__], cls.__name__) is cls
+        assert cls.config_class.model_type == spec.hybrid_type
+        assert getattr(sys.modules[cls.config_class.__module__], cls.config_class.__name__) is cls.config_class
+    with pytest.raises(AttributeError, match="SSEMambaForCausalLM"):
+        _ = sys.modules[cls.__module__].SSEMambaForCausalLM

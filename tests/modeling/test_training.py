@@ -1,0 +1,186 @@
+"""Training: checkpointing, the balance loss and bias, router health, copies."""
+
+import copy
+import pickle
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.errors import HardwareError, UsageError
+from sse_convert.kernels.routing import balance_loss, route
+from sse_convert.modeling.parallel import refuse_parallel_plan
+from tests.modeling.tiny import SSE, prompts, tiny_model
+
+FLAT = {"sse": {**SSE, "balance": "none"}}
+BIAS = {"sse": {**SSE, "balance": "bias", "balance_coef": 0.5}}
+
+
+def loss_and_gradients(model: PreTrainedModel, **inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    ids, mask = prompts()
+    loss = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100), **inputs).loss
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def checkpoint(model: PreTrainedModel, reentrant: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the name that all supported versions of transformers know
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(model_type: str, reentrant: bool) -> None:
+    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0} if model_type == "gpt2" else {}
+    model = tiny_model(model_type, mixers=FLAT if reentrant else None, dtype=torch.float64, **no_dropout).train()
+    loss, gradients = loss_and_gradients(model)
+    checkpoint(model, reentrant)
+    again, recomputed = loss_and_gradients(model)
+    torch.testing.assert_close(again, loss, atol=1e-12, rtol=0)
+    assert recomputed.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(recomputed[name], gradient, atol=1e-11, rtol=1e-9, msg=name)
+
+
+def test_reentrant_checkpointing_refuses_to_lose_the_balance_loss() -> None:
+    model = tiny_model("llama").train()
+    checkpoint(model, reentrant=True)
+    with pytest.raises(UsageError, match="no gradient under reentrant gradient checkpointing"):
+        loss_and_gradients(model)
+
+
+def test_training_loss_includes_the_balance_loss() -> None:
+    model = tiny_model("qwen3", dtype=torch.float64).train()
+    ids, mask = prompts()
+    labels = ids.masked_fill(mask == 0, -100)
+    out = model(ids, attention_mask=mask, labels=labels)
+    layers = model.sse_layers()
+    assert list(layers) == [0, 2]
+    expected = torch.stack([balance_loss(route(layer.trace.logits_TN, 1)) for layer in layers.values()]).mean()
+    torch.testing.assert_close(model.sse_balance_loss(), 0.01 * expected)
+    as_tuple = model(ids, attention_mask=mask, labels=labels, return_dict=False)[0]
+    assert torch.equal(as_tuple, out.loss)
+    assert all(layer.trace.logits_TN.shape == (int(mask.sum()), 4) for layer in layers.values())
+    model.eval()
+    plain = model(ids, attention_mask=mask, labels=labels).loss
+    torch.testing.assert_close(out.loss - plain, 0.01 * expected, atol=1e-12, rtol=0)
+
+
+def test_the_balance_loss_reaches_the_router_alone() -> None:
+    model = tiny_model("qwen3", ("full", "full", "full", "sse")).train()
+    model(prompts((20,))[0])
+    model.sse_balance_loss().backward()
+    layer = model.sse_layers()[3]
+    assert layer.sse_router.weight.grad.abs().max() > 0
+    assert layer.q_proj.weight.grad is None
+
+
+@pytest.mark.parametrize("mixers", [FLAT, BIAS, {"sse": {"kind": "gla"}}], ids=["none", "bias", "gla"])
+def test_layers_without_balance_loss_add_nothing(mixers: dict[str, Any]) -> None:
+    model = tiny_model("llama", mixers=mixers).train()
+    ids = prompts((9,))[0]
+    loss = model(ids, labels=ids).loss
+    assert model.sse_balance_loss() == 0
+    plain = model.eval()(ids, labels=ids, use_cache=False).loss
+    assert bool(plain == loss)
+
+
+def test_router_stats() -> None:
+    model = tiny_model("llama", ("sse", "full", "full", "gla"), {"gla": {"kind": "gla"}})
+    assert model.sse_router_stats() == {}
+    ids, mask = prompts()
+    model(ids, attention_mask=mask)
+    stats = model.sse_router_stats()
+    assert list(stats) == [0]
+    routing = route(model.sse_layers()[0].trace.logits_TN, 1)
+    share = torch.bincount(routing.write_TK.flatten(), minlength=4) / int(mask.sum())
+    torch.testing.assert_close(stats[0]["load"], share)
+    entropy = -sum(float(p) * float(p.log()) for p in share if p > 0)
+    assert stats[0]["entropy"] == pytest.approx(entropy, abs=1e-6)
+    assert stats[0]["gate_mean"] == pytest.approx(routing.gate_TN.max(-1).values.mean().item())
+    assert not stats[0]["load"].requires_grad
+
+
+def test_bias_balancing_moves_against_the_load_of_all_micro_batches() -> None:
+    model = tiny_model("llama", ("sse", "full", "full", "full"), BIAS).train()
+    layer = model.sse_layers()[0]
+    layer.sse_router_bias.zero_()
+    load = torch.zeros(4)
+    for seed in (1, 2):
+        model(prompts((11,), seed=seed)[0])
+        load += torch.bincount(layer.routing().write_TK.flatten(), minlength=4)
+    model.sse_update_router_bias()
+    assert torch.equal(layer.sse_router_bias, 0.5 * torch.sign(load.mean() - load))
+    before = layer.sse_router_bias.clone()
+    model.sse_update_router_bias()
+    assert torch.equal(layer.sse_router_bias, before)
+    model(prompts((11,))[0])
+    assert (layer.routing().gate_TN.sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_copies_and_pickles_of_a_trained_model() -> None:
+    model = tiny_model("qwen3").train()
+    loss_and_gradients(model)
+    ids = prompts((6,))[0]
+    with torch.no_grad():
+        expected = model.eval()(ids).logits
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert type(other) is type(model)
+            assert torch.equal(other(ids).logits, expected)
+
+
+def test_hidden_states_and_attentions_are_recorded() -> None:
+    model = tiny_model("llama")
+    model.set_attn_implementation("eager")
+    out = model(prompts()[0], output_hidden_states=True, output_attentions=True)
+    assert len(out.hidden_states) == 5
+    assert len(out.attentions) == 2
+
+
+def test_resized_embeddings() -> None:
+    model = tiny_model("qwen3")
+    model.resize_token_embeddings(110)
+    assert model.config.vocab_size == 110
+    assert model(prompts()[0]).logits.shape[-1] == 110
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tp_plan": "auto"}, "tensor parallelism of a model with converted layers .tp_plan='auto'"),
+        ({"tp_size": 2}, "tensor parallelism .* .tp_size=2"),
+        ({"device_mesh": SimpleNamespace(mesh_dim_names=("dp", "cp"))}, "context parallelism"),
+        ({"device_mesh": SimpleNamespace(mesh_dim_names=None)}, "tensor parallelism"),
+        ({"distributed_config": SimpleNamespace(tp_plan="auto", tp_size=None)}, "tensor parallelism"),
+    ],
+    ids=str,
+)
+def test_parallel_loading_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(HardwareError, match=message):
+        type(tiny_model("llama")).from_pretrained("nowhere", **arguments)
+
+
+@pytest.mark.parametrize(("mode", "name"), [("tp", "tensor"), ("cp", "context"), ("sp", "sequence")])
+def test_parallel_plans_are_refused(mode: str, name: str) -> None:
+    plan = SimpleNamespace(**{"tp_size": 1, "cp_size": 1, "sp_size": 1, f"{mode}_size": 2})
+    with pytest.raises(HardwareError, match=f"{name} parallelism"):
+        refuse_parallel_plan(plan)
+    refuse_parallel_plan(SimpleNamespace(tp_size=1, cp_size=1, sp_size=1, dp_shard_size=8))
+
+
+def test_parallel_meshes_are_refused_at_run_time() -> None:
+    model = tiny_model("llama")
+    ids = prompts()[0]
+    weight = next(model.sse_layers()[0].parameters())
+    weight.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard",))
+    model(ids)
+    weight.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard_cp",))
+    with pytest.raises(HardwareError, match="context parallelism"):
+        model(ids)
+    assert model.supports_context_parallel is False
