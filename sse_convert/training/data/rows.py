@@ -60,7 +60,7 @@ def open_corpus(
     shuffle: bool = True,
     teacher: Teacher | None = None,
 ) -> Corpus:
-    """Open one source: check its files, find its documents, or sample from the teacher.
+    """Open one source: check its files, find its documents. A teacher source samples when it is first read.
 
     Raises:
         DataError: the source does not exist or is not usable text.
@@ -70,25 +70,45 @@ def open_corpus(
         if teacher is None:
             raise DataError("a `kind: teacher` source needs the teacher", expected="a recipe that names a model")
         return TeacherSamples(teacher, tokenizer, rows=source.rows, length=source.length or seq_len, seed=seed)
-    chat = source.kind == "chat"
-    field = "messages" if chat else source.field
-    if source.path is None:
+    if _is_hub(source):
+        generated = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        return open_hub(source, _field(source), generated if shuffle else None)
+    return _open_files(source, seq_len)
+
+
+def check_sources(sources: Sequence[Source]) -> None:
+    """Read local text through once, without a tokenizer, so that a run of many stages does not trip over it later.
+
+    Raises:
+        DataError: a source does not exist or is not usable text.
+    """
+    for source in sources:
+        if source.kind != "teacher" and not _is_hub(source):
+            _open_files(source, seq_len=1)
+
+
+def _open_files(source: Source, seq_len: int) -> Corpus:
+    if not source.path:
         raise DataError(f"a {source.kind} source has no path", expected="a file, folder or hub dataset")
-    path = Path(source.path).expanduser()
-    if not path.exists() and _is_hub_id(source.path):
-        return open_hub(source, field, int(np.random.SeedSequence(seed).generate_state(1)[0]) if shuffle else None)
+    path, chat = Path(source.path).expanduser(), source.kind == "chat"
     files = find_files(path)
     parquet = [file for file in files if file.suffix == ".parquet"]
     if parquet and len(parquet) < len(files):
         raise DataError(f"{path} mixes .parquet with other files", expected="one kind", fix="make two sources of it")
     if parquet:
-        return ParquetFiles(files, field=field, chat=chat)
-    return TextFiles(files, separator=source.separator, field=field, chat=chat, size=unit_bytes(seq_len))
+        return ParquetFiles(files, field=_field(source), chat=chat)
+    return TextFiles(files, separator=source.separator, field=_field(source), chat=chat, size=unit_bytes(seq_len))
 
 
-def _is_hub_id(path: str) -> bool:
-    """`owner/name` or `name`, and nothing that only a file can be called."""
-    return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and Path(path).suffix not in _FILE_SUFFIXES
+def _field(source: Source) -> str:
+    return "messages" if source.kind == "chat" else source.field
+
+
+def _is_hub(source: Source) -> bool:
+    """Whether a path is no file here, but could be `owner/name` or `name` on the hub, and not the name of a file."""
+    path = source.path or ""
+    could_be = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and Path(path).suffix not in _FILE_SUFFIXES
+    return bool(path) and could_be and not Path(path).exists()
 
 
 _FILE_SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".gz", ".zip")
@@ -139,13 +159,10 @@ class RowReader:
         self._try_needles()
         self._weights = np.cumsum([source.weight for source in sources])
         self._seeds = [(seed, _ROLE_SEED[role], i) for i in range(len(sources))]
-        opened = {
-            i: open_corpus(
-                sources[i], tokenizer, seq_len, seed=self._seeds[i], shuffle=role == "train", teacher=teacher
-            )
-            for i in sorted(range(len(sources)), key=lambda i: sources[i].kind == "teacher")  # sampling takes longest
-        }
-        self._corpora = [opened[i] for i in range(len(sources))]
+        self._corpora = [
+            open_corpus(source, tokenizer, seq_len, seed=own, shuffle=role == "train", teacher=teacher)
+            for source, own in zip(sources, self._seeds, strict=True)
+        ]
 
     def _try_needles(self) -> None:
         """Make one needle row of each kind now, so that rows that are too short are refused at the start."""
@@ -157,6 +174,12 @@ class RowReader:
     def fingerprint(self) -> list[dict[str, Any]]:
         """JSON-ready data, one entry per source, that changes when the text does."""
         return [corpus.fingerprint() for corpus in self._corpora]
+
+    def prepare(self) -> None:
+        """Sample the text of teacher sources now, where a progress bar can be shown, and not with the first row."""
+        for corpus in self._corpora:
+            if isinstance(corpus, TeacherSamples):
+                corpus.prepare()
 
     def rows(self, start: dict[str, Any] | None = None) -> Iterator[Row]:
         """Rows without end (train) or for one pass (valid).

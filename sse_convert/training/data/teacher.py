@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from sse_convert.console import progress
 from sse_convert.training.data.documents import Document, Ids
+from sse_convert.training.record import checkpoint_identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,16 +42,8 @@ class Teacher:
     """hub revision"""
 
     def fingerprint(self) -> str:
-        """Identity of the weights: name and revision on the hub; config, file names and sizes of a folder."""
-        folder = Path(self.model)
-        if not folder.is_dir():
-            return f"{self.model}@{self.revision}"
-        digest = hashlib.sha256((folder / "config.json").read_bytes())
-        for path in sorted(folder.glob("*.safetensors")):
-            digest.update(f"{path.name} {path.stat().st_size}".encode())
-            with path.open("rb") as file:
-                digest.update(file.read(1 << 16))
-        return digest.hexdigest()
+        """Identity of the weights."""
+        return checkpoint_identity(self.model, self.revision)
 
     def load(self) -> "PreTrainedModel":
         """The model, frozen, on this process's device: float32 on a CPU, else bfloat16."""
@@ -68,7 +61,7 @@ class Teacher:
 class TeacherSamples:
     """Documents sampled from the teacher, at temperature 1, from its beginning-of-sequence token to its end token.
 
-    They are sampled right away by one process of each machine, unless the cache has them. A unit is one document.
+    They are sampled when first read, by one process of each machine, unless the cache has them. A unit is one document.
 
     Args:
         teacher: the model.
@@ -91,7 +84,7 @@ class TeacherSamples:
         self._teacher, self._rows, self._length, self._seed = teacher, rows, length, seed
         self._first = 0 if first is None else int(first)
         self._end = None if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
-        self._samples = self._load()
+        self._samples: list[Ids] = []
 
     @property
     def units(self) -> int:
@@ -111,7 +104,12 @@ class TeacherSamples:
 
     def read(self, unit: int) -> list[Document]:
         """One sampled document."""
+        self.prepare()
         return [Document(ids=self._samples[unit], where=f"teacher sample {unit}")]
+
+    def prepare(self) -> None:
+        """Sample now, or read the cache."""
+        self._samples = self._samples or self._load()
 
     def _load(self) -> list[Ids]:
         key = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()[:32]

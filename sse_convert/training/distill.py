@@ -1,0 +1,77 @@
+"""`kl`: the student learns the teacher's next-token distribution; teacher and student run in one process.
+
+Loss: KL(teacher || student) per token, plus `hidden_loss` times the squared error of each converted layer's output
+relative to the teacher's, plus the balance loss.
+"""
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sse_convert.recipe.schema import Stage, Train
+from sse_convert.training.losses import Head, linear_kl, relative_error
+from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
+from sse_convert.training.setup import converted_attention, decoder_layers
+from sse_convert.training.whole import WholeModel
+
+
+class DistillLoss(nn.Module):
+    """Student, teacher and loss in one forward; the teacher is not registered, so nobody wraps, moves or saves it."""
+
+    def __init__(self, student: PreTrainedModel, teacher: PreTrainedModel, frozen: Frozen, hidden_loss: float) -> None:
+        super().__init__()
+        self.student = student
+        self._teacher = (frozen,)
+        layers = list(converted_attention(student)) if hidden_loss else []
+        self._own = Calls({i: decoder_layers(student)[i] for i in layers})
+        self._theirs = Calls({i: decoder_layers(teacher)[i] for i in layers})
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`loss` and `hidden`, summed over tokens, and `balance`; 0-d each."""
+        with torch.no_grad():
+            teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
+        student: Any = self.student
+        hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        everywhere = torch.ones(hidden.shape[0] * hidden.shape[1], dtype=torch.bool, device=hidden.device)
+        sums = {
+            "loss": linear_kl(
+                hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head, everywhere
+            ),
+            "balance": student.sse_balance_loss(),
+        }
+        if self._own.last:
+            pairs = [(call.output, self._theirs.last[i].output) for i, call in self._own.last.items()]
+            sums["hidden"] = torch.stack([relative_error(own, theirs) for own, theirs in pairs]).mean()
+            self._own.last.clear()
+            self._theirs.last.clear()
+        return sums
+
+
+class Distill(WholeModel):
+    """Distillation of the whole model.
+
+    Args:
+        accelerator: of the stage.
+        student: the converted model.
+        teacher: the original model.
+        stage: settings.
+        train: LoRA settings.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        student: PreTrainedModel,
+        teacher: PreTrainedModel,
+        stage: Stage,
+        train: Train,
+    ) -> None:
+        frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
+        super().__init__(accelerator, student, DistillLoss(student, teacher, frozen, stage.hidden_loss), stage, train)
+
+    def count(self, batch: Batch) -> int:
+        """All tokens: the teacher has an opinion everywhere."""
+        return batch["input_ids"].numel()

@@ -1,0 +1,73 @@
+"""PEFT LoRA beside the teacher's frozen weights, for stages with `train: lora`; merged when the stage ends."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from sse_convert.errors import TrainingError
+from sse_convert.recipe.schema import Lora
+
+_BASE = ".base_layer."
+_DOWN = ".lora_A.default.weight"
+_UP = ".lora_B.default.weight"
+
+
+def lora_targets(model: PreTrainedModel, settings: Lora, converted: set[str]) -> list[str]:
+    """Names of the linear modules that get an adapter: inside decoder layers, outside the converted attention.
+
+    Args:
+        model: the student.
+        settings: `targets` limits the choice to names that end so.
+        converted: paths of the converted layers' attention.
+
+    Raises:
+        TrainingError: no module is left.
+    """
+    names = [
+        name
+        for name, module in model.base_model.named_modules(prefix=model.base_model_prefix)
+        if isinstance(module, nn.Linear | Conv1D) and not any(name.startswith(f"{path}.") for path in converted)
+    ]
+    if settings.targets is None:
+        return names
+    wanted = tuple(f".{target}" for target in settings.targets)
+    if chosen := [name for name in names if f".{name}".endswith(wanted)]:
+        return chosen
+    raise TrainingError(
+        f"train.lora.targets {settings.targets} match no module",
+        expected=f"endings such as {sorted({name.rsplit('.', 1)[-1] for name in names})}",
+        fix="correct train.lora.targets, or leave it unset",
+    )
+
+
+def add_lora(model: PreTrainedModel, settings: Lora, targets: list[str]) -> None:
+    """Put trainable adapters beside the target modules; everything else is frozen. The model's output is unchanged."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets)  # type: ignore[arg-type]
+    inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+@torch.no_grad()
+def merge_lora(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A full state dict with adapters, as one without: W + alpha / rank * up @ down.
+
+    Works on the gathered state and not on the model, because a sharded model has no whole weights to merge.
+
+    Args:
+        state: from the model with adapters.
+        model: that model; says which modules store their weight transposed, and the scaling.
+    """
+    merged = {key.replace(_BASE, "."): value for key, value in state.items() if ".lora_" not in key}
+    for key in (key for key in state if key.endswith(_DOWN)):
+        name = key.removesuffix(_DOWN)
+        module: Any = model.get_submodule(name)
+        delta = module.scaling["default"] * (state[name + _UP].float() @ state[key].float())
+        weight = merged[f"{name}.weight"]
+        merged[f"{name}.weight"] = weight + (delta.t() if module.fan_in_fan_out else delta).to(weight)
+    return merged

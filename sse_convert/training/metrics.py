@@ -1,0 +1,106 @@
+"""The step log: metrics.jsonl (one line per optimizer step), trackers through Accelerate, router health."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+FILE = "metrics.jsonl"
+HEALTH_EVERY = 10
+"""optimizer steps between looks at the routers"""
+DEAD_SHARE = 0.01
+"""a partition with less than this share of an even load is called dead"""
+_ROUTER = "sse_router.weight"
+
+
+class MetricsLog:
+    """Writes records; only the main process does.
+
+    Args:
+        folder: holds metrics.jsonl.
+        accelerator: of the stage, with its trackers.
+        step: records from this step on are dropped: they are about to be made again.
+    """
+
+    def __init__(self, folder: Path, accelerator: Accelerator, step: int) -> None:
+        self._path = folder / FILE
+        self._accelerator = accelerator
+        if accelerator.is_main_process:
+            kept = [record for record in read(self._path) if record["step"] <= step]
+            unfinished = self._path.with_suffix(".tmp")
+            unfinished.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf-8")
+            unfinished.replace(self._path)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record and hand its numbers to the trackers. NaN and Inf are stored as null."""
+        clean = {key: _finite(value) for key, value in record.items()}
+        if self._accelerator.is_main_process:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(clean)}\n")
+        numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
+        self._accelerator.log(numbers, step=record["step"])
+
+    def close(self) -> None:
+        """Let the trackers finish."""
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a log; a last line cut short by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def router_health(stats: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Router statistics of all layers as a few numbers.
+
+    Args:
+        stats: of the layers with a router, by `SSEAttention.router_stats`.
+
+    Returns:
+        load_entropy (mean over layers, as a share of the entropy of an even load), dead_partitions (their number),
+        and `routers` with the entropy and the loads of each layer.
+    """
+    if not stats:
+        return {}
+    even = {i: math.log(len(value["load"])) for i, value in stats.items()}
+    loads = {i: (value["load"] / value["load"].sum().clamp_min(1e-12)).tolist() for i, value in stats.items()}
+    return {
+        "load_entropy": sum(value["entropy"] / even[i] for i, value in stats.items()) / len(stats),
+        "dead_partitions": sum(sum(x < DEAD_SHARE / len(load) for x in load) for load in loads.values()),
+        "routers": {
+            str(i): {"entropy": value["entropy"], "gate": value["gate_mean"], "load": loads[i]}
+            for i, value in stats.items()
+        },
+    }
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor | None:
+    """Norm of the gradients of all parameters together, sharded or not, 0-d; None without any."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
+        return None
+    norm = torch.nn.utils.get_total_norm(grads)
+    return whole(norm)
+
+
+def router_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The router weights of a prepared module."""
+    return [parameter for name, parameter in module.named_parameters() if name.endswith(_ROUTER)]
+
+
+def whole(value: Tensor) -> Tensor:
+    """A plain tensor from one that may be sharded."""
+    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

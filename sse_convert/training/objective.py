@@ -1,0 +1,155 @@
+"""What the loop asks of a loss, and what the three losses share.
+
+Every number a loss reports is already divided by the tokens (or layers) of the whole step, so the sum over micro
+batches and processes is the step's mean, exactly.
+"""
+
+import contextlib
+import dataclasses as dc
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from sse_convert.training.losses import Head
+
+if TYPE_CHECKING:
+    from accelerate.optimizer import AcceleratedOptimizer
+    from transformers import PreTrainedModel
+
+Batch = Mapping[str, Tensor]
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Part:
+    """A module with an optimizer of its own, as Accelerate prepared them."""
+
+    name: str
+    """key in training checkpoints"""
+    module: nn.Module
+    """prepared module"""
+    optimizer: "AcceleratedOptimizer"
+    """prepared optimizer"""
+    rates: list[float]
+    """peak learning rate of each group"""
+
+
+class Objective(ABC):
+    """A loss, the models it needs and the parameters it trains."""
+
+    parts: list[Part]
+    """what is trained"""
+    student: "PreTrainedModel"
+    """the converted model, as far as it is not sharded"""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+
+    def add_gradients(self, loss: Tensor) -> None:
+        """Backward of a contribution to the step's mean."""
+        self.accelerator.backward(loss * self.accelerator.num_processes)  # wrappers average over the processes
+
+    @abstractmethod
+    def count(self, batch: Batch) -> int:
+        """Tokens of a micro batch that the loss is averaged over."""
+
+    @abstractmethod
+    def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
+        """Forward and backward of one micro batch.
+
+        Args:
+            batch: on this process's device.
+            weight: 1 / tokens that count in the whole step.
+            share: this micro batch's part of the whole step, for losses that are means by themselves.
+            last: the step's last micro batch of this process, after which gradients must be reduced.
+
+        Returns:
+            Detached 0-d contributions to the step's means; `loss` among them.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole student on the CPU, named as in its checkpoint; on the main process only, the others get {}.
+
+        Every process must call it.
+        """
+
+    def memory(self) -> dict[str, Any]:
+        """JSON-ready data that a resumed stage needs beside weights and optimizer."""
+        return {}
+
+    def details(self, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the stage's report says beside the loss, from the step records."""
+        return {}
+
+    def accumulating(self, part: Part, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Leave out the reduction of gradients before the last micro batch, where that saves anything.
+
+        FSDP reduces every time: it would have to keep whole gradients otherwise.
+        """
+        if last or self.accelerator.distributed_type == DistributedType.FSDP:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[None] = self.accelerator.no_sync(part.module)
+        return context
+
+
+class Frozen(nn.Module):
+    """A teacher behind one forward, which is where a sharded model gathers its weights."""
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Head]:
+        """Final hidden states [B, T, D], and the head as long as the weights are gathered."""
+        hidden = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        return hidden.last_hidden_state, Head.of(self.model)
+
+
+def frozen_teacher(model: "PreTrainedModel", accelerator: Accelerator, layers: nn.ModuleList) -> Frozen:
+    """A teacher ready for use; under FSDP sharded like the student, layer by layer."""
+    teacher = Frozen(model)
+    if accelerator.distributed_type == DistributedType.FSDP:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in layers:
+            fully_shard(layer)
+        fully_shard(teacher)
+    return teacher
+
+
+class Calls:
+    """Remembers the last call of chosen modules: arguments and output. Hooks are objects, so models can be pickled."""
+
+    def __init__(self, modules: Mapping[int, nn.Module]) -> None:
+        self.last: dict[int, Call] = {}
+        self._handles = [
+            module.register_forward_hook(_Recorder(self.last, index), with_kwargs=True)
+            for index, module in modules.items()
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class Call:
+    """Arguments and output of one call. Not a tuple or dataclass: data-parallel wrappers must pass it on untouched."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.output = output
+
+
+class _Recorder:
+    def __init__(self, last: dict[int, Call], index: int) -> None:
+        self._last = last
+        self._index = index
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._last[self._index] = Call(args, kwargs, output[0] if isinstance(output, tuple) else output)

@@ -1,0 +1,178 @@
+"""A whole recipe: convert, calibrate, every training stage, eval, export. Finished steps are skipped.
+
+Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
+the step before it. A step whose inputs changed is refused, with the keys that changed.
+"""
+
+import dataclasses as dc
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from sse_convert.console import say
+from sse_convert.errors import OutputError
+from sse_convert.evaluation.evaluate import evaluate
+from sse_convert.export.export import export
+from sse_convert.recipe.schema import Recipe
+from sse_convert.report import Report
+from sse_convert.surgery.calibrate import calibrate
+from sse_convert.surgery.convert import convert
+from sse_convert.surgery.plan import make_plan
+from sse_convert.training.data.rows import check_sources
+from sse_convert.training.record import STAGE_FILE, checkpoint_identity, finished, write_record
+from sse_convert.training.report import RunReport
+from sse_convert.training.setup import make_accelerator
+from sse_convert.training.stage import check_stage, run_stage
+
+EVALUATION = "evaluation.json"
+PLOT = "evaluation.png"
+
+
+def run(recipe: Recipe, *, resume: bool = True) -> RunReport:
+    """Execute a recipe. Under `accelerate launch` all processes train; the other steps are the main one's alone.
+
+    Args:
+        recipe: what to do.
+        resume: continue an earlier run; false refuses to find one.
+
+    Raises:
+        SSEConvertError: any step's; TrainingError if a finished step had other inputs, OutputError if the result's
+            folder exists.
+    """
+    out = Path(recipe.export.dir)
+    root = out.with_name(f"{out.name}.stages")
+    accelerator = make_accelerator(recipe.train, root)
+    _check(recipe, out, root, accelerator, resume)
+    steps = _Steps(root, accelerator)
+    folder = steps.alone("convert", _convert_inputs(recipe), lambda folder: convert(recipe, folder))
+    if recipe.calibrate.enabled:
+        source = folder
+        inputs = _calibrate_inputs(recipe, source)
+        folder = steps.alone("calibrate", inputs, lambda folder: calibrate(recipe, source, folder))
+    for stage in recipe.stages:
+        target = steps.next(stage.name)
+        report = run_stage(recipe, stage, folder, target)
+        steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
+        folder = target
+    figures = None
+    if _measures(recipe):
+        measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(recipe, folder, at))
+        figures = measured / EVALUATION
+    inputs = {"checkpoint": checkpoint_identity(folder), "export": dc.asdict(recipe.export)}
+    if figures is not None:
+        inputs["eval"] = checkpoint_identity(figures.parent)
+    steps.alone("export", inputs, lambda at: _export(recipe, folder, out, at, figures))
+    return RunReport(out=str(out), steps=tuple(steps.done), text=tuple(steps.text))
+
+
+def _check(recipe: Recipe, out: Path, root: Path, accelerator: Accelerator, resume: bool) -> None:
+    """What can be found wrong before the first step: the recipe, the text, the processes, the folders."""
+    if not resume and root.exists():
+        raise OutputError(
+            f"{root} holds an earlier run", expected="no earlier run", fix="delete it, or run with --resume"
+        )
+    exported = next(iter(sorted(root.glob(f"*-export/{STAGE_FILE}"))), None)
+    if out.exists() and exported is None:
+        raise OutputError(
+            f"{out} exists", expected="a folder that does not exist yet", fix="change export.dir, or remove the folder"
+        )
+    if not out.exists() and exported is not None and accelerator.is_main_process:
+        shutil.rmtree(exported.parent)  # the result was deleted: make it again
+    for stage in recipe.stages:
+        check_stage(recipe, stage, accelerator)
+    make_plan(recipe)
+    check_sources([*recipe.data.train, *recipe.data.valid])
+    accelerator.wait_for_everyone()
+
+
+class _Steps:
+    """Runs steps in order and keeps what they report."""
+
+    def __init__(self, root: Path, accelerator: Accelerator) -> None:
+        self._root = root
+        self._accelerator = accelerator
+        self.done: list[dict[str, Any]] = []
+        self.text: list[str] = []
+
+    def next(self, name: str) -> Path:
+        """Folder of the next step."""
+        return self._root / f"{len(self.done):02d}-{name}"
+
+    def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
+        """Note a finished step."""
+        self.done.append({"name": name, "folder": str(folder), "already_done": already_done, "report": report})
+        self.text += lines
+
+    def alone(self, name: str, inputs: dict[str, Any], action: Callable[[Path], Report]) -> Path:
+        """Let the main process do a step, unless it is finished. Returns its folder.
+
+        Raises:
+            TrainingError: the step is finished and its inputs have changed.
+        """
+        folder = self.next(name)
+        if folder.exists() and not (folder / STAGE_FILE).is_file() and self._accelerator.is_main_process:
+            shutil.rmtree(folder)  # a killed run had not finished it
+        self._accelerator.wait_for_everyone()
+        stored = finished(folder, inputs)
+        lines = [f"{name}: done before ({folder})"]
+        if stored is None:
+            if self._accelerator.is_main_process:
+                say(f"== {name} -> {folder}")
+                report = action(folder)
+                lines = report.lines()
+                write_record(folder, inputs, report.to_dict())
+            self._accelerator.wait_for_everyone()
+        record = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
+        self.add(name, folder, record["report"], lines, already_done=stored is not None)
+        return folder
+
+
+def _convert_inputs(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "layers": dc.asdict(recipe.layers),
+        "mixers": {name: dc.asdict(mixer) for name, mixer in recipe.mixers.items()},
+        "train": {"seed": recipe.train.seed, "backend": recipe.train.backend},
+    }
+
+
+def _calibrate_inputs(recipe: Recipe, source: Path) -> dict[str, Any]:
+    return {
+        "checkpoint": checkpoint_identity(source),
+        "calibrate": dc.asdict(recipe.calibrate),
+        "data": {"train": [dc.asdict(source) for source in recipe.data.train], "seed": recipe.data.seed},
+    }
+
+
+def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
+    return {
+        "checkpoint": checkpoint_identity(checkpoint),
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "eval": dc.asdict(recipe.eval),
+        "data": {
+            "valid": [dc.asdict(source) for source in recipe.data.valid],
+            "seed": recipe.data.seed,
+            "words": recipe.data.needles.words,
+        },
+    }
+
+
+def _measures(recipe: Recipe) -> bool:
+    return bool(recipe.eval.perplexity or recipe.eval.needle or recipe.eval.throughput)
+
+
+def _evaluate(recipe: Recipe, checkpoint: Path, folder: Path) -> Report:
+    """Figures that miss a limit of `eval.gate` are kept as well, in a folder that does not count as finished."""
+    folder.mkdir(parents=True)
+    return evaluate(recipe, checkpoint, out=folder / EVALUATION, plot=folder / PLOT)
+
+
+def _export(recipe: Recipe, checkpoint: Path, out: Path, folder: Path, figures: Path | None) -> Report:
+    """The result goes to `out`; the step's own folder only says so."""
+    report = export(recipe, checkpoint, out, evaluation=figures)
+    folder.mkdir(parents=True)
+    return report

@@ -1,0 +1,83 @@
+"""What training returns: one report per stage, one per pipeline."""
+
+import dataclasses as dc
+from typing import Any
+
+from sse_convert.report import format_number, table
+
+AVERAGED = 10
+"""steps at the end that the final loss is averaged over"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport:
+    """A finished training stage."""
+
+    name: str
+    """stage name"""
+    loss: str
+    """kind of loss"""
+    out: str
+    """checkpoint folder"""
+    steps: int
+    """optimizer steps"""
+    tokens: int
+    """tokens trained on"""
+    skipped_steps: int
+    """steps left out because something was not finite"""
+    loss_first: float | None
+    """loss of the first step; None if there was nothing to train"""
+    loss_last: float | None
+    """mean loss of the last steps"""
+    seconds: float
+    """time spent in steps"""
+    details: dict[str, Any]
+    """per-layer errors of layer_mse"""
+    already_done: bool = False
+    """whether an earlier run had finished it"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return dc.asdict(self)
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        if self.loss_first is None or self.loss_last is None:
+            summary = "nothing to train"
+        else:
+            speed = f", {self.tokens / self.seconds:,.0f} tokens/s" if self.seconds else ""
+            summary = (
+                f"loss {self.loss_first:.4f} -> {self.loss_last:.4f} in {self.steps:,} steps, "
+                f"{format_number(self.tokens)} tokens{speed}"
+            )
+        bad = f", {self.skipped_steps} steps not finite" if self.skipped_steps else ""
+        done = " (done before)" if self.already_done else ""
+        return [f"{self.name} ({self.loss}): {summary}{bad}{done}", *self._layers(), f"wrote {self.out}"]
+
+    def _layers(self) -> list[str]:
+        layers = self.details.get("layers", {})
+        if not layers:
+            return []
+        skipped = set(map(str, self.details["skipped"]))
+        rows = [(i, e["before"], e["after"], "left alone" if i in skipped else "") for i, e in layers.items()]
+        return table(("layer", "error before", "error after", ""), rows)
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """A finished pipeline."""
+
+    out: str
+    """folder of the finished model"""
+    steps: tuple[dict[str, Any], ...]
+    """name, folder, report and `already_done` of each step, in order"""
+    text: tuple[str, ...] = ()
+    """the steps for a person"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {"out": self.out, "steps": list(self.steps)}
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        return [*self.text, f"finished model: {self.out}"]

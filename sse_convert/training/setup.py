@@ -1,0 +1,236 @@
+"""Everything a stage needs before its first step: the accelerator, the two models, what is trained and how fast.
+
+The student is loaded in float32 and trained there (master weights); matrix products run in the recipe's mixed
+precision. The teacher is frozen, in bfloat16 on a GPU and float32 on a CPU.
+"""
+
+import datetime as dt
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.utils import DistributedType, GradientAccumulationPlugin
+from torch import nn
+from transformers import PreTrainedModel
+
+from sse_convert.errors import DependencyError, HardwareError, TrainingError
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.auto import load
+from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.modeling.parallel import refuse
+from sse_convert.recipe.schema import LearningRates, Recipe, Stage, Train
+from sse_convert.surgery.checkpoint import download, open_checkpoint
+from sse_convert.training.lora import add_lora, lora_targets
+
+BETAS = (0.9, 0.95)
+WAIT = dt.timedelta(hours=12)
+"""how long processes wait for one that converts, samples, evaluates or saves alone"""
+_PACKAGES = {"comet_ml": "comet_ml"}
+_OFFERED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
+
+
+def make_accelerator(train: Train, folder: Path) -> Accelerator:
+    """The accelerator of a stage. The recipe decides on precision and accumulation, the launcher on processes.
+
+    Args:
+        train: precision and trackers.
+        folder: where trackers that write files put them.
+
+    Raises:
+        HardwareError: a parallel mode or a precision that is not offered.
+        DependencyError: a tracker's package is not installed.
+        TrainingError: another accelerator with another precision is in use in this process.
+    """
+    _refuse_environment()
+    for tracker in train.trackers:
+        if importlib.util.find_spec(_PACKAGES.get(tracker, tracker)) is None:
+            raise DependencyError(
+                f"train.trackers names {tracker!r}, which is not installed", fix=f"pip install {tracker}"
+            )
+    # with this on, transformers leaves the weights of all but the first process empty, the teacher's too
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    try:
+        accelerator = Accelerator(
+            mixed_precision=_precision(train),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            log_with=list(train.trackers) or None,
+            project_dir=folder,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT)],
+        )
+    except ValueError as error:
+        raise TrainingError(str(error), expected="one precision in a process", fix="start a new process") from error
+    if accelerator.distributed_type not in _OFFERED:
+        raise HardwareError(
+            f"Accelerate is configured for {accelerator.distributed_type.value}",
+            expected="one process, data parallelism (MULTI_GPU, MULTI_CPU) or FSDP version 2",
+            fix="run `accelerate config` again, or launch without a configuration file",
+        )
+    if accelerator.distributed_type == DistributedType.FSDP:
+        _configure_fsdp(accelerator)
+    return accelerator
+
+
+def _precision(train: Train) -> str:
+    gpu = torch.accelerator.is_available()
+    if train.mixed_precision == "fp16" and not gpu:
+        raise HardwareError("mixed_precision is fp16 without a GPU", expected="bf16 or no", fix="unset it")
+    if train.mixed_precision is not None:
+        return train.mixed_precision
+    return "bf16" if gpu else "no"
+
+
+def _refuse_environment() -> None:
+    """Refuse what `accelerate launch` asks for in the environment and SSE models cannot do.
+
+    Raises:
+        HardwareError: tensor, context or sequence parallelism, DeepSpeed or Megatron.
+    """
+
+    def on(name: str) -> bool:
+        return os.environ.get(name, "false").lower() in ("1", "true")
+
+    for mode in ("tp", "cp", "sp"):
+        name = f"PARALLELISM_CONFIG_{mode.upper()}_SIZE"
+        if on("ACCELERATE_USE_PARALLELISM_CONFIG") and int(os.environ.get(name, "1")) > 1:
+            raise refuse(mode, f"{name}={os.environ[name]}")
+    for engine in ("DEEPSPEED", "MEGATRON_LM"):
+        if on(f"ACCELERATE_USE_{engine}"):
+            raise HardwareError(
+                f"Accelerate is configured for {engine.lower()}",
+                expected="data parallelism or FSDP version 2",
+                fix="run `accelerate config` again; `--use_fsdp --fsdp_version 2` shards a model over GPUs",
+            )
+
+
+def _configure_fsdp(accelerator: Accelerator) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    plugin: Any = accelerator.state.fsdp_plugin
+    if plugin.fsdp_version != 2:
+        raise HardwareError(
+            f"FSDP version {plugin.fsdp_version}", expected="version 2", fix="launch with --fsdp_version 2"
+        )
+    plugin.activation_checkpointing = False  # the recipe's gradient_checkpointing decides
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    # gradients are summed and losses returned in float32; Accelerate's own policy would round both
+    plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, torch.float32)
+
+
+def shard_by(accelerator: Accelerator, layer_class: str | None) -> None:
+    """Under FSDP, make each module of this class a unit of its own; None makes the whole module one unit."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    if accelerator.distributed_type == DistributedType.FSDP:
+        plugin: Any = accelerator.state.fsdp_plugin
+        plugin.auto_wrap_policy = None if layer_class is None else transformer_auto_wrap_policy
+        plugin.transformer_cls_names_to_wrap = None if layer_class is None else [layer_class]
+
+
+def load_student(checkpoint: str | Path, backend: str) -> PreTrainedModel:
+    """The converted model in float32 on the CPU, in training mode, with the recipe's operator backend.
+
+    Raises:
+        CheckpointError: the folder holds no checkpoint, or one that is not converted.
+        HardwareError: the backend is not available here.
+    """
+    from sse_convert.kernels.dispatch import available_backends, explain
+
+    if backend not in available_backends():
+        raise HardwareError(f"backend {backend!r}: {explain(backend)}", expected=", ".join(available_backends()))
+    model: Any = load(checkpoint, dtype=torch.float32)
+    if not converted_attention(model):
+        raise TrainingError(
+            f"{checkpoint} has no converted layers", expected="a converted checkpoint", fix="run sse-convert convert"
+        )
+    for layer in model.sse_layers().values():
+        layer.backend = backend
+    model.config.use_cache = False
+    student: PreTrainedModel = model.train()
+    return student
+
+
+def load_teacher(recipe: Recipe, accelerator: Accelerator) -> PreTrainedModel:
+    """The recipe's model, frozen, on this process's device; sharded under FSDP.
+
+    Raises:
+        CheckpointError: it cannot be loaded.
+        HubError: the hub refused or cannot be reached.
+    """
+    low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
+    folder = download(open_checkpoint(recipe.model, recipe.revision)).folder
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    model = load(folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device)
+    return model.requires_grad_(False)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers of a converted or plain model of a known family."""
+    spec = source_spec(model.config.model_type)
+    layers = model.get_submodule(f"{spec.backbone}.{spec.layers}")
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def converted_attention(model: PreTrainedModel) -> dict[int, str]:
+    """Index of each converted layer (SSE, GLA or sliding) -> path of its attention module."""
+    spec = source_spec(model.config.model_type)
+    if not hasattr(model.config, "sse"):
+        return {}
+    return {i: spec.attention_path(i) for i, mixer in enumerate(layer_mixers(model.config)) if mixer is not None}
+
+
+def learning_rates(stage: Stage) -> LearningRates:
+    """The peak rates of both groups."""
+    return stage.lr if isinstance(stage.lr, LearningRates) else LearningRates(mixers=stage.lr, rest=stage.lr)
+
+
+def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:
+    """Freeze what the stage does not train, and add LoRA where it asks for that.
+
+    Raises:
+        TrainingError: LoRA targets match nothing.
+    """
+    attention = tuple(f"{path}." for path in converted_attention(model).values())
+    if stage.train == "lora":
+        add_lora(model, train.lora, lora_targets(model, train.lora, set(converted_attention(model).values())))
+    for name, parameter in model.named_parameters():
+        adapter = ".lora_" in name
+        parameter.requires_grad_(adapter or name.startswith(attention) or stage.train == "all")
+
+
+def make_optimizer(
+    named: Iterable[tuple[str, nn.Parameter]], stage: Stage, is_mixer: Callable[[str], bool], *, fused: bool
+) -> tuple[torch.optim.AdamW, list[float]]:
+    """AdamW over the trainable parameters, in groups by learning rate; weight decay only on matrices.
+
+    Args:
+        named: names and parameters; frozen ones are left out.
+        stage: learning rates and weight decay.
+        is_mixer: whether a parameter of this name belongs to a converted layer's mixer.
+        fused: use the fused GPU implementation.
+
+    Returns:
+        The optimizer, and the peak learning rate of each of its groups.
+
+    Raises:
+        TrainingError: nothing is trainable.
+    """
+    rates = learning_rates(stage)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        if parameter.requires_grad:
+            rate = rates.mixers if is_mixer(name) else rates.rest
+            decay = stage.weight_decay if parameter.dim() > 1 else 0.0
+            groups.setdefault((rate, decay), []).append(parameter)
+    if not groups:
+        raise TrainingError(f"stage {stage.name}: nothing to train", expected="converted layers, or train: all")
+    optimizer = torch.optim.AdamW(
+        [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()],
+        betas=BETAS,
+        fused=fused,
+    )
+    return optimizer, [rate for rate, _ in groups]

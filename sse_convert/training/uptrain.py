@@ -1,0 +1,48 @@
+"""`ce`: the student learns the text itself; on chat text with `loss_mask: assistant`, supervised fine-tuning."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sse_convert.recipe.schema import Stage, Train
+from sse_convert.training.data.packing import IGNORED
+from sse_convert.training.losses import Head, linear_cross_entropy
+from sse_convert.training.objective import Batch
+from sse_convert.training.whole import WholeModel
+
+
+class UptrainLoss(nn.Module):
+    """Student and loss in one forward."""
+
+    def __init__(self, student: PreTrainedModel) -> None:
+        super().__init__()
+        self.student = student
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`loss`, summed over targets, and `balance`; 0-d each."""
+        student: Any = self.student
+        hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(student), targets.flatten())
+        return {"loss": loss, "balance": student.sse_balance_loss()}
+
+
+class Uptrain(WholeModel):
+    """Training of the whole model on text.
+
+    Args:
+        accelerator: of the stage.
+        student: the converted model.
+        stage: settings.
+        train: LoRA settings.
+    """
+
+    def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:
+        super().__init__(accelerator, student, UptrainLoss(student), stage, train)
+
+    def count(self, batch: Batch) -> int:
+        """Tokens that are predicted."""
+        return int((batch["labels"][:, 1:] != IGNORED).sum())

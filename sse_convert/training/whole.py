@@ -1,0 +1,68 @@
+"""What distillation and up-training share: one module that holds the whole student, one optimizer."""
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sse_convert.recipe.schema import Stage, Train
+from sse_convert.training.checkpoint import full_state
+from sse_convert.training.lora import merge_lora
+from sse_convert.training.objective import Batch, Objective, Part
+from sse_convert.training.setup import (
+    converted_attention,
+    decoder_layers,
+    make_optimizer,
+    prepare_parameters,
+    shard_by,
+)
+
+_STUDENT = "student."
+
+
+class WholeModel(Objective):
+    """A loss of the whole student.
+
+    Args:
+        accelerator: of the stage.
+        student: the converted model.
+        loss: a module with the student as `student`, whose forward gives sums over tokens and the balance loss.
+        stage: settings.
+        train: LoRA settings.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, student: PreTrainedModel, loss: nn.Module, stage: Stage, train: Train
+    ) -> None:
+        super().__init__(accelerator)
+        self.student = student
+        self._hidden_loss = stage.hidden_loss
+        self._lora = stage.train == "lora"
+        prepare_parameters(student, stage, train)
+        if stage.gradient_checkpointing:
+            student.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
+        fused = accelerator.device.type == "cuda"
+        optimizer, rates = make_optimizer(
+            loss.named_parameters(), stage, lambda name: name.startswith(mixers), fused=fused
+        )
+        shard_by(accelerator, type(decoder_layers(student)[0]).__name__)
+        module, prepared = accelerator.prepare(loss, optimizer)
+        self.parts = [Part("model", module, prepared, rates)]
+
+    def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
+        """Forward and backward of the whole model. `loss` is per token, without the other two terms."""
+        (part,) = self.parts
+        with self.accumulating(part, last=last):
+            with self.accelerator.autocast():
+                sums = part.module(**batch)
+            parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
+            total = parts["loss"] + parts["balance"]
+            if "hidden" in parts:
+                total = total + self._hidden_loss * parts["hidden"]
+            self.add_gradients(total)
+        return {name: value.detach() for name, value in parts.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The student, with LoRA merged."""
+        state = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
+        return merge_lora(state, self.student) if state and self._lora else state
