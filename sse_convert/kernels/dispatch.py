@@ -168,7 +168,5 @@ def _chosen(backend: str, x: Operands) -> str:
         return backend
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"
-    T, S = x.router_logits_TN.shape[0], x.num_sequences
-    if T != S or x.wants_grad():
-        return "varlen"
-    return "recurrent" if bool((x.cu_seqlens.diff() == 1).all()) else "varlen"
+    one_token_each = x.num_tokens == x.num_sequences and bool((x.cu_seqlens.diff() == 1).all())
+    return "recurrent" if one_token_each and not x.wants_grad() else "varlen"

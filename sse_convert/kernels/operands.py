@@ -60,6 +60,11 @@ class Operands:
     """replaces softmax"""
 
     @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.router_logits_TN.shape[0]
+
+    @property
     def num_partitions(self) -> int:
         """N, without the shared partition."""
         return self.router_logits_TN.shape[1]
@@ -84,12 +89,12 @@ class Operands:
         """int64 [T] position of each token in its sequence, as given or counted from the sequence's first token."""
         if self.positions_T is not None:
             return self.positions_T
-        tokens = torch.arange(self.router_logits_TN.shape[0], device=self.router_logits_TN.device)
+        tokens = torch.arange(self.num_tokens, device=self.router_logits_TN.device)
         return tokens - self.cu_seqlens.to(tokens.device)[self.sequences()]
 
     def sequences(self) -> Tensor:
         """int64 [T] index of the sequence each token belongs to."""
-        tokens = torch.arange(self.router_logits_TN.shape[0], device=self.router_logits_TN.device)
+        tokens = torch.arange(self.num_tokens, device=self.router_logits_TN.device)
         return torch.searchsorted(self.cu_seqlens[1:].to(tokens.device), tokens, right=True)
 
     def route(self) -> Routing:

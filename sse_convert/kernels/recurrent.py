@@ -1,5 +1,7 @@
 """The decode step: a batch of sequences, one token each. Touches the selected partitions' states and no others."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -10,40 +12,46 @@ def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tupl
     """Advance all sequences together, one token at a time; made for one token per sequence, right for any lengths.
 
     Args:
-        x: the operands. One token per sequence costs no device sync; other lengths cost one if cu_seqlens is not on
-            the CPU and there are as many tokens as sequences.
+        x: the operands; with cu_seqlens on the CPU there is no device sync.
         inplace_state: write the new states into `x.state_SMHDV` and return it (no gradients).
 
     Returns:
         o [T, H, G, V] and the final states [S, M, H, D, V].
     """
-    T, S = x.router_logits_TN.shape[0], x.num_sequences
     wants_grad = x.wants_grad()
     state_SMHDV = x.state_SMHDV if wants_grad or inplace_state else x.state_SMHDV.clone()
-    o_THGV = x.v_TPHV.new_zeros(T, *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
-    first_S, length_S = x.cu_seqlens[:-1].cpu(), x.cu_seqlens.diff().cpu()
-    positions_T = x.positions()
-    for step in range(int(length_S.max()) if S else 0):
-        sequences_B = torch.nonzero(length_S > step)[:, 0]
-        tokens_B = (first_S[sequences_B] + step).to(o_THGV.device)
-        sequences_B = sequences_B.to(o_THGV.device)
-        o_BHGV, written = _step(x, state_SMHDV, sequences_B, tokens_B, positions_T)
-        index, new_BKHDV = written
-        state_SMHDV = (
-            state_SMHDV.index_put(index, new_BKHDV) if wants_grad else state_SMHDV.index_put_(index, new_BKHDV)
-        )
+    positions_T = None if x.partition_gate is None else x.positions()
+    o_THGV = x.v_TPHV.new_zeros(x.num_tokens, *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
+    for sequences_B, tokens_B in _steps(x):
+        o_BHGV, index, new_BKHDV = _step(x, state_SMHDV, sequences_B, tokens_B, positions_T)
+        put = state_SMHDV.index_put if wants_grad else state_SMHDV.index_put_
+        state_SMHDV = put(index, new_BKHDV)
         o_THGV = o_THGV.index_copy(0, tokens_B, o_BHGV)
     return o_THGV, state_SMHDV
 
 
+def _steps(x: Operands) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each token position, the sequences that have one there and those tokens."""
+    device = x.router_logits_TN.device
+    starts_S, lengths_S = x.cu_seqlens[:-1].cpu(), x.cu_seqlens.diff().cpu()
+    if bool((lengths_S == 1).all()):
+        every = torch.arange(x.num_sequences, device=device)
+        yield every, every
+        return
+    for position in range(int(lengths_S.max())):
+        sequences_B = torch.nonzero(lengths_S > position)[:, 0]
+        yield sequences_B.to(device), (starts_S[sequences_B] + position).to(device)
+
+
 def _step(
-    x: Operands, state_SMHDV: Tensor, sequences_B: Tensor, tokens_B: Tensor, positions_T: Tensor
-) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], Tensor]]:
-    """Output [B, H, G, V] of one token per sequence, and the states it writes as (index, values)."""
+    x: Operands, state_SMHDV: Tensor, sequences_B: Tensor, tokens_B: Tensor, positions_T: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    """Output [B, H, G, V] of one token per sequence; index and values of the states it writes."""
     N = x.num_partitions
     needs_state = x.partition_gate is not None and x.partition_gate.needs_state
     state_BNHDV = state_SMHDV[sequences_B, :N] if needs_state else None
-    routing = x.route_rows(x.router_logits_TN[tokens_B], positions_T[tokens_B], state_BNHDV)
+    positions_B = None if positions_T is None else positions_T[tokens_B]
+    routing = x.route_rows(x.router_logits_TN[tokens_B], positions_B, state_BNHDV)
     used_BK = routing.used()
     K = used_BK.shape[1]
     write_BK, read_BK = slot_weights(x, routing)
@@ -63,4 +71,4 @@ def _step(
     index = sequences_B[:, None], index_BK
     new_BKHDV = torch.addcmul(k_BKHD[..., None] * v_BKHV[..., None, :], decay_BKHD[..., None], state_SMHDV[index])
     o_BHGV = (q_BKHGD @ new_BKHDV).sum(1)
-    return o_BHGV, (index, new_BKHDV)
+    return o_BHGV, index, new_BKHDV

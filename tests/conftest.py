@@ -1,0 +1,42 @@
+"""Shared by all tests: uninitialised memory is NaN, and tests that need absent things are skipped with the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "shared": None if SHARED.is_dir() else "needs ../shared",
+    }
+    for item in items:
+        for mark, reason in reasons.items():
+            if reason and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def seed_torch() -> None:
+    """Every test starts from the same random state, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poison_uninitialised_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that skips part of a buffer leaves NaN there, not yesterday's right answer."""
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+            x = make(*args, **kwargs)
+            return x.fill_(float("nan")) if x.is_floating_point() and not x.requires_grad else x
+
+        return made
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

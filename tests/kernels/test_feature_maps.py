@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from sse_convert.errors import UsageError
+from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
+
+KINDS = ("softmax", "silu", "relu", "identity")
+
+
+def test_maps_are_what_their_names_say() -> None:
+    k = torch.randn(3, 2, 8, dtype=torch.float64)
+    torch.testing.assert_close(key_feature_map(k, "softmax"), k.exp() / k.exp().sum(-1, keepdim=True))
+    torch.testing.assert_close(key_feature_map(k, "silu"), k / (1 + (-k).exp()))
+    torch.testing.assert_close(key_feature_map(k, "relu"), k.clamp_min(0))
+    assert torch.equal(key_feature_map(k, "identity"), k)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_precision_keys_are_mapped_in_float32(kind: str) -> None:
+    k = torch.randn(5, 16).bfloat16()
+    assert torch.equal(key_feature_map(k, kind), key_feature_map(k.float(), kind).bfloat16())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_row_top_k_zeroes_the_rows_that_are_not_selected(kind: str) -> None:
+    k = torch.randn(6, 3, 8, dtype=torch.float64, requires_grad=True)
+    keep = selected_rows(k, 3)
+    assert keep.sum(-1).eq(3).all()
+    phi = key_feature_map(k, kind, row_top_k=3)
+    assert phi[~keep].eq(0).all()
+    if kind == "softmax":
+        torch.testing.assert_close(phi.sum(-1), torch.ones(6, 3, dtype=torch.float64))
+    else:
+        assert torch.equal(phi[keep], key_feature_map(k, kind)[keep])
+    (phi * torch.randn_like(phi)).sum().backward()
+    assert k.grad is not None
+    assert k.grad.isfinite().all()
+    assert k.grad[~keep].eq(0).all()
+
+
+def test_row_ties_go_to_the_lowest_index() -> None:
+    k = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 2.0, 2.0]])
+    assert selected_rows(k, 2).tolist() == [[True, True, False, False], [False, True, True, False]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_selecting_all_rows_changes_nothing(kind: str) -> None:
+    k = torch.randn(4, 8)
+    for row_top_k in (8, 9):
+        assert torch.equal(key_feature_map(k, kind, row_top_k), key_feature_map(k, kind))
+
+
+def test_unknown_map_is_refused() -> None:
+    with pytest.raises(UsageError, match="'elu'\nexpected: one of softmax, silu, relu, identity"):
+        key_feature_map(torch.zeros(2), "elu")  # type: ignore[arg-type]
