@@ -136,5 +136,6 @@ def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
     slots = used + mixer.shared_partition
     operator = slots * (4 * (query + 3 * state) + 4 * state * dims.head_dim / STATE_CHUNK)
     routed = used * 4 * (query + state)
-    maps = (1 + mixer.shared_partition) * 8 * state + element * (query + state)
+    sets = 1 + mixer.shared_partition
+    maps = sets * (8 * state + 6 * geometry.qk_norm * (query + state)) + element * (query + state)
     return operator + routed + maps + 4 * state + 16 * query

@@ -1,0 +1,104 @@
+"""Costs against real things: built layers, filled caches, counts by hand."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, mixer_from_dict
+from sse_convert.modeling.architectures import AttentionDims, attention_dims
+from sse_convert.surgery.budget import (
+    Geometry,
+    added_parameters,
+    break_even,
+    cache_bytes,
+    forward_flops,
+    layer_bytes,
+    mixer_flops,
+    visible_tokens,
+)
+from sse_convert.surgery.teacher import native_windows
+from tests.modeling.tiny import LAYOUT, tiny_model
+from tests.surgery.models import tokens
+
+VARIANTS = [
+    {},
+    {"num_partitions": 8, "top_k": 2},
+    {"state_heads": "query", "output_gate": True},
+    {"decay": "scalar", "decay_params": "separate", "balance": "bias"},
+    {"decay": "none", "shared_partition": False, "qk_rank": 0},
+    {"shared_params": False, "qk_rank_on": "sparse"},
+]
+
+
+def geometry(**changes):
+    dims = AttentionDims(hidden=64, query_heads=4, kv_heads=2, head_dim=16)
+    base = {"dims": dims, "windows": (None,) * 4, "cache_element_bytes": 2, "parameters": 10_000, "tied": False}
+    base |= {"embedding_parameters": 1000, "attention_parameters": 500, "intermediate": 128, "vocabulary": 50}
+    return Geometry(**{**base, **changes})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2"])
+def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
+    settings = {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **variant}
+    model = tiny_model(model_type, ("sse", "full", "full", "full"), {"sse": settings})
+    built = sum(tensor.numel() for name, tensor in model.state_dict().items() if "sse_" in name)
+    assert added_parameters(attention_dims(model.config), mixer_from_dict(settings)) == built
+
+
+@pytest.mark.parametrize("length", [3, 9, 20])
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral"])
+@pytest.mark.parametrize("variant", VARIANTS[:3])
+def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
+    """Full, native sliding, converted sliding and SSE layers, below and above their windows."""
+    settings = {"kind": "sse", "qk_rank": 0 if variant.get("qk_rank") == 0 else 4, **variant}
+    model = tiny_model(model_type, LAYOUT, {"sse": settings}, dtype=torch.bfloat16)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens(1, length), past_key_values=cache, use_cache=True)
+    sizes = geometry(dims=attention_dims(model.config), windows=tuple(native_windows(model.config)))
+    mixers = [None if n == FULL else mixer_from_dict(model.config.sse["mixers"][n]) for n in model.config.sse["layers"]]
+    measured = [sum(tensor.nbytes for tensor in _tensors(layer)) for layer in cache.layers]
+    assert [layer_bytes(sizes, i, mixer, length) for i, mixer in enumerate(mixers)] == measured
+    assert cache_bytes(sizes, mixers, length) == sum(measured)
+
+
+def _tensors(layer):
+    states = getattr(layer, "recurrent_states", None)
+    if states:
+        return [states[0]]
+    names = ("keys", "values", "sink_keys", "sink_values")
+    return [getattr(layer, name) for name in names if isinstance(getattr(layer, name, None), torch.Tensor)]
+
+
+def test_break_even_is_the_first_length_that_is_not_larger():
+    sizes, mixers = geometry(windows=(None, None, 8, None)), [SSEMixer(), SlidingMixer(window=100), None, None]
+    length = break_even(sizes, mixers)
+    plain = [None] * 4
+    assert length is not None
+    assert cache_bytes(sizes, mixers, length) <= cache_bytes(sizes, plain, length)
+    assert cache_bytes(sizes, mixers, length - 1) > cache_bytes(sizes, plain, length - 1)
+
+
+def test_break_even_never():
+    sizes = geometry(windows=(8, None, None, None))
+    assert break_even(sizes, [SSEMixer(), None, None, None]) is None  # a window of 7 tokens is smaller than any state
+    assert break_even(sizes, [None] * 4) is None
+
+
+@pytest.mark.parametrize(("length", "window"), [(1, None), (7, None), (7, 3), (7, 7), (7, 9), (100, 1)])
+def test_visible_tokens(length, window):
+    counted = sum(min(t, window or t) for t in range(1, length + 1)) / length
+    assert visible_tokens(length, window) == pytest.approx(counted)
+
+
+def test_flops_by_hand():
+    sizes = geometry()
+    assert mixer_flops(sizes, 0, None, 1001) == 4 * 4 * 16 * 501
+    assert forward_flops(sizes, [None] * 4, 1001) == pytest.approx(2 * 9000 + 4 * mixer_flops(sizes, 0, None, 1001))
+    assert forward_flops(geometry(tied=True), [None] * 4, 1) == 2 * 10_000 + 4 * 4 * 4 * 16
+    mixer = SSEMixer(num_partitions=8, top_k=2, read_top_k=3)
+    writes, reads = 3 * (2 + 1) * 2 * 16 * 16, 2 * (3 + 1) * 4 * 16 * 16
+    assert mixer_flops(sizes, 0, mixer, 10) == writes + reads + 2 * added_parameters(sizes.dims, mixer)
+    assert mixer_flops(sizes, 0, mixer, 10) == mixer_flops(sizes, 0, mixer, 10**6)  # constant in length
+    assert mixer_flops(sizes, 0, SlidingMixer(window=3, sinks=1), 10) == 4 * 4 * 16 * visible_tokens(10, 4)

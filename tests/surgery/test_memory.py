@@ -1,0 +1,121 @@
+"""The activation formulas against what autograd really keeps."""
+
+import pytest
+import torch
+
+from sse_convert.mixers import SlidingMixer, mixer_from_dict
+from sse_convert.modeling.architectures import attention_dims
+from sse_convert.modeling.configuration import build_config
+from sse_convert.modeling.hybrid import model_class_for, source_class
+from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.surgery.budget import Geometry, added_parameters
+from sse_convert.surgery.memory import GIB, USABLE, StageMemory, stage_memory, trained_parameters
+from tests.modeling.tiny import spec_for, tiny_config
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+}
+MIXERS = [
+    None,
+    {"kind": "sse"},
+    {"kind": "sse", "top_k": 2, "state_heads": "query"},
+    {"kind": "sse", "decay": "scalar", "shared_partition": False, "qk_rank": 0},
+    {"kind": "gla"},
+]
+
+
+def saved_bytes(config, length, bf16):
+    """Bytes of the distinct storages that a training forward of the backbone keeps for its backward pass."""
+    model = model_class_for(source_class(spec_for("qwen3")))(config).train()
+    held, sizes = [], {}
+
+    def pack(tensor):
+        held.append(tensor)
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    ids = torch.randint(3, 97, (1, length), generator=torch.Generator().manual_seed(0))
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autocast("cpu", torch.bfloat16, enabled=bf16),
+    ):
+        model.get_decoder()(ids, use_cache=False)
+    return sum(sizes.values())
+
+
+def per_token_and_layer(mixer, bf16):
+    """The slope in length of the slope in layers: weights and what is there once cancel."""
+    values = []
+    for layers in (1, 2):
+        source = tiny_config("qwen3", **SIZES, num_hidden_layers=layers)
+        mixers = {} if mixer is None else {"m": mixer}
+        config = build_config(source, {"layers": ["m" if mixers else "full"] * layers, "mixers": mixers})
+        values.append([saved_bytes(config, length, bf16) for length in (256, 512)])
+    (a, b), (c, d) = values
+    return ((d - c) - (b - a)) / 256
+
+
+def geometry(layers=2):
+    config = tiny_config("qwen3", **SIZES)
+    sizes = {"parameters": 2_000_000, "embedding_parameters": 20_000, "attention_parameters": 200_000}
+    return Geometry(
+        dims=attention_dims(config), windows=(None,) * layers, cache_element_bytes=2, tied=True, intermediate=704,
+        vocabulary=97, qk_norm=True, **sizes,
+    )  # fmt: skip
+
+
+def stage(**changes):
+    base = {"name": "s", "loss": "ce", "tokens": 1024, "seq_len": 128, "lr": 1e-3}
+    return Stage(**{**base, **changes})
+
+
+def memory(mixers, **changes):
+    options = {"lora": Lora(), "teacher_bytes": 4_000_000, "bf16": True, "checkpointing": False}
+    stage_changes = {key: changes.pop(key) for key in ("loss", "train") if key in changes}
+    return stage_memory(geometry(len(mixers)), mixers, stage(**stage_changes), **{**options, **changes})
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("settings", MIXERS, ids=str)
+def test_activations_per_token(settings, bf16):
+    mixer = None if settings is None else mixer_from_dict(settings)
+    one, two = memory([mixer], bf16=bf16), memory([mixer] * 2, bf16=bf16)
+    assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, bf16), rel=0.15)
+
+
+def test_fixed_bytes_of_a_full_stage():
+    mixer = mixer_from_dict({"kind": "sse"})
+    weights = 2_000_000 + added_parameters(geometry().dims, mixer)
+    logits = 1024 * 97 * 4
+    assert memory([mixer, None]).fixed == weights * (4 + 2 + 12) + 2 * logits
+    assert memory([mixer, None], bf16=False).fixed == weights * (4 + 12) + 2 * logits
+    assert memory([mixer, None], loss="kl").fixed == weights * 18 + 3 * logits + 4_000_000
+
+
+def test_trained_parameters():
+    mixer, sizes = mixer_from_dict({"kind": "sse"}), geometry()
+    added = added_parameters(sizes.dims, mixer)
+    assert trained_parameters(sizes, [mixer, None], stage(), Lora()) == 2_000_000 + added
+    assert trained_parameters(sizes, [mixer, None], stage(train="mixers"), Lora()) == added + 200_000
+    assert trained_parameters(sizes, [mixer, None], stage(train="lora"), Lora()) > added + 200_000
+
+
+def test_checkpointing_keeps_less_and_windows_are_quadratic():
+    plain, kept = memory([None] * 8), memory([None] * 8, checkpointing=True)
+    assert kept.per_token < plain.per_token / 4
+    assert plain.per_token_squared == 0
+    assert memory([SlidingMixer()] * 2).per_token_squared == 1 + 2 * 2
+    assert memory([SlidingMixer()] * 2, checkpointing=True).per_token_squared == 1 + 2
+
+
+def test_longest_row_is_the_last_that_fits():
+    estimate = StageMemory(fixed=GIB, per_token=100_000, per_token_squared=2)
+    longest = estimate.longest(24)
+    assert longest % 256 == 0
+    assert estimate.total(longest, 1) <= 24 * GIB * USABLE < estimate.total(longest + 256, 1)
+    assert StageMemory(fixed=30 * GIB, per_token=1, per_token_squared=0).longest(24) == 0
