@@ -1,5 +1,6 @@
 """A picture of evaluation reports: loss by context, needles by length, cache bytes by length."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """teacher first; distinguishable with colour-blind eyes (Okabe and Ito)"""
 MARKERS = ("s", "o", "^", "D", "v", "P", "X")
+LINES = (":", "-", "--", "-.")
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str] | None = None) -> None:
@@ -46,6 +48,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
     _cache(axes[2], reports, list(names))
     for axis in axes:
         axis.grid(alpha=0.25)
+        axis.xaxis.set_major_formatter(_length)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
     figure.supxlabel(_conditions(reports[0]), fontsize=7, color="#555555")
@@ -54,15 +57,19 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
 
 
 def _loss(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
-    axis.set(title="held-out loss", xlabel="tokens of context (bucket end)", ylabel="nats per token", xscale="log")
+    axis.set(title="held-out loss", xlabel="tokens of context (bucket end)", ylabel="nats per token")
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
         if scores["held_out"]:
             longest = max(scores["held_out"], key=lambda entry: entry["length"])
             x = [bucket["stop"] for bucket in longest["buckets"]]
-            y = [bucket["loss"] for bucket in longest["buckets"]]
-            label = f"{name} ({longest['loss']:.3f})"
+            y = [_number(bucket["loss"]) for bucket in longest["buckets"]]
+            label = f"{name} ({_number(longest['loss']):.3f})"
             axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _needles(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
@@ -81,9 +88,9 @@ def _needles(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
                 [v - low for v, (low, _) in zip(y, bounds, strict=True)],
                 [high - v for v, (_, high) in zip(y, bounds, strict=True)],
             ]
-            axis.errorbar(
-                x, y, yerr=errors, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, capsize=3, label=name
-            )
+            apart = [length * 1.03**i for length in x]  # so that equal results stay visible
+            style = {"color": COLOURS[i % 7], "marker": MARKERS[i % 7], "markersize": 4, "capsize": 3}
+            axis.errorbar(apart, y, yerr=errors, label=name, **style)
 
 
 def _cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) -> None:
@@ -92,12 +99,22 @@ def _cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) ->
     rows = reports[0]["cache"]
     lengths = [row["length"] for row in rows]
     if rows:
-        axis.plot(lengths, [row["teacher_bytes"] for row in rows], color=COLOURS[0], marker="s", label="teacher")
+        y = [row["teacher_bytes"] for row in rows]
+        axis.plot(lengths, y, color=COLOURS[0], marker=MARKERS[0], markersize=4, label="teacher")
     for i, (name, report) in enumerate(zip(names, reports, strict=True), start=1):
         if report["cache"]:
             x = [row["length"] for row in report["cache"]]
             y = [row["student_bytes"] for row in report["cache"]]
-            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
+            dashes = LINES[i % 4]
+            axis.plot(x, y, dashes, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
+
+
+def _length(tokens: float, _: int) -> str:
+    """Tick label: 64, 1K, 128K, 1M."""
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if tokens >= unit:
+            return f"{tokens / unit:g}{name}"
+    return f"{tokens:g}"
 
 
 def _conditions(report: dict[str, Any]) -> str:

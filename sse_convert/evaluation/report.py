@@ -201,7 +201,7 @@ class EvalReport:
 
     def _needle_lines(self) -> list[str]:
         rows = [
-            (t.length, t.kind, t.keys, t.total.samples, _percent(t.total), _percent(s.total), row["share"])
+            (t.length, t.kind, t.keys, t.total.samples, _interval(t.total), _interval(s.total), _percent(row["share"]))
             for t, s, row in zip(self.teacher.needles, self.student.needles, self.retention(), strict=True)
         ]
         header = ("length", "kind", "keys", "samples", "teacher", "student", "retention")
@@ -228,7 +228,7 @@ class EvalReport:
                 format_bytes(size.teacher_bytes),
                 format_bytes(size.student_bytes),
                 format_bytes(size.student_state_bytes),
-                size.student_bytes / size.teacher_bytes,
+                _percent(size.student_bytes / size.teacher_bytes),
             )
             for size in self.cache
         ]
@@ -254,6 +254,10 @@ def _rate(tokens_per_s: float) -> float | int:
     return round(tokens_per_s) if tokens_per_s >= 100 else tokens_per_s
 
 
-def _percent(accuracy: Accuracy) -> str:
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"
+
+
+def _interval(accuracy: Accuracy) -> str:
     low, high = wilson(accuracy.correct, accuracy.samples)
     return f"{accuracy.value:.1%} ({100 * low:.0f}-{100 * high:.0f})"

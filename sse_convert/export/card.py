@@ -131,7 +131,7 @@ def _results(report: dict[str, Any] | None) -> str:
     parts = ["## Quality, beside the model it was made from"]
     teacher, student = report["teacher"], report["student"]
     losses = [
-        (t["length"], f"{t['loss']:.3f}", f"{s['loss']:.3f}", f"{gap['gap']:+.3f}", _bits(t), _bits(s))
+        (t["length"], _nats(t["loss"]), _nats(s["loss"]), _nats(gap["gap"], "+"), *map(_nats, _bits(t, s)))
         for t, s, gap in zip(teacher["held_out"], student["held_out"], report["loss_gaps"], strict=True)
     ]
     if losses:
@@ -189,8 +189,12 @@ def _table(header: tuple[str, ...], rows: list[Any]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _bits(entry: dict[str, Any]) -> str:
-    return "-" if entry["bits_per_byte"] is None else f"{entry['bits_per_byte']:.3f}"
+def _bits(*entries: dict[str, Any]) -> list[float | None]:
+    return [entry["bits_per_byte"] for entry in entries]
+
+
+def _nats(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.3f}"
 
 
 def _share(entry: dict[str, Any]) -> str:

@@ -1,8 +1,11 @@
+import math
+
 import pytest
 
 from sse_convert.errors import OutputError, VerificationError
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.perplexity import HeldOutLoss, PositionLoss
+from sse_convert.evaluation.plot import plot
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
 from sse_convert.evaluation.retrieval import NeedleScore
 
@@ -19,7 +22,7 @@ def needle(correct, samples=20, keys=1):
     return NeedleScore("number", keys, 512, Accuracy(correct, samples), depths)
 
 
-def make_report(limits, hits=((20, 15), (10, 5))):
+def make_report(limits, hits=((20, 15), (10, 5)), student_sums=(396.8, 407.36)):
     teacher = ModelScores(
         name="t",
         parameters=10,
@@ -31,7 +34,7 @@ def make_report(limits, hits=((20, 15), (10, 5))):
         name="s",
         parameters=12,
         dtype="float32",
-        held_out=(loss([396.8, 407.36]),),
+        held_out=(loss(student_sums),),
         needles=tuple(needle(s, keys=i + 1) for i, (_, s) in enumerate(hits)),
     )
     cache = (CacheSize(length=512, teacher_bytes=4096, student_bytes=1024, student_state_bytes=512),)
@@ -98,3 +101,13 @@ def test_an_unwritable_report_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="file"):
         make_report({}).write(tmp_path / "file" / "r.json")
+
+
+def test_a_broken_student_is_reported_and_fails_its_gate(tmp_path):
+    report = make_report({"loss_gap": 10.0}, student_sums=(math.nan, 400.0))
+    data = report.to_dict()
+    assert data["student"]["held_out"][0]["loss"] is None
+    assert not data["gate"][0]["passed"]
+    assert "nan" in "\n".join(report.lines())
+    plot([data], tmp_path / "broken.png")
+    assert (tmp_path / "broken.png").stat().st_size > 10_000

@@ -1,5 +1,6 @@
 import dataclasses as dc
 import json
+import math
 
 import pytest
 from huggingface_hub import ModelCard
@@ -48,6 +49,12 @@ def test_body_says_what_a_reader_needs(recipe, config):
     assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text
     assert "arXiv:2507.16577" in text
     assert "The 1 softmax layers left still keep keys and values" in text
+
+
+def test_figures_that_are_not_numbers_are_dashes(recipe, config):
+    figures = make_report({}, student_sums=(math.nan, 400.0)).to_dict()
+    text = model_card("tiny", config, recipe.to_dict(), figures, 12345)
+    assert "| 129 | 3.031 | - | - | 1.500 | 1.500 |" in text
 
 
 def test_an_unmeasured_and_untrained_model_says_so(recipe, config):
