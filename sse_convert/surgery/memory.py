@@ -1,16 +1,18 @@
 """How much GPU memory a training stage takes, and the longest row that fits. Estimates, on one GPU, without sharding.
 
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
-trained ones 4 for the gradient and 8 for AdamW's moments. Stages with a teacher add its weights in their stored type.
+trained ones 4 for the gradient and 8 for AdamW's moments. A teacher takes 2 under bfloat16, else 4. `layer_mse` has the
+attention of converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient.
 
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
-kv = Hkv*D, s = H*D, a = 2 under bfloat16 autocast or 4):
+kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
     norms and residual      24 d + 2 d if a = 2, and 6 (q + kv) where q and k are normalised
     feed-forward            4 a m
     softmax attention       2 a (q + kv), and 2 a T more under a window mask (attention with a mask keeps it)
     SSE                     see `_sse_bytes`
-With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time. The constants
-were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
+With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
+each layer's input and target (2 a d) and one layer's activations. The constants were fitted to what autograd saves
+(tests/surgery/test_memory.py holds them to it).
 """
 
 import dataclasses as dc
@@ -25,8 +27,10 @@ GPU_GIB = (24, 48, 80, 141)
 """memory sizes of the tables"""
 USABLE = 0.92
 """share of a GPU's memory that training can use; the rest is the driver's, the library's and fragmentation"""
-LOGIT_CHUNK = 1024
-"""tokens whose logits exist at a time in the chunked losses"""
+LOGITS_AT_ONCE = 2**26
+"""logits that exist at a time in the chunked losses"""
+_LOGIT_BYTES = {"layer_mse": 0, "ce": 12, "kl": 20}
+"""bytes per logit of a chunk: logits of student (and teacher), their exponentials, a gradient"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
@@ -78,7 +82,6 @@ def stage_memory(
     stage: Stage,
     *,
     lora: Lora,
-    teacher_bytes: int,
     bf16: bool,
     checkpointing: bool,
 ) -> StageMemory:
@@ -89,25 +92,26 @@ def stage_memory(
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
         lora: LoRA settings of the recipe.
-        teacher_bytes: stored size of the teacher, counted for losses that need it.
         bf16: bfloat16 autocast.
         checkpointing: gradient checkpointing.
     """
     element = 2 if bf16 else 4
-    weights = geometry.parameters + sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
     trained = trained_parameters(geometry, mixers, stage, lora)
-    logits = (
-        LOGIT_CHUNK * geometry.vocabulary * 4 * (3 if stage.loss == "kl" else 2) if stage.loss != "layer_mse" else 0
-    )
-    fixed = weights * (6 if bf16 else 4) + trained * 12 + logits + (teacher_bytes if stage.loss != "ce" else 0)
+    added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
+    weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
+    head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
+    logits = LOGITS_AT_ONCE * _LOGIT_BYTES[stage.loss] + head
+    teacher = geometry.parameters * element if stage.loss != "ce" else 0
+    fixed = weights * (6 if bf16 else 4) + trained * 12 + logits + teacher
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(geometry, mixer, element) for mixer in mixers if mixer is not None]
+        kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
-    kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
+        kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
     windows = [mixer for mixer in mixers if isinstance(mixer, SlidingMixer)]
     masks = len({(mixer.window, mixer.sinks) for mixer in windows})
-    masked = min(1, len(windows)) if checkpointing else len(windows)
+    masked = min(1, len(windows)) if checkpointing or stage.loss == "layer_mse" else len(windows)
     return StageMemory(fixed=fixed, per_token=kept, per_token_squared=masks + element * masked)
 
 

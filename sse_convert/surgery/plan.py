@@ -75,7 +75,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
             }
             for name, length in budget.LENGTHS.items()
         },
-        stages=[_stage_row(recipe, stage, geometry, by_layer, teacher) for stage in recipe.stages],
+        stages=[_stage_row(recipe, stage, geometry, by_layer) for stage in recipe.stages],
         notes=_notes(recipe, teacher, by_layer),
     )
 
@@ -112,15 +112,13 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
     )
 
 
-def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Teacher) -> StageRow:
-    stored = sum(info.nbytes for info in teacher.files.tensors.values())
+def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers) -> StageRow:
     plain, checkpointed = (
         memory.stage_memory(
             geometry,
             mixers,
             stage,
             lora=recipe.train.lora,
-            teacher_bytes=stored,
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
         )

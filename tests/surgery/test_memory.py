@@ -9,7 +9,8 @@ from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, added_parameters
-from sse_convert.surgery.memory import GIB, USABLE, StageMemory, stage_memory, trained_parameters
+from sse_convert.surgery.memory import GIB, LOGITS_AT_ONCE, USABLE, StageMemory, stage_memory, trained_parameters
+from sse_convert.training import losses
 from tests.modeling.tiny import spec_for, tiny_config
 
 SIZES = {
@@ -75,7 +76,7 @@ def stage(**changes):
 
 
 def memory(mixers, **changes):
-    options = {"lora": Lora(), "teacher_bytes": 4_000_000, "bf16": True, "checkpointing": False}
+    options = {"lora": Lora(), "bf16": True, "checkpointing": False}
     stage_changes = {key: changes.pop(key) for key in ("loss", "train") if key in changes}
     return stage_memory(geometry(len(mixers)), mixers, stage(**stage_changes), **{**options, **changes})
 
@@ -88,13 +89,18 @@ def test_activations_per_token(settings, bf16):
     assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, bf16), rel=0.15)
 
 
-def test_fixed_bytes_of_a_full_stage():
+def test_fixed_bytes():
     mixer = mixer_from_dict({"kind": "sse"})
-    weights = 2_000_000 + added_parameters(geometry().dims, mixer)
-    logits = 1024 * 97 * 4
-    assert memory([mixer, None]).fixed == weights * (4 + 2 + 12) + 2 * logits
-    assert memory([mixer, None], bf16=False).fixed == weights * (4 + 12) + 2 * logits
-    assert memory([mixer, None], loss="kl").fixed == weights * 18 + 3 * logits + 4_000_000
+    added = added_parameters(geometry().dims, mixer)
+    weights, head = 2_000_000 + added, 97 * 256 * 4
+    assert LOGITS_AT_ONCE == losses.LOGITS_AT_ONCE
+    assert memory([mixer, None]).fixed == weights * (4 + 2 + 12) + 12 * LOGITS_AT_ONCE + head
+    assert memory([mixer, None], bf16=False).fixed == weights * (4 + 12) + 12 * LOGITS_AT_ONCE + head
+    kl = weights * 18 + 20 * LOGITS_AT_ONCE + head + 2 * 2_000_000
+    assert memory([mixer, None], loss="kl").fixed == kl
+    align = memory([mixer, None, mixer], loss="layer_mse", train="mixers")
+    assert align.fixed == 2 * (added + 200_000) * 18 + 2 * 2_000_000
+    assert align.per_token < memory([mixer]).per_token * 1.2
 
 
 def test_trained_parameters():
