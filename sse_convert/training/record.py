@@ -15,7 +15,7 @@ _ENDS = 1 << 16
 
 def digest(data: Any) -> str:
     """SHA-256 of JSON-ready data."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(json_ready(data), sort_keys=True).encode()).hexdigest()
 
 
 def checkpoint_identity(source: str | Path, revision: str | None = None) -> str:
@@ -90,7 +90,7 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
     Raises:
         TrainingError: names every key that changed.
     """
-    if changed := changes(before, json.loads(json.dumps(now))):
+    if changed := changes(before, json_ready(now)):
         raise TrainingError(
             "\n  ".join([f"{folder} was made from other inputs:", *changed]),
             expected="the same inputs, to continue or to reuse it",
@@ -101,7 +101,7 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
 def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -> None:
     """Write stage.json: what the folder was made from, and what came of it."""
     record = {
-        "inputs": inputs,
+        "inputs": json_ready(inputs),
         "hash": digest(inputs),
         "report": json_ready(report),
         "tool_version": version("sse-convert"),

@@ -183,6 +183,13 @@ def converted_attention(model: PreTrainedModel) -> dict[int, str]:
     return {i: spec.attention_path(i) for i, mixer in enumerate(layer_mixers(model.config)) if mixer is not None}
 
 
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Turn on gradient checkpointing, under the name this version of transformers has for it."""
+    newer = "activation_checkpointing_enable"
+    enable = getattr(model, newer if hasattr(model, newer) else "gradient_checkpointing_enable")
+    enable({"use_reentrant": False})  # the balance loss needs the graph of the first forward
+
+
 def learning_rates(stage: Stage) -> LearningRates:
     """The peak rates of both groups."""
     return stage.lr if isinstance(stage.lr, LearningRates) else LearningRates(mixers=stage.lr, rest=stage.lr)

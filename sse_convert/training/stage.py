@@ -20,6 +20,7 @@ from sse_convert.console import say
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.report import json_ready
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.companions import copy_companions
 from sse_convert.surgery.output import check_output, new_folder
@@ -257,6 +258,6 @@ def _open_work(work: Path, out: Path, inputs: dict[str, Any], accelerator: Accel
         check_output(out)
         work.mkdir(exist_ok=True)
         unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(inputs, indent=2), encoding="utf-8")
+        unfinished.write_text(json.dumps(json_ready(inputs), indent=2), encoding="utf-8")
         unfinished.replace(path)
     accelerator.wait_for_everyone()

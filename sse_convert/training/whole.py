@@ -13,6 +13,7 @@ from sse_convert.training.setup import (
     decoder_layers,
     make_optimizer,
     prepare_parameters,
+    recompute_activations,
     shard_by,
 )
 
@@ -39,7 +40,7 @@ class WholeModel(Objective):
         self._lora = stage.train == "lora"
         prepare_parameters(student, stage, train)
         if stage.gradient_checkpointing:
-            student.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+            recompute_activations(student)
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
         fused = accelerator.device.type == "cuda"
         optimizer, rates = make_optimizer(

@@ -3,10 +3,15 @@ import random
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.surgery.convert import convert
 from sse_convert.training.data.teacher import CACHE_VARIABLE
+from sse_convert.training.metrics import read
+from sse_convert.training.stage import run_stage
 
 TEXT = "the keeper of lighthouse walked down to harbor before dawn and wrote each ship that passed his ledger"
 TEMPLATE = (
@@ -36,7 +41,7 @@ def make_tokenizer(*, bos=False):
     return fast
 
 
-def make_llama(*, layers=2, hidden=32, vocab=320, seed=0, tie=False):
+def make_llama(*, layers=3, hidden=32, vocab=320, seed=0, tie=False):
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -86,3 +91,79 @@ def teacher_folder(tmp_path_factory, tokenizer):
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, os.environ.get("SSE_TEST_CACHE") or str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate():
+    """Accelerate keeps its state per process; tests must not see each other's."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+MIXERS = {"sse": {"qk_rank": 4, "decay_rank": 4}, "sliding": {"window": 8, "sinks": 1}}
+STAGES = {
+    "align": {"loss": "layer_mse", "train": "mixers", "lr": 3e-3},
+    "distill": {"loss": "kl", "lr": {"mixers": 3e-3, "rest": 1e-3}},
+    "uptrain": {"loss": "ce", "lr": 3e-3},
+}
+
+
+def recipe_for(teacher, text, out, *, stages=(), **settings):
+    """A recipe for the tiny teacher; each stage is a name of STAGES, or (name, settings)."""
+    built = []
+    for stage in stages:
+        name, own = (stage, {}) if isinstance(stage, str) else stage
+        size = {"tokens": 768, "seq_len": 32, "batch_tokens": 128, "micro_batch": 2, "warmup": 0.0}
+        built.append({"name": name, **size, **STAGES[name], **own})
+    data = {
+        "recipe_version": 1,
+        "model": str(teacher),
+        "layers": {"pattern": ["sse", "sliding", "full"]},
+        "mixers": MIXERS,
+        "stages": built,
+        "data": {"train": [{"path": str(text)}]},
+        "eval": {"perplexity": False},
+        "export": {"dir": str(out)},
+    }
+    return recipe_from_dict({**data, **settings})
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory, teacher_folder, text_folder):
+    """The tiny Llama with an SSE, a sliding and a full layer."""
+    folder = tmp_path_factory.mktemp("converted") / "model"
+    convert(recipe_for(teacher_folder, text_folder, "unused"), folder)
+    return folder
+
+
+@pytest.fixture
+def make(teacher_folder, text_folder, tmp_path):
+    """Builds recipes for the tiny teacher."""
+
+    def build(*stages, **settings):
+        return recipe_for(teacher_folder, text_folder, tmp_path / "out", stages=stages, **settings)
+
+    return build
+
+
+@pytest.fixture
+def train(make, converted, tmp_path):
+    """Runs one stage from the converted checkpoint into a new folder; returns its folder and report."""
+
+    def run(name, out="result", *, checkpoint=None, recipe=None, **settings):
+        recipe = recipe or make((name, settings))
+        report = run_stage(recipe, recipe.stages[0], checkpoint or converted, tmp_path / out)
+        return tmp_path / out, report
+
+    return run
+
+
+def losses(folder, key="loss"):
+    """One value per step of a finished or unfinished stage."""
+    return [record[key] for record in read(folder / "metrics.jsonl")]

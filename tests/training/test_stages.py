@@ -1,0 +1,276 @@
+"""The three losses as stages: they learn, train what they should, count exactly, and write checkpoints that load."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError
+from sse_convert.modeling.auto import load
+from sse_convert.recipe.schema import Source
+from sse_convert.surgery.convert import convert
+from sse_convert.training import loop
+from sse_convert.training.data import RowReader, stack
+from sse_convert.training.losses import Head
+from sse_convert.training.setup import converted_attention
+from sse_convert.training.stage import pick_stage, run_stage
+from sse_convert.training.uptrain import UptrainLoss
+from tests.training.conftest import MIXERS, losses
+
+
+def tensors(folder):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def changed(before, after):
+    """Names of tensors that training changed."""
+    old, new = load(before, dtype=torch.float32).state_dict(), load(after, dtype=torch.float32).state_dict()
+    assert old.keys() == new.keys()
+    return {name for name in old if not torch.equal(old[name], new[name])}
+
+
+def test_align_brings_every_layer_closer(train):
+    _, report = train("align", tokens=4096, batch_tokens=256, seq_len=64)
+    layers = report.details["layers"]
+    assert set(layers) == {"0", "1"}
+    for layer in layers.values():
+        assert layer["after"] < 0.95 * layer["before"]
+    assert report.loss_last < report.loss_first
+    assert "error before" in "\n".join(report.lines())
+
+
+def test_align_trains_mixers_of_converted_layers_only(train, converted):
+    folder, _ = train("align", tokens=256)
+    mixers = ("model.layers.0.self_attn.", "model.layers.1.self_attn.")
+    assert changed(converted, folder) == {name for name in tensors(folder) if name.startswith(mixers)}
+
+
+def test_align_leaves_good_layers_alone(train, converted):
+    _, report = train("align", tokens=256)
+    errors = {i: layer["before"] for i, layer in report.details["layers"].items()}
+    bound = sum(errors.values()) / 2
+    folder, report = train("align", "some", tokens=256, skip_below=bound)
+    skipped = [i for i, error in errors.items() if error < bound]
+    assert list(map(str, report.details["skipped"])) == skipped
+    assert len(skipped) == 1
+    assert not any(name.startswith(f"model.layers.{skipped[0]}.") for name in changed(converted, folder))
+    folder, report = train("align", "none", tokens=256, skip_below=1e6)
+    assert report.steps == 0
+    assert report.loss_first is None
+    assert "nothing to train" in report.lines()[0]
+    assert changed(converted, folder) == set()
+
+
+def test_align_errors_are_those_of_the_layers(train, make, converted, tokenizer):
+    """The errors of the first step against their definition, from the two models as a user would load them."""
+    recipe = make(("align", {"tokens": 128, "lr": 1e-9}))
+    folder, report = train("align", recipe=recipe)
+    rows = RowReader(recipe.data.train, tokenizer, 32, 0).rows()
+    batch = stack([next(rows) for _ in range(4)])
+    inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
+    teacher, student = load(recipe.model), load(converted)
+    wanted, found = {}, {}
+
+    def note(outputs, i, replacement=None):
+        def hook(module, args, output):
+            outputs[i] = output[0]
+            return None if replacement is None else (replacement[i], *output[1:])
+
+        return hook
+
+    for i in (0, 1):
+        teacher.model.layers[i].self_attn.register_forward_hook(note(wanted, i))
+        student.model.layers[i].self_attn.register_forward_hook(note(found, i, wanted))
+    with torch.no_grad():
+        teacher(**inputs, use_cache=False)
+        student(**inputs, use_cache=False)
+    for i in (0, 1):
+        error = ((found[i] - wanted[i]).square().sum() / wanted[i].square().sum()).item()
+        assert report.details["layers"][str(i)]["before"] == pytest.approx(error, rel=1e-4)
+        assert losses(folder, f"error_{i}")[0] == pytest.approx(error, rel=1e-4)
+
+
+def test_distill_lowers_the_divergence_and_logs_health(train):
+    folder, report = train("distill", tokens=4096, hidden_loss=0.1)
+    assert report.loss_last < 0.8 * report.loss_first
+    record = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert record["hidden"] > 0
+    assert 0 < record["load_entropy"] <= 1
+    assert record["dead_partitions"] >= 0
+    assert record["gate_grad_norm"] > 0
+    assert len(record["routers"]["0"]["load"]) == 4
+    assert record["balance"] > 0
+
+
+def test_uptrain_lowers_the_loss(train):
+    _, report = train("uptrain", tokens=4096)
+    assert report.loss_last < report.loss_first - 0.5
+
+
+def test_divergence_of_an_unconverted_model_would_be_zero(
+    make, train, teacher_folder, text_folder, tmp_path, converted
+):
+    """A window longer than the text changes nothing, so the first step's divergence is zero."""
+    recipe = make(("distill", {"tokens": 128}), mixers={"sliding": {"window": 64}}, layers={"pattern": ["sliding"]})
+    convert(recipe, tmp_path / "same")
+    _, report = train("distill", recipe=recipe, checkpoint=tmp_path / "same")
+    assert abs(report.loss_first) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["distill", "uptrain"])
+def test_train_mixers_freezes_the_rest(train, converted, name):
+    folder, _ = train(name, tokens=256, train="mixers", lr=1e-3)
+    assert all(".self_attn." in n and not n.startswith("model.layers.2") for n in changed(converted, folder))
+
+
+def test_two_learning_rates(train, converted):
+    folder, _ = train("uptrain", tokens=128, lr={"mixers": 1e-2, "rest": 1e-5}, clip=1e9)
+    before, after = load(converted).state_dict(), load(folder).state_dict()
+    step = {name: (after[name] - before[name]).abs().max().item() for name in before}
+    mixers = tuple(f"{path}." for path in converted_attention(load(converted)).values())
+    assert all(1e-3 < size <= 1.1e-2 for name, size in step.items() if name.startswith(mixers) and size)
+    assert all(size <= 1.1e-5 for name, size in step.items() if not name.startswith(mixers))
+
+
+def test_result_loads_and_keeps_what_belongs_to_it(train, converted, tokenizer):
+    folder, report = train("uptrain", tokens=256)
+    model = load(folder)
+    assert model.dtype == torch.float32
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(tokenizer)
+    written = {path.name for path in folder.iterdir()}
+    code = {path.name for path in converted.glob("*.py")}
+    assert code | {"chat_template.jinja", "stage.json", "sse_convert.json", "metrics.jsonl", "config.json"} <= written
+    assert json.loads((folder / "sse_convert.json").read_text())["stage"] == "uptrain"
+    assert not folder.with_name("result.work").exists()
+    assert report.steps == len(losses(folder)) == 2
+
+
+@pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
+def test_accumulation_is_exact(make, train, tmp_path, name):
+    """12 x 1, 4 x 3, 3 x 4 and 1 x 12 rows give one curve to 6 digits in float32, with ragged numbers of targets.
+
+    Without the balance loss, whose product of means over a forward pass is not a sum over tokens.
+    """
+    mixers = {"sse": {**MIXERS["sse"], "balance": "none"}, "sliding": MIXERS["sliding"]}
+    curves = []
+    for micro_batch in (12, 4, 3, 1):
+        recipe = make((name, {"tokens": 1152, "batch_tokens": 384, "micro_batch": micro_batch}), mixers=mixers)
+        if not curves:
+            convert(recipe, tmp_path / "unbalanced")
+        folder, _ = train(name, f"{micro_batch}", recipe=recipe, checkpoint=tmp_path / "unbalanced")
+        curves.append(torch.tensor(losses(folder), dtype=torch.float64))
+    assert len(set(curves[0].tolist())) == 3
+    for curve in curves[1:]:
+        torch.testing.assert_close(curve, curves[0], rtol=2e-6, atol=0)
+
+
+def test_gradient_checkpointing_changes_nothing(train):
+    plain, _ = train("distill", "plain", tokens=512)
+    saved, _ = train("distill", "saved", tokens=512, gradient_checkpointing=True)
+    assert losses(plain) == losses(saved)
+
+
+def test_every_new_tensor_gets_a_gradient(converted, text_folder, tokenizer):
+    model = load(converted).train()
+    batch = stack([next(RowReader([Source(path=str(text_folder))], tokenizer, 32, 0).rows())])
+    sums = UptrainLoss(model)(**batch)
+    (sums["loss"] + sums["balance"]).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None]
+    assert without == []
+    assert Head.of(model).weight.grad is not None
+
+
+def test_chat_fine_tuning_counts_assistant_tokens(make, train, tmp_path):
+    talk = [{"role": "user", "content": "who walked down?"}, {"role": "assistant", "content": "the keeper did"}]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": talk}) for _ in range(200)))
+    data = {"train": [{"path": str(path), "kind": "chat"}]}
+    counts = {}
+    for mask in ("all", "assistant"):
+        recipe = make(("uptrain", {"tokens": 2048, "loss_mask": mask}), data=data)
+        folder, report = train("uptrain", mask, recipe=recipe)
+        counts[mask] = losses(folder, "predicted")[0]
+        assert report.loss_last < report.loss_first
+    assert 0 < counts["assistant"] < 0.6 * counts["all"]
+
+
+def test_balance_by_bias_moves_the_bias(make, train, tmp_path):
+    mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "balance": "bias"}}
+    recipe = make(("distill", {"tokens": 384}), mixers=mixers, layers={"pattern": ["sse", "full", "full"]})
+    convert(recipe, tmp_path / "bias")
+    folder, _ = train("distill", recipe=recipe, checkpoint=tmp_path / "bias")
+    assert losses(folder, "balance") == [0.0] * 3
+    bias = load(folder).model.layers[0].self_attn.sse_router_bias
+    torch.testing.assert_close(bias.abs().max(), torch.tensor(0.01))  # an odd number of steps of 0.01
+
+
+def test_steps_that_are_not_finite_are_skipped_then_refused(train, monkeypatch, capsys):
+    real = loop._gradients
+    calls = []
+
+    def poisoned(objective, batches, schedule):
+        values, tokens = real(objective, batches, schedule)
+        calls.append(1)
+        if bad(len(calls)):
+            for parameter in objective.parts[0].module.parameters():
+                parameter.grad = torch.full_like(parameter, float("nan"))
+        return values, tokens
+
+    monkeypatch.setattr(loop, "_gradients", poisoned)
+    bad = {2, 3}.__contains__
+    folder, report = train("uptrain", "skips")
+    assert report.skipped_steps == 2
+    assert report.steps == 6
+    assert losses(folder, "grad_norm")[1:3] == [None, None]
+    assert "not finite, weights left as they are" in capsys.readouterr().err
+    assert all(torch.isfinite(value).all() for value in tensors(folder).values())
+
+    calls.clear()
+    bad = lambda n: n > 1  # noqa: E731
+    with pytest.raises(TrainingError, match="10 steps in a row were not finite"):
+        train("uptrain", "fails", tokens=128 * 20)
+
+
+def test_a_finished_stage_is_not_repeated_and_not_mixed(make, train, converted, tmp_path):
+    folder, report = train("uptrain", tokens=256)
+    again = train("uptrain", tokens=256)[1]
+    assert again.already_done
+    assert again.loss_last == report.loss_last
+    train("uptrain", tokens=256, micro_batch=1, checkpoint_steps=7)  # these do not decide the result
+    with pytest.raises(TrainingError, match=r"stage\.clip was 1\.0, is 2\.0"):
+        train("uptrain", tokens=256, clip=2.0)
+    with pytest.raises(TrainingError, match="checkpoint was"):
+        train("uptrain", tokens=256, checkpoint=folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(OutputError, match="other exists"):
+        train("uptrain", "other", tokens=256)
+
+
+def test_bad_data_is_found_before_the_models_are_loaded(make, train, tmp_path, monkeypatch):
+    monkeypatch.setattr("sse_convert.training.stage.load_student", lambda *args: pytest.fail("loaded"))
+    (tmp_path / "bad.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match="byte 0xe9 at offset 3"):
+        train("uptrain", recipe=make("uptrain", data={"train": [{"path": str(tmp_path / "bad.txt")}]}))
+    assert not (tmp_path / "result.work").exists()
+
+
+def test_pick_stage(make):
+    recipe = make("align", ("uptrain", {"name": "one"}), ("uptrain", {"name": "two"}))
+    assert pick_stage(recipe, "layer_mse").name == "align"
+    assert pick_stage(recipe, "ce", "two").name == "two"
+    with pytest.raises(RecipeError, match="2 stages with loss ce"):
+        pick_stage(recipe, "ce")
+    with pytest.raises(RecipeError, match="no stage 'three'"):
+        pick_stage(recipe, "ce", "three")
+    with pytest.raises(RecipeError, match="0 stages with loss kl"):
+        pick_stage(recipe, "kl")
+
+
+def test_an_unconverted_checkpoint_is_refused(make, tmp_path, teacher_folder):
+    recipe = make("uptrain")
+    with pytest.raises(TrainingError, match="no converted layers"):
+        run_stage(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
