@@ -102,7 +102,7 @@ def run_with_gradients(
     x = {name: t.clone().requires_grad_() for name, t in (case.inputs() if inputs is None else inputs).items()}
     o, final = run(case, backend, x, **overrides)
     generator = torch.Generator().manual_seed(99)
-    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in (o, final)]
+    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in (o, final)]
     loss = (o * weights[0]).sum() + (final * weights[1]).sum()
     gradients = torch.autograd.grad(loss, list(x.values()), materialize_grads=True)
     return {"o": o.detach(), "final": final.detach(), **{f"d {n}": g for n, g in zip(x, gradients, strict=True)}}
