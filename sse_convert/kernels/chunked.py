@@ -53,6 +53,7 @@ def gated_linear_attention(
     Returns:
         o [T, H, G, V] and the states after each segment [S, H, D, V]; an empty segment returns its state unchanged.
     """
+    assert chunk_size.bit_count() == 1, f"chunk_size is {chunk_size}, a power of two is needed"
     (_, H, G, D), device = q_THGD.shape, q_THGD.device
     rows_per_slab = SLAB_BYTES.get(device.type, SLAB_BYTES["cuda"]) // (G * D * q_THGD.element_size())
     layout = chunk_layout(cu_seqlens, H, chunk_size, rows_per_slab, device)

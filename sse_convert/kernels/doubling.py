@@ -3,7 +3,9 @@
 Each block carries three things: its queries decayed from the block's start, its keys decayed to the block's end, and
 its total decay. Two neighbouring blocks meet in one matmul (queries of the right one, keys of the left one) and merge
 with one multiplication each. Every factor is a product of decays, so it lies in [0, 1]: nothing overflows however
-strong the decay, no logarithms are subtracted, and a token's result depends on nothing after it, to the last bit.
+strong the decay, and no logarithms are subtracted. No factor comes from a later token, so a result keeps every bit
+when later tokens change (on the CPU, with head dims that are multiples of 4: odd ones shift the alignment of matrices
+when routes change, and matrix libraries round by it).
 
 Shape letters beside those of the package: E chunks times state heads, X = C * G query rows of a chunk.
 """
