@@ -1,6 +1,5 @@
 """What the commands do, as functions of the same names. Heavy imports happen inside, so importing this is quick."""
 
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -338,11 +337,6 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
     from sse_convert.surgery import verify as verification
 
     return verification.verify(checkpoint, teacher=teacher)
-
-
-def version() -> str:
-    """Version of the installed package."""
-    return importlib.metadata.version("sse-convert")
 
 
 def recipes_list() -> TextReport:

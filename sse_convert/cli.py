@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sse_convert import api
+from sse_convert import __version__, api
 from sse_convert.command import command, exit_code_table, run_app
 from sse_convert.recipe.presets import preset_names
 from sse_convert.report import Report
@@ -81,7 +81,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
-        print(api.version())
+        print(__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -1,11 +1,11 @@
 """`sse_convert.json`: where a checkpoint comes from, written beside config.json in every folder the tool makes."""
 
 import dataclasses as dc
-import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
 
+from sse_convert import __version__
 from sse_convert.errors import CheckpointError
 
 FILE = "sse_convert.json"
@@ -41,7 +41,7 @@ class Provenance:
     teacher_revision: str | None
     shards: dict[str, TeacherShard]
     """file name in this folder -> the teacher's shard"""
-    tool_version: str = dc.field(default_factory=lambda: importlib.metadata.version("sse-convert"))
+    tool_version: str = __version__
 
     def write(self, folder: Path) -> None:
         """Write the file, replacing an earlier one."""

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sse_convert import __version__
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.report import json_ready
 
@@ -104,7 +104,7 @@ def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -
         "inputs": json_ready(inputs),
         "hash": digest(inputs),
         "report": json_ready(report),
-        "tool_version": version("sse-convert"),
+        "tool_version": __version__,
     }
     unfinished = folder / f"{STAGE_FILE}.tmp"
     unfinished.write_text(json.dumps(record, indent=2), encoding="utf-8")
