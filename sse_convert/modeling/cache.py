@@ -200,8 +200,8 @@ class SlidingCacheLayer(_CountingLayer):
         self.window = window
         self.sinks = sinks
         self.sink_columns: Tensor | None = None
-        self.sink_keys: Tensor | None = None
-        self.sink_values: Tensor | None = None
+        self.sink_keys: Any = None
+        self.sink_values: Any = None
 
     @property
     def past_columns(self) -> int:

@@ -12,12 +12,14 @@ from sse_convert.mixers import FULL, Mixer, mixer_from_dict
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, spec_for
 from sse_convert.modeling.bundle import CONFIGURATION_FILE, MODELING_FILE, write_remote_code
 
+_Source: Any = object
+"""what the mixin is put in front of; to a type checker, a class with any attribute"""
 FORMAT = 1
 GUARD = "plain_class_guard"
 _GUARD_TEXT = "this checkpoint has SSE layers: load it with AutoModelForCausalLM, not as its source class"
 
 
-class SSEConfigMixin:
+class SSEConfigMixin(_Source):
     """Adds the field `sse` to a source configuration; `layer_types` keeps the source's values.
 
     `sse` holds format, source_model_type, layers (a mixer name or `full` per layer), mixers (name to settings),

@@ -33,10 +33,12 @@ from sse_convert.modeling.layout import (
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 
+_Source: Any = object
+"""what the mixins are put in front of; to a type checker, a class with any attribute"""
 LAYOUT = "sse_layout"
 
 
-class SSEBaseMixin:
+class SSEBaseMixin(_Source):
     """Goes in front of a family's backbone class."""
 
     _supports_context_parallel = False
@@ -184,7 +186,7 @@ class SSEBaseMixin:
         return starts
 
 
-class SSECausalLMMixin:
+class SSECausalLMMixin(_Source):
     """Goes in front of a family's causal LM class."""
 
     _supports_context_parallel = False
@@ -208,7 +210,8 @@ class SSECausalLMMixin:
 
     def sse_layers(self) -> dict[int, SSEAttention]:
         """Index of each SSE layer -> its attention."""
-        return self._sse_backbone().sse_layers()
+        layers: dict[int, SSEAttention] = self._sse_backbone().sse_layers()
+        return layers
 
     def sse_balance_loss(self) -> Tensor:
         """Balance loss of the last forward, 0-d, already weighted by its coefficient: the mean over the SSE layers that
@@ -297,7 +300,8 @@ def model_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 def source_class(spec: ArchSpec) -> type[PreTrainedModel]:
     """The family's own causal LM class."""
-    return getattr(transformers, spec.causal_lm_class)
+    cls: type[PreTrainedModel] = getattr(transformers, spec.causal_lm_class)
+    return cls
 
 
 def _derive(name: str, mixin: type, source: type[PreTrainedModel], members: dict[str, Any]) -> type[PreTrainedModel]:

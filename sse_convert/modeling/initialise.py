@@ -17,35 +17,44 @@ OPEN_GATE = 4.0
 """bias of the output gate: sigmoid(4) = 0.98"""
 
 
-def add_sse_tensors(module: nn.Module, dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> None:
-    """Give `module` the new tensors of `new_tensors`, uninitialised: projections as nn.Linear, the rest as they are."""
-    specs = {spec.name: spec for spec in new_tensors(dims, mixer)}
-    for name, spec in specs.items():
-        owner, _, kind = name.partition(".")
-        if kind == "weight":
-            out, inputs = spec.shape
-            module.add_module(owner, nn.Linear(inputs, out, bias=f"{owner}.bias" in specs))
-        elif name == ROUTER_BIAS:
-            module.register_buffer(name, torch.zeros(spec.shape))
-        elif not kind:
-            module.register_parameter(name, nn.Parameter(torch.empty(spec.shape)))
+class NewTensors(nn.Module):
+    """The new tensors of one layer, uninitialised: projections as nn.Linear, the rest as they are.
+
+    Args:
+        dims: sizes of the attention layer.
+        mixer: settings of the layer.
+    """
+
+    def __init__(self, dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> None:
+        super().__init__()
+        self.dims = dims
+        self.mixer = as_sse(mixer)
+        specs = {spec.name: spec for spec in new_tensors(dims, mixer)}
+        for name, spec in specs.items():
+            owner, _, kind = name.partition(".")
+            if kind == "weight":
+                out, inputs = spec.shape
+                self.add_module(owner, nn.Linear(inputs, out, bias=f"{owner}.bias" in specs))
+            elif name == ROUTER_BIAS:
+                self.register_buffer(name, torch.zeros(spec.shape))
+            elif not kind:
+                self.register_parameter(name, nn.Parameter(torch.empty(spec.shape)))
 
 
-def reset_sse_parameters(module: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Set the new tensors of a module made by `add_sse_tensors` that were not loaded from a checkpoint.
+def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = None) -> None:
+    """Set the new tensors of a layer that were not loaded from a checkpoint.
 
     Router rows are small, random and never zero (equal logits would tie); the low-rank side path and the per-partition
     offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
     spread over the heads; scales start at one, the output gate open.
 
     Args:
-        module: has the tensors, and `dims` and `mixer` as attributes.
+        layer: the layer.
         generator: source of the random numbers; None uses torch's global one.
     """
-    dims: AttentionDims = module.dims
-    mixer = as_sse(module.mixer)
+    dims, mixer = layer.dims, layer.mixer
     for spec in new_tensors(dims, mixer):
-        tensor = module.get_buffer(spec.name) if spec.name == ROUTER_BIAS else module.get_parameter(spec.name)
+        tensor = layer.get_buffer(spec.name) if spec.name == ROUTER_BIAS else layer.get_parameter(spec.name)
         if spec.name == "sse_router.weight":
             init.normal_(tensor, std=ROUTER_STD, generator=generator)
         elif spec.name.endswith("_down.weight"):
@@ -85,10 +94,8 @@ def fresh_sse_tensors(
     Returns:
         name below the attention module -> float32 tensor, in the order of `new_tensors`.
     """
-    module = nn.Module()
-    module.dims, module.mixer = dims, mixer
-    add_sse_tensors(module, dims, mixer)
+    layer = NewTensors(dims, mixer)
     with torch.no_grad():
-        reset_sse_parameters(module, generator)
-    tensors = module.state_dict()
+        reset_sse_parameters(layer, generator)
+    tensors = layer.state_dict()
     return {spec.name: tensors[spec.name] for spec in new_tensors(dims, mixer)}

@@ -21,7 +21,7 @@ from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
 from sse_convert.mixers import GLAMixer, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
-from sse_convert.modeling.initialise import add_sse_tensors
+from sse_convert.modeling.initialise import NewTensors
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.tensors import as_sse, state_heads
 
@@ -43,7 +43,7 @@ class RouterTrace:
         return RouterTrace, ()
 
 
-class SSEAttention(nn.Module):
+class SSEAttention(NewTensors):
     """Replaces one attention module; takes over its children under their names, so state-dict keys stay the source's.
 
     Args:
@@ -58,6 +58,19 @@ class SSEAttention(nn.Module):
         UsageError: the settings do not fit the family or each other.
     """
 
+    sse_out_scale: nn.Parameter
+    sse_k_scale: nn.Parameter
+    sse_router: nn.Linear
+    sse_router_bias: Tensor
+    sse_delta_q_down: nn.Linear
+    sse_delta_q_up: nn.Linear
+    sse_delta_k_down: nn.Linear
+    sse_delta_k_up: nn.Linear
+    sse_gate_down: nn.Linear
+    sse_gate_up: nn.Linear
+    q_norm: nn.Module
+    k_norm: nn.Module
+
     def __init__(
         self,
         source: nn.Module,
@@ -68,20 +81,17 @@ class SSEAttention(nn.Module):
         mixer: SSEMixer | GLAMixer,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        _check(as_sse(mixer), spec)
+        super().__init__(attention_dims(config), mixer)
         for name, child in source.named_children():
             self.add_module(name, child)
         self.layer_idx = layer_idx
         self.spec = spec
-        self.mixer = as_sse(mixer)
         self.backend = backend
-        self.dims = attention_dims(config)
         self.state_heads = state_heads(self.dims, self.mixer)
         self.rotates = self.mixer.rope == "keep" and getattr(source, "use_rope", True)
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
         self.trace = RouterTrace()
-        _check(self.mixer, spec)
-        add_sse_tensors(self, self.dims, self.mixer)
 
     def forward(
         self,
@@ -168,7 +178,7 @@ class SSEAttention(nn.Module):
             query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
             q, k, v = modules[0](x).split([query, key, key], dim=-1)
         else:
-            heads = modules[0](x).unflatten(-1, (dims.query_heads, 3, dims.head_dim))
+            heads = _split(modules[0](x), dims.query_heads, 3, dims.head_dim)
             q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
         return q, k, v
 
@@ -299,7 +309,7 @@ class SSEAttention(nn.Module):
             flat = flat + (delta if flat.dim() == 2 else delta[:, None])
         if self.spec.qk_norm == "whole":
             flat = self.q_norm(flat)
-        q = flat.unflatten(-1, (self.dims.query_heads, self.dims.head_dim))
+        q = _split(flat, self.dims.query_heads, self.dims.head_dim)
         if self.spec.qk_norm == "head":
             q = self.q_norm(q)
         return _rotate(q, rotation)
@@ -311,17 +321,19 @@ class SSEAttention(nn.Module):
         groups = self.state_heads // self.dims.kv_heads
         k = self._per_state_head(flat)
         if delta is not None:
-            side = delta.unflatten(-1, (self.dims.kv_heads, groups, self.dims.head_dim))
+            side = _split(delta, self.dims.kv_heads, groups, self.dims.head_dim)
             k = k + (side if k.dim() == 4 else side[:, None])
         if self.spec.qk_norm == "whole":
-            k = self.k_norm(k.transpose(-3, -2).flatten(-2)).unflatten(-1, (self.dims.kv_heads, -1)).transpose(-3, -2)
+            whole = self.k_norm(k.transpose(-3, -2).flatten(-2))
+            k = _split(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
         elif self.spec.qk_norm == "head":
             k = self.k_norm(k)
         k = _rotate(k.flatten(-3, -2), rotation)
         scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
         phi = key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
-        rows = selected_rows(scaled.detach(), self.mixer.row_top_k) if self.mixer.row_decay == "selected" else None
-        return phi, rows
+        if self.mixer.row_decay == "all" or self.mixer.row_top_k is None:
+            return phi, None
+        return phi, selected_rows(scaled.detach(), self.mixer.row_top_k)
 
     def _values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
@@ -330,7 +342,7 @@ class SSEAttention(nn.Module):
 
     def _per_state_head(self, flat: Tensor) -> Tensor:
         """[..., kv heads, groups, D]: each key-value head, seen by every state that it feeds."""
-        heads = flat.unflatten(-1, (self.dims.kv_heads, 1, self.dims.head_dim))
+        heads = _split(flat, self.dims.kv_heads, 1, self.dims.head_dim)
         return heads.expand(*heads.shape[:-2], self.state_heads // self.dims.kv_heads, self.dims.head_dim)
 
     def _log_decay(self, x: Tensor, name: str) -> Tensor:
@@ -391,17 +403,31 @@ def _rows(value: Any, index: Tensor) -> Any:
     return value.index_select(0, index) if isinstance(value, Tensor) else value
 
 
+def _split(x: Tensor, *sizes: int) -> Tensor:
+    """x with its last dim split."""
+    return x.view(*x.shape[:-1], *sizes)
+
+
 def _precise_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _precise(linear: nn.Module, x: Tensor) -> Tensor:
-    """linear(x) in float32 (float64 for float64) whatever autocast or a mixed-precision wrapper did to the weights."""
+def _precise(linear: Any, x: Tensor) -> Tensor:
+    """linear(x) in float32 (float64 for float64) whatever autocast or a mixed-precision wrapper did to the weights.
+
+    Args:
+        linear: an nn.Linear, or an adapter around one, which must run its own forward.
+        x: [T, in].
+    """
     dtype = _precise_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
-        if type(linear) is not nn.Linear:  # an adapter around it must run its own forward
-            return linear(x.to(linear.weight.dtype)).to(dtype)
-        return F.linear(x.to(dtype), linear.weight.to(dtype), None if linear.bias is None else linear.bias.to(dtype))
+        y: Tensor
+        if type(linear) is nn.Linear:
+            bias = None if linear.bias is None else linear.bias.to(dtype)
+            y = F.linear(x.to(dtype), linear.weight.to(dtype), bias)
+        else:
+            y = linear(x.to(linear.weight.dtype)).to(dtype)
+        return y
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -18,15 +18,15 @@ class SequenceLayout(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """Real tokens [tokens, ...] of x [B, T, ...]."""
-        flat = x.flatten(0, 1)
+        flat: Tensor = x.flatten(0, 1)
         return flat if self.tokens is None else flat.index_select(0, self.tokens.to(x.device))
 
     def unpack(self, x: Tensor, batch: int, length: int) -> Tensor:
         """[B, T, ...] with the real tokens in their places and zeros in the padding."""
-        if self.tokens is None:
-            return x.unflatten(0, (batch, length))
-        flat = x.new_zeros(batch * length, *x.shape[1:])
-        return flat.index_copy(0, self.tokens.to(x.device), x).unflatten(0, (batch, length))
+        flat = x
+        if self.tokens is not None:
+            flat = x.new_zeros(batch * length, *x.shape[1:]).index_copy(0, self.tokens.to(x.device), x)
+        return flat.view(batch, length, *x.shape[1:])
 
 
 def row_layout(batch: int, length: int, mask: Tensor | None) -> SequenceLayout:
