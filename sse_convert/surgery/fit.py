@@ -33,8 +33,6 @@ def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
     sse, head_dim, problems = as_sse(mixer), teacher.dims.head_dim, []
     if sse.row_top_k is not None and sse.row_top_k > head_dim:
         problems.append(f"row_top_k is {sse.row_top_k}, a key has {head_dim} entries")
-    if sse.qk_rank > teacher.dims.hidden:
-        problems.append(f"qk_rank is {sse.qk_rank}, the model is {teacher.dims.hidden} wide")
     if sse.rope == "keep" and teacher.spec.rotary == "none":
         problems.append(f"rope is 'keep', and {teacher.spec.model_type} has no rotary embedding; use rope: none")
     if sse.row_decay == "selected" and not sse.shared_params:

@@ -1,0 +1,276 @@
+"""Conversion of saved checkpoints of real classes, through the real command line."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.errors import CheckpointError, OutputError, RecipeError
+from sse_convert.mixers import SSEMixer
+from sse_convert.modeling.auto import load
+from sse_convert.surgery import convert as converting
+from sse_convert.surgery.checkpoint import INDEX, open_checkpoint
+from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert, convert_layers
+from sse_convert.surgery.provenance import read_provenance
+from sse_convert.surgery.teacher import is_new_tensor, open_teacher
+from tests.modeling.tiny import FAMILIES, tiny_source
+from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A tiny Qwen3 in several shards. Tests must not write here."""
+    return save_source(tmp_path_factory.mktemp("teacher") / "qwen3")
+
+
+def run(capsys, *arguments):
+    code = run_app(app, [*map(str, arguments), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] == (code == 0), answer
+    return code, answer.get("result") or answer["error"]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_through_the_command_line(tmp_path, capsys, model_type):
+    """plan, convert, verify, load, generate; the teacher's files stay what they are."""
+    source = save_source(tmp_path / "teacher", model_type)
+    before = digests(source)
+    file = recipe_file(tmp_path / "r.yaml", source)
+    code, plan = run(capsys, "plan", file)
+    assert (code, [row["mixer"] for row in plan["layers"]]) == (0, ["sse", "sliding", "gla", "full"])
+    code, result = run(capsys, "convert", file, "-o", tmp_path / "out", "--check")
+    assert (code, result["added_parameters"], result["unused_tensors"]) == (0, plan["added_parameters"], [])
+    assert set(result["teacher_shards"].values()) == {"hard"}
+    code, proof = run(capsys, "verify", tmp_path / "out")
+    assert (code, all(check["passed"] for check in proof["checks"])) == (0, True)
+    assert digests(source) == before
+    after = digests(tmp_path / "out")
+    assert set(before.values()) < set(after.values())
+    model = load(tmp_path / "out")
+    assert type(model).__name__.startswith("SSE")
+    ids = tokens()
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    with torch.no_grad():
+        assert torch.equal(made[:, 24], model(ids).logits[:, -1].argmax(-1))
+    kept = {name: value for name, value in model.state_dict().items() if "sse_" not in name}
+    for name, value in tiny_source(model_type).state_dict().items():
+        assert torch.equal(kept[name], value), name
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_converted_layer_gives_the_same_logits(tmp_path, model_type):
+    source = save_source(tmp_path / "teacher", model_type)
+    convert_layers(open_teacher(source), ["full"] * 4, {}, tmp_path / "out", recipe=recipe(source))
+    ids = tokens()
+    with torch.no_grad():
+        theirs, ours = (load(folder)(ids).logits for folder in (source, tmp_path / "out"))
+    assert torch.equal(theirs, ours)
+    assert not (tmp_path / "out" / NEW_SHARD).exists()
+
+
+def test_files_of_a_conversion(teacher, tmp_path):
+    convert(recipe(teacher), tmp_path / "out")
+    ours, theirs = open_checkpoint(tmp_path / "out"), open_checkpoint(teacher)
+    assert ours.shard_bytes.keys() == theirs.shard_bytes.keys() | {NEW_SHARD}
+    assert all((tmp_path / "out" / shard).samefile(teacher / shard) for shard in theirs.shard_bytes)
+    new = {name for name, info in ours.tensors.items() if info.shard == NEW_SHARD}
+    assert new == set(filter(is_new_tensor, ours.tensors))
+    assert {name.rsplit(".self_attn.", 1)[0] for name in new} == {"model.layers.0", "model.layers.2"}
+    index = json.loads((tmp_path / "out" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(info.nbytes for info in ours.tensors.values())
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "LICENSE"):
+        assert (tmp_path / "out" / name).read_bytes() == (teacher / name).read_bytes()
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [2, 5]
+    assert (tmp_path / "out" / "modeling_sse.py").is_file()
+
+
+def test_config_changes_only_what_it_must(teacher, tmp_path):
+    convert(recipe(teacher), tmp_path / "out")
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (teacher, tmp_path / "out"))
+    changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert changed == {"model_type", "architectures", "auto_map", "sse", "plain_class_guard"}
+    assert (after["model_type"], after["architectures"]) == ("sse_qwen3", ["SSEQwen3ForCausalLM"])
+    assert after["sse"]["layers"] == ["sse", "sliding", "gla", "full"]
+    assert after["sse"]["base_model"] == str(teacher)
+    assert after["layer_types"] == before["layer_types"]
+
+
+def test_provenance(teacher, tmp_path):
+    asked = recipe(teacher)
+    convert(asked, tmp_path / "out", check=True)
+    provenance = read_provenance(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert provenance is not None
+    assert (provenance.stage, provenance.recipe_hash) == ("convert", config["sse"]["recipe_hash"])
+    assert provenance.teacher_folder == str(teacher)
+    assert {name: shard.sha256 for name, shard in provenance.shards.items()} == digests(teacher)
+
+
+def test_a_lone_shard_is_renamed_so_that_the_index_counts(tmp_path):
+    source = save_source(tmp_path / "teacher", shard_size="5GB")
+    assert (source / "model.safetensors").is_file()
+    convert(recipe(source), tmp_path / "out")
+    assert sorted(digests(tmp_path / "out")) == [ONLY_SHARD, NEW_SHARD]
+    assert (tmp_path / "out" / ONLY_SHARD).samefile(source / "model.safetensors")
+    model = load(tmp_path / "out")
+    stored = load_file(tmp_path / "out" / NEW_SHARD)
+    assert stored
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in stored.items())
+
+
+def test_plain_loading_is_refused(teacher, tmp_path):
+    from transformers import Qwen3ForCausalLM
+
+    convert(recipe(teacher), tmp_path / "out")
+    with pytest.raises(Exception, match="SSE layers"):
+        Qwen3ForCausalLM.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_remote_code_gives_the_same_logits(teacher, tmp_path):
+    """In a process that cannot import sse_convert."""
+    convert(recipe(teacher), tmp_path / "out")
+    ids = tokens()
+    with torch.no_grad():
+        save_file({"ids": ids, "logits": load(tmp_path / "out")(ids).logits}, tmp_path / "ours.safetensors")
+    code = (
+        "import sys, torch\n"
+        "sys.modules['sse_convert'] = None\n"
+        "from safetensors.torch import load_file\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "ours = load_file('ours.safetensors')\n"
+        "model = AutoModelForCausalLM.from_pretrained('out', trust_remote_code=True).eval()\n"
+        "with torch.no_grad():\n"
+        "    assert torch.equal(model(ours['ids']).logits, ours['logits'])\n"
+    )
+    env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
+
+
+def test_conversion_is_deterministic_and_seeded(teacher, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        convert(recipe(teacher, train={"seed": seed}), tmp_path / name)
+    a, b, c = ((tmp_path / name / NEW_SHARD).read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_a_layer_keeps_its_start_whatever_the_others_get(teacher, tmp_path):
+    convert(recipe(teacher), tmp_path / "a")
+    convert(recipe(teacher, layers={"pattern": ["full", "full", "gla", "sse"]}), tmp_path / "b")
+    a, b = (load_file(tmp_path / name / NEW_SHARD) for name in "ab")
+    shared = [name for name in a if ".2." in name]
+    assert shared
+    assert all(torch.equal(a[name], b[name]) for name in shared)
+
+
+def test_new_tensors_take_the_teachers_dtype(tmp_path):
+    source = save_source(tmp_path / "teacher", dtype=torch.bfloat16)
+    convert(recipe(source), tmp_path / "out")
+    assert {dtype for dtype, _ in open_checkpoint(tmp_path / "out").headers.values()} == {"BF16"}
+    assert load(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_copies_on_request_or_where_links_are_impossible(teacher, tmp_path, monkeypatch):
+    report = convert(recipe(teacher), tmp_path / "copied", link="copy")
+    assert set(report.teacher_shards.values()) == {"copy"}
+
+    def cross_device(*args):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", cross_device)
+    assert set(convert(recipe(teacher), tmp_path / "crossed").teacher_shards.values()) == {"copy"}
+    before = digests(teacher)
+    for name in ("copied", "crossed"):
+        after = digests(tmp_path / name)
+        assert {shard: after[shard] for shard in before} == before
+        assert not any((tmp_path / name / shard).samefile(teacher / shard) for shard in before)
+
+
+def test_names_without_the_backbone(tmp_path):
+    """The original GPT-2 stores `h.0.attn...` where the model says `transformer.h.0.attn...`, and old mask tables."""
+    source = save_source(tmp_path / "teacher", "gpt2", shard_size="5GB")
+    stored = load_file(source / "model.safetensors")
+    stored = {name.removeprefix("transformer."): value for name, value in stored.items()}
+    save_file({**stored, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, source / "model.safetensors", {"format": "pt"})
+    report = convert(recipe(source), tmp_path / "out", check=True)
+    assert report.unused_tensors == ["h.0.attn.bias"]
+    model, plain = load(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(source)
+    ours, theirs = model.state_dict(), plain.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert all(name.startswith("h.") for name in load_file(tmp_path / "out" / NEW_SHARD))
+
+
+def test_pickles_become_safetensors(tmp_path):
+    source = save_source(tmp_path / "teacher", shard_size="5GB")
+    state = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    torch.save(state, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="weights as pickles"):
+        convert(recipe(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    report = convert(recipe(source), tmp_path / "out", allow_pickle=True, check=True)
+    assert report.teacher_shards == {ONLY_SHARD: "copy"}
+    assert not list((tmp_path / "out").glob("*.bin"))
+    loaded = load(tmp_path / "out").state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize("failing", ["write_shard", "write_index", "write_remote_code", "copy_companions"])
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypatch, failing, failure):
+    def fail(*args, **kwargs):
+        raise failure
+
+    monkeypatch.setattr(converting, failing, fail)
+    expected = OutputError if isinstance(failure, OSError) else KeyboardInterrupt
+    before = digests(teacher)
+    with pytest.raises(expected):
+        convert(recipe(teacher), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    assert digests(teacher) == before
+
+
+def test_output_is_checked_before_the_teacher_is_opened(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match="exists"):
+        convert(recipe(tmp_path / "no-such-teacher"), tmp_path / "out")
+
+
+def test_a_converted_checkpoint_is_refused(teacher, tmp_path):
+    convert(recipe(teacher), tmp_path / "once")
+    with pytest.raises(CheckpointError, match="already converted"):
+        convert(recipe(tmp_path / "once"), tmp_path / "twice")
+
+
+def test_nothing_converted_is_refused(teacher, tmp_path):
+    with pytest.raises(RecipeError, match="nothing is converted"):
+        convert(recipe(teacher, layers={"pattern": ["sse"], "keep": ["0-3"]}), tmp_path / "out")
+
+
+def test_nan_weights_are_found_on_request(tmp_path):
+    source = save_source(tmp_path / "teacher", shard_size="5GB")
+    state = load_file(source / "model.safetensors")
+    state["model.norm.weight"][3] = float("nan")
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"NaN or Inf weights: model\.norm\.weight \(1 of 32\)"):
+        convert(recipe(source), tmp_path / "out", check=True)
+    assert not (tmp_path / "out").exists()
+    convert(recipe(source), tmp_path / "out")
+
+
+def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):
+    mixers = {"sse": SSEMixer(qk_rank=4, decay_rank=4, shared_params=False)}
+    report = convert_layers(open_teacher(teacher), ["sse"] * 4, mixers, tmp_path / "out", recipe=recipe(teacher))
+    offsets = {n: v for n, v in load_file(tmp_path / "out" / NEW_SHARD).items() if "sse_partition_" in n}
+    assert len(offsets) == 12
+    assert not any(value.any() for value in offsets.values())
+    assert report.added_tensors == len(load_file(tmp_path / "out" / NEW_SHARD))

@@ -1,0 +1,152 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.errors import RecipeError
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.surgery import checkpoint as opening
+from sse_convert.surgery.plan import make_plan, training_flops
+from sse_convert.surgery.skeleton import teacher_from_config
+from tests.surgery import models, synthetic
+
+QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.json").read_text())
+STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 1e-4, "batch_tokens": 65536}
+
+
+def plan_of(config, **changes):
+    data = {"data": {"train": [{"path": "x"}]}, "calibrate": {"enabled": False}, **changes}
+    return make_plan(recipe_from_dict(models.recipe_data("m", **data)), teacher=teacher_from_config(config, "m"))
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    layers = {"pattern": ["sse", "sliding", "full"], "keep": [-1]}
+    mixers = {"sse": {"kind": "sse"}, "sliding": {"kind": "sliding"}}
+    return plan_of(QWEN3, layers=layers, mixers=mixers, stages=[STAGE])
+
+
+def test_qwen3(qwen3):
+    """The published 596 million parameters, and the cache of 28 layers of 8 heads of 128 in bfloat16."""
+    assert qwen3.parameters == 596_049_920
+    assert qwen3.layer_names[:4] == ["sse", "sliding", "full", "sse"]
+    assert qwen3.layer_names[-1] == "full"
+    assert [row.teacher_bytes for row in qwen3.cache] == [
+        28 * 2 * 8 * 128 * 2 * n for n in (4096, 32768, 131072, 1048576)
+    ]
+    assert qwen3.layers[0].constant_bytes == 5 * 8 * 128 * 128 * 4
+    assert qwen3.layers[1].constant_bytes == 2 * 8 * 128 * (127 + 4) * 2
+    assert (qwen3.layers[2].bytes_per_token, qwen3.layers[2].constant_bytes) == (2 * 8 * 128 * 2, 0)
+    assert qwen3.added_parameters == sum(row.added_parameters for row in qwen3.layers)
+    assert qwen3.new_shard_bytes == 2 * qwen3.added_parameters
+
+
+def test_plan_as_text_and_as_data(qwen3):
+    lines = qwen3.lines()
+    assert lines[0] == "m: qwen3, 28 layers, 596M parameters"
+    assert "becomes 9 sse, 9 sliding, 10 full" in lines[1]
+    assert any(line.startswith("no larger than the teacher's from") for line in lines)
+    assert any(line.split()[:4] == ["s", "ce", "1M", "16"] for line in lines)
+    data = json.loads(json.dumps(qwen3.to_dict()))
+    assert data["mixers"]["sliding"] == {"kind": "sliding", "window": 128, "sinks": 4}
+    assert data["stages"][0]["longest"].keys() == {"24", "48", "80", "141"}
+
+
+def test_stage_flops(qwen3):
+    """A teacher of P parameters without its context: 6 P per token for full training, 2 P more with its forward."""
+    from sse_convert.surgery.plan import geometry_of
+
+    geometry = geometry_of(teacher_from_config(QWEN3, "m"))
+    plain = [None] * 28
+    stage = recipe_from_dict(
+        models.recipe_data("m", stages=[{**STAGE, "seq_len": 1}], data={"train": [{"path": "x"}]})
+    ).stages[0]
+    assert training_flops(stage, geometry, plain) == pytest.approx(6 * 596_049_920, rel=1e-3)
+    assert qwen3.stages[0].flops > 1_000_000 * 6 * 596_049_920
+
+
+def test_native_windows_are_counted():
+    config = {
+        **synthetic.LLAMA,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 100,
+    }
+    plan = plan_of(config, layers={"pattern": ["sse", "sliding", "full"]})
+    assert plan.layers[2].source == "sliding 100"
+    assert plan.layers[2].constant_bytes == 2 * 2 * 8 * 99 * 2
+    assert plan.cache[0].teacher_bytes == 3 * 2 * 2 * 8 * 99 * 2
+
+
+def test_notes():
+    config = {
+        **synthetic.LLAMA,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 100,
+    }
+    plan = plan_of(
+        config, mixers={"sliding": {"kind": "sliding", "window": 200}}, layers={"pattern": ["sliding", "sse", "full"]}
+    )
+    assert plan.notes == [
+        "layer 0: window 200 is wider than the teacher's own 100",
+        "no training stages: the new layers keep their initial values",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": {"pattern": ["sse"], "keep": [3]}}, "layers.keep: 3 is out of range, the model has 3 layers"),
+        ({"layers": {"pattern": ["sse"], "overrides": {"-4": "full"}}}, "layers.overrides: -4 is out of range"),
+        ({"layers": {"pattern": ["sse"], "keep": ["0--1"]}}, "so nothing is converted"),
+        ({"mixers": {"sse": {"kind": "sse", "row_top_k": 9}}}, "mixers.sse.row_top_k is 9, a key has 8 entries"),
+        (
+            {"mixers": {"sliding": {"kind": "sliding", "window": 513}}},
+            "mixers.sliding.window is 513, the model has 512",
+        ),
+        ({"mixers": {"sse": {"kind": "sse", "partition_gate": "mine"}}}, "mixers.sse.partition_gate: .*'mine'"),
+        (
+            {"mixers": {"sse": {"kind": "sse", "row_top_k": 2, "row_decay": "selected", "shared_params": False}}},
+            "mixers.sse.row_decay is 'selected' with shared_params: false",
+        ),
+        ({"stages": [{**STAGE, "seq_len": 1024}]}, "stages.0.seq_len is 1024, beyond the 512 positions of the teacher"),
+        ({"calibrate": {"seq_len": 1024}}, "calibrate.seq_len is 1024, beyond the 512 positions"),
+        ({"eval": {"lengths": [256, 600]}}, "eval.lengths is 600, beyond"),
+        ({"eval": {"needle": {"lengths": [4096]}}}, "eval.needle.lengths is 4096, beyond"),
+        ({"eval": {"throughput": [4096]}}, "eval.throughput is 4096, beyond"),
+    ],
+)
+def test_recipes_that_do_not_fit(changes, message):
+    base = {"mixers": {"sse": {"kind": "sse", "qk_rank": 4}}, "layers": {"pattern": ["sse", "sliding", "full"]}}
+    with pytest.raises(RecipeError, match=message) as error:
+        plan_of(synthetic.LLAMA, **{**base, **changes})
+    assert error.value.fix
+
+
+def test_rope_cannot_be_kept_where_there_is_none():
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 4, "n_layer": 2}
+    config |= {"vocab_size": 64, "n_positions": 512, "bos_token_id": 1, "eos_token_id": 2}
+    with pytest.raises(RecipeError, match=r"mixers\.sse\.rope is 'keep', and gpt2 has no rotary embedding"):
+        plan_of(config, mixers={"sse": {"kind": "sse", "rope": "keep", "qk_rank": 4}}, layers={"pattern": ["sse"]})
+
+
+def test_all_problems_at_once():
+    mixers = {"sse": {"kind": "sse", "row_top_k": 9}, "sliding": {"kind": "sliding", "window": 513}}
+    with pytest.raises(RecipeError) as error:
+        plan_of(synthetic.LLAMA, mixers=mixers, layers={"pattern": ["sse", "sliding"]}, eval={"lengths": [600]})
+    assert len(error.value.what.splitlines()) == 3
+
+
+def test_planning_reads_headers_alone(tmp_path, capsys, monkeypatch):
+    """70 billion parameters as sparse files: no data is read, nothing is downloaded."""
+    config = {**synthetic.LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    config |= {"num_key_value_heads": 8, "num_hidden_layers": 80, "vocab_size": 128256, "max_position_embeddings": 8192}
+    folder = synthetic.checkpoint(tmp_path / "big", config, shards=30)
+    monkeypatch.setattr(opening, "download", lambda *_: pytest.fail("planning must not download"))
+    assert run_app(app, ["plan", str(models.recipe_file(tmp_path / "r.yaml", folder)), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert result["parameters"] == 70_553_706_496
+    assert len(result["layers"]) == 80
