@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from sse_convert import __version__
 from sse_convert.report import format_bytes, json_ready
 
 SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "accelerate": ((1, 15), (2, 0))}

@@ -147,7 +147,7 @@ class Align(Objective):
         """Mean square of each layer's target and the error relative to it, over the whole first step."""
         sums = {i: torch.zeros(3, dtype=torch.float64) for i in errors}
         for batch in first:
-            calls = self._teacher_calls(batch)
+            calls = self._teacher_calls({name: value.to(self.accelerator.device) for name, value in batch.items()})
             for i, error in errors.items():
                 error.to(self.accelerator.device).eval()
                 with self.accelerator.autocast():
