@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from sse_convert.errors import OutputError
 from sse_convert.training.objective import Part
 
 KEPT = 2
@@ -62,6 +65,9 @@ class Checkpoints:
             step: optimizer steps done.
             parts: what is trained.
             state: JSON-ready data to keep beside it.
+
+        Raises:
+            OutputError: it cannot be written, for example because the disk is full; earlier ones stay.
         """
         final = self._folder / f"step-{step:06d}"
         partial = self._folder / f".{final.name}"
@@ -69,9 +75,9 @@ class Checkpoints:
         if main:
             partial.mkdir(parents=True)
         self._accelerator.wait_for_everyone()
-        with _quiet():
+        with writing(partial), _quiet():
             state_dict_saver.save(_stored(parts), checkpoint_id=str(partial), no_dist=not self._distributed)
-        save_file(_random_state(self._accelerator.device), partial / self._random_file())
+            save_file(_random_state(self._accelerator.device), partial / self._random_file())
         self._accelerator.wait_for_everyone()
         if main:
             (partial / _STATE).write_text(json.dumps({**state, "step": step}), encoding="utf-8")
@@ -118,6 +124,29 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state: Any = get_model_state_dict(module, options=options)
     return dict(state)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn the ways in which torch and safetensors report a failed write into one error, and remove the folder.
+
+    Raises:
+        OutputError: `folder` could not be written.
+        KeyboardInterrupt: torch wraps Ctrl-C like any other error; it comes out as itself.
+    """
+    try:
+        yield
+    except (CheckpointException, SafetensorError, OSError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        failures = error.failures.values() if isinstance(error, CheckpointException) else []
+        cause = next((failure for failure, _ in failures), error)
+        if not isinstance(cause, OSError | RuntimeError | SafetensorError):
+            raise cause from None
+        raise OutputError(
+            f"{folder.parent} cannot be written: {(str(cause).splitlines() or [type(cause).__name__])[0]}",
+            expected="room and permission to write",
+            fix="free space; then run again, it goes on from the last checkpoint",
+        ) from error
 
 
 @contextlib.contextmanager

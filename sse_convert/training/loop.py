@@ -136,7 +136,7 @@ def _update(objective: Objective, clip: float, *, finite: bool) -> tuple[float, 
 
 def sse_attention(objective: Objective) -> dict[int, SSEAttention]:
     """The SSE layers that the objective trains, by index."""
-    layers: dict[int, SSEAttention] = objective.student.sse_layers()  # type: ignore[operator]
+    layers: dict[int, SSEAttention] = objective.student.sse_layers()
     return layers
 
 

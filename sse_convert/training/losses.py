@@ -38,7 +38,7 @@ class Head:
     @staticmethod
     def of(model: "PreTrainedModel") -> "Head":
         """The head of a causal language model. Read it anew in each forward: a sharded weight is whole only then."""
-        linear: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        linear: Any = model.get_output_embeddings()
         divide = getattr(model.config, "logits_scaling", None)
         cap = getattr(model.config, "final_logit_softcapping", None)
         return Head(linear.weight, getattr(linear, "bias", None), 1.0 if divide is None else 1.0 / divide, cap)

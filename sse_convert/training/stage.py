@@ -27,7 +27,7 @@ from sse_convert.surgery.output import check_output, new_folder
 from sse_convert.surgery.provenance import read_provenance
 from sse_convert.training import metrics
 from sse_convert.training.align import Align
-from sse_convert.training.checkpoint import Checkpoints
+from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.data.feed import Background, Step, steps
 from sse_convert.training.data.rows import RowReader
 from sse_convert.training.data.teacher import Teacher
@@ -142,7 +142,7 @@ class _Run:
         """Write the finished checkpoint under its own name, then drop the work folder."""
         state = objective.state_dict()
         if self.accelerator.is_main_process:
-            with new_folder(self.out) as folder:
+            with new_folder(self.out) as folder, writing(folder):
                 objective.student.save_pretrained(folder, state_dict=state, max_shard_size=SHARD_SIZE)
                 copy_companions(self.checkpoint, folder)
                 if (provenance := read_provenance(self.checkpoint)) is not None:

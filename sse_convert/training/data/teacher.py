@@ -127,7 +127,7 @@ class TeacherSamples:
         from transformers import GenerationConfig
 
         model: Any = self._teacher.load()
-        settings: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+        settings: Any = GenerationConfig(
             do_sample=True,
             temperature=1.0,
             top_k=0,

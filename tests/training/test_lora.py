@@ -1,0 +1,96 @@
+"""`train: lora`: what trains, and that merging changes nothing."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from sse_convert.errors import TrainingError
+from sse_convert.modeling.auto import load
+from sse_convert.recipe.schema import Lora
+from sse_convert.training.lora import add_lora, lora_targets, merge_lora
+from sse_convert.training.setup import converted_attention
+from tests.training.conftest import losses, make_llama
+
+
+def randomised(model, settings=None, converted=frozenset()):
+    """The model with adapters that do something."""
+    settings = settings or Lora(rank=3, alpha=5.0)
+    add_lora(model, settings, lora_targets(model, settings, set(converted)))
+    g = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=g)
+    return model
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=64)).eval()
+
+
+@pytest.mark.parametrize("build", [make_llama, gpt2])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_merged_equals_unmerged(build):
+    model, plain = randomised(build()), build()
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        unmerged = model(ids).logits
+        assert (unmerged - plain(ids).logits).abs().max() > 0.1
+        state = merge_lora(model.state_dict(), model)
+        assert state.keys() == plain.state_dict().keys()
+        plain.load_state_dict(state)
+        torch.testing.assert_close(plain(ids).logits, unmerged, rtol=1e-5, atol=1e-5)
+
+
+def test_merging_is_what_peft_does():
+    from peft import LoraConfig, get_peft_model
+
+    ours = randomised(make_llama())
+    targets = lora_targets(make_llama(), Lora(), set())
+    theirs = get_peft_model(make_llama(), LoraConfig(r=3, lora_alpha=5.0, target_modules=targets))
+    theirs.base_model.model.load_state_dict(ours.state_dict())
+    merged = theirs.merge_and_unload().state_dict()
+    for name, value in merge_lora(ours.state_dict(), ours).items():
+        torch.testing.assert_close(value, merged[name])
+
+
+def test_adapters_go_beside_frozen_weights_only(converted):
+    model = load(converted)
+    paths = set(converted_attention(model).values())
+    targets = lora_targets(model, Lora(), paths)
+    assert any(name.startswith("model.layers.2.self_attn.") for name in targets)
+    assert any(name.startswith("model.layers.0.mlp.") for name in targets)
+    assert not any("sse_" in name or name.startswith("model.layers.0.self_attn") for name in targets)
+    assert lora_targets(model, Lora(targets=["q_proj"]), paths) == ["model.layers.2.self_attn.q_proj"]
+    with pytest.raises(TrainingError, match=r"\['qproj'\] match no module") as caught:
+        lora_targets(model, Lora(targets=["qproj"]), paths)
+    assert "q_proj" in caught.value.expected
+
+
+def test_a_lora_stage_trains_and_merges(make, train, converted, tokenizer):
+    recipe = make(("distill", {"train": "lora", "tokens": 2048}), train={"lora": {"rank": 4}})
+    folder, report = train("distill", recipe=recipe)
+    assert report.loss_last < report.loss_first
+    before, after = load(converted).state_dict(), load(folder).state_dict()
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "model.layers.2.self_attn.q_proj.weight" in changed
+    assert "model.layers.0.self_attn.sse_router.weight" in changed
+    assert not any(("norm" in name and ".self_attn." not in name) or "embed" in name for name in changed)
+    difference = after["model.layers.2.mlp.up_proj.weight"] - before["model.layers.2.mlp.up_proj.weight"]
+    assert torch.linalg.matrix_rank(difference, rtol=1e-3) <= 4
+
+
+def test_a_lora_stage_resumes(make, train, monkeypatch):
+    from sse_convert.training import loop
+    from tests.training.test_resume import Killed, same, steps_then
+
+    recipe = make(("distill", {"train": "lora", "tokens": 512, "checkpoint_steps": 2}), train={"lora": {"rank": 4}})
+    whole, _ = train("distill", "whole", recipe=recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 3, Killed()))
+        with pytest.raises(Killed):
+            train("distill", "stopped", recipe=recipe)
+    folder, _ = train("distill", "stopped", recipe=recipe)
+    assert losses(folder) == losses(whole)
+    assert same(folder, whole)

@@ -1,0 +1,96 @@
+"""What is refused before anything is loaded, and what the recipe decides about precision and trackers."""
+
+import importlib.util
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+
+from sse_convert.errors import DependencyError, HardwareError, TrainingError
+from sse_convert.recipe.schema import LearningRates, Stage, Train
+from sse_convert.training.setup import learning_rates, load_student, make_accelerator, make_optimizer
+from sse_convert.training.stage import check_stage
+
+
+@pytest.mark.parametrize(("mode", "word"), [("tp", "tensor"), ("cp", "context"), ("sp", "sequence")])
+def test_parallel_modes_are_refused(monkeypatch, tmp_path, mode, word):
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv(f"PARALLELISM_CONFIG_{mode.upper()}_SIZE", "2")
+    with pytest.raises(HardwareError, match=f"{word} parallelism"):
+        make_accelerator(Train(), tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["DEEPSPEED", "MEGATRON_LM"])
+def test_other_engines_are_refused(monkeypatch, tmp_path, engine):
+    monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
+    with pytest.raises(HardwareError, match=engine.lower()):
+        make_accelerator(Train(), tmp_path)
+
+
+def test_the_recipe_decides_on_precision_and_accumulation(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    accelerator = make_accelerator(Train(mixed_precision="bf16"), tmp_path)
+    assert accelerator.mixed_precision == "bf16"
+    assert accelerator.gradient_accumulation_steps == 1
+    assert accelerator.distributed_type == DistributedType.NO
+    with pytest.raises(TrainingError, match="AcceleratorState"):
+        make_accelerator(Train(mixed_precision="no"), tmp_path)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu(tmp_path):
+    with pytest.raises(HardwareError, match="fp16 without a GPU"):
+        make_accelerator(Train(mixed_precision="fp16"), tmp_path)
+    assert make_accelerator(Train(), tmp_path).mixed_precision == "no"
+
+
+def test_fp16_alignment_is_refused(make, tmp_path):
+    recipe = make("align")
+    accelerator = make_accelerator(Train(), tmp_path)
+    accelerator.state._mixed_precision = "fp16"
+    with pytest.raises(TrainingError, match="layer_mse with mixed_precision fp16"):
+        check_stage(recipe, recipe.stages[0], accelerator)
+
+
+def test_a_missing_tracker_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match="'wandb', which is not installed"):
+        make_accelerator(Train(trackers=["wandb"]), tmp_path)
+
+
+def test_tensorboard_files_travel_with_the_result(make, train):
+    pytest.importorskip("tensorboard")
+    folder, _ = train("uptrain", recipe=make(("uptrain", {"tokens": 256}), train={"trackers": ["tensorboard"]}))
+    assert list((folder / "trackers").rglob("events.out.tfevents.*"))
+
+
+def test_backends_are_checked(converted):
+    with pytest.raises(HardwareError, match="triton"):
+        load_student(converted, "triton")
+    assert {layer.backend for layer in load_student(converted, "masked").sse_layers().values()} == {"masked"}
+
+
+def test_optimizer_groups():
+    parameters = {
+        "mixer.w": torch.nn.Parameter(torch.ones(2, 2)),
+        "mixer.b": torch.nn.Parameter(torch.ones(2)),
+        "rest.w": torch.nn.Parameter(torch.ones(2, 2)),
+        "frozen": torch.nn.Parameter(torch.ones(2, 2), requires_grad=False),
+    }
+    stage = Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=LearningRates(mixers=2.0, rest=1.0), weight_decay=0.5)
+    optimizer, rates = make_optimizer(parameters.items(), stage, lambda name: name.startswith("mixer"), fused=False)
+    groups = [(g["lr"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+    assert groups == [(2.0, 0.5, 1), (2.0, 0.0, 1), (1.0, 0.5, 1)]
+    assert rates == [2.0, 2.0, 1.0]
+    assert optimizer.defaults["betas"] == (0.9, 0.95)
+    with pytest.raises(TrainingError, match="nothing to train"):
+        make_optimizer([("frozen", parameters["frozen"])], stage, bool, fused=False)
+    assert learning_rates(Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=3.0)).rest == 3.0
+
+
+def test_bf16_autocast_keeps_float32_weights(make, train):
+    folder, report = train("distill", recipe=make(("distill", {"tokens": 1024}), train={"mixed_precision": "bf16"}))
+    from sse_convert.modeling.auto import load
+
+    assert load(folder).dtype == torch.float32
+    assert report.loss_last < report.loss_first
