@@ -89,7 +89,7 @@ def _needles(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
                 [high - v for v, (_, high) in zip(y, bounds, strict=True)],
             ]
             apart = [length * 1.03**i for length in x]  # so that equal results stay visible
-            style = {"color": COLOURS[i % 7], "marker": MARKERS[i % 7], "markersize": 4, "capsize": 3}
+            style: dict[str, Any] = {"color": COLOURS[i % 7], "marker": MARKERS[i % 7], "markersize": 4, "capsize": 3}
             axis.errorbar(apart, y, yerr=errors, label=name, **style)
 
 
