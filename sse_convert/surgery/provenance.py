@@ -37,7 +37,7 @@ class Provenance:
     teacher: str
     """hub id or folder, as in the recipe"""
     teacher_folder: str
-    """absolute path of the teacher's files when the folder was made"""
+    """absolute path of the teacher's files when the folder was made; empty in an exported folder"""
     teacher_revision: str | None
     shards: dict[str, TeacherShard]
     """file name in this folder -> the teacher's shard"""

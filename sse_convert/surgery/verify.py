@@ -139,8 +139,8 @@ def _check_logits(files: CheckpointFiles) -> str:
 
 def _check_teacher(files: CheckpointFiles, teacher: Path | str | None) -> str:
     provenance = read_provenance(files.folder)
-    if teacher is None and provenance is not None and Path(provenance.teacher_folder).is_dir():
-        teacher = provenance.teacher_folder
+    if teacher is None and provenance is not None and provenance.teacher_folder:
+        teacher = provenance.teacher_folder if Path(provenance.teacher_folder).is_dir() else None
     if teacher is None:
         return "not compared: the teacher's folder is not at hand (give --teacher)"
     theirs = open_checkpoint(teacher)

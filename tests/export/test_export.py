@@ -19,6 +19,7 @@ from sse_convert.export.push import check_folder
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Layers
+from sse_convert.surgery.verify import verify
 from tests.evaluation.test_report import make_report
 
 IDS = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -123,6 +124,12 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, student_folder
     text = (out / "sse_convert.json").read_text()
     assert json.loads(text)["teacher"] == "someone/teacher"
     assert str(tmp_path) not in text + (out / "README.md").read_text()
+
+
+def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp_path):
+    out = export(recipe, student_folder, tmp_path / "final").out
+    assert "not compared" in "\n".join(verify(out, teacher=None).lines())
+    assert "identical to" in "\n".join(verify(out, teacher=teacher_folder).lines())
 
 
 def test_figures_travel_with_the_model(recipe, trained, tmp_path):
