@@ -18,21 +18,34 @@ from transformers import PreTrainedModel
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import GLAMixer, Mixer, SSEMixer, mixer_from_dict
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.tensors import as_sse, new_tensors
+from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.report import table
 from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD
-from sse_convert.surgery.formulas import CalibratedLayer, calibrated_tensors
+from sse_convert.surgery.formulas import decay_and_router, half_lives, output_scale
 from sse_convert.surgery.output import check_output, new_folder, place
 from sse_convert.surgery.provenance import UNTRAINED, read_provenance
 from sse_convert.surgery.safetensors_io import read_header, write_shard
-from sse_convert.surgery.statistics import Collector
+from sse_convert.surgery.statistics import Collector, LayerStatistics
 from sse_convert.surgery.teacher import Teacher, source_view
 from sse_convert.surgery.weights import TORCH_DTYPES, read_tensor, tensor_bytes
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CalibratedLayer:
+    """What one layer was set to."""
+
+    index: int
+    half_life: tuple[float, float] | None
+    """tokens, shortest and longest over the state heads; None where decay was left alone"""
+    output_scale: tuple[float, float] | None
+    """smallest and largest over the query heads; None where scales were left alone"""
+    router: str
+    """random (left alone), kmeans, or none"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,28 +103,81 @@ def calibrate(
     settings = recipe.calibrate
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load_source(teacher)
-    model.to(device)  # type: ignore[arg-type]
-    batches = _batches(recipe, files.folder, model) if rows is None else iter(rows)
-    students = {
-        layer: _student(model, teacher, files, layer, mixer)
+    model.to(device)
+    source = _batches(recipe, files.folder, model) if rows is None else rows
+    batches = [
+        {name: batch[name].to(device) for name in ("input_ids", "position_ids")}
+        for batch in itertools.islice(source, settings.rows)
+    ]
+    collector = Collector(model, teacher.spec, list(mixers), keep_inputs=settings.router == "kmeans")
+    _run(collector, batches, "measuring the teacher")
+    values = {
+        layer: decay_and_router(recipe, mixer, teacher.dims, collector.statistics[layer])
         for layer, mixer in mixers.items()
-        if settings.output_scale and mixer.output_norm == "none"
     }
-    collector = Collector(model, teacher.spec, list(mixers), students=students, keep_inputs=settings.router == "kmeans")
-    count, tokens = 0, 0
-    with progress("calibrating", settings.rows) as bar:
-        for batch in itertools.islice(batches, settings.rows):
-            collector.run({name: batch[name].to(device) for name in ("input_ids", "position_ids")})
-            count, tokens = count + len(batch["input_ids"]), tokens + batch["input_ids"].numel()
-            bar.update()
-    changed: dict[str, Tensor] = {}
-    layers = []
-    for layer, mixer in mixers.items():
-        values, summary = calibrated_tensors(recipe, layer, mixer, teacher.dims, collector.statistics[layer])
-        changed |= {teacher.attention_tensor(layer, name): value for name, value in values.items()}
-        layers.append(summary)
+    if settings.output_scale:
+        _measure_students(model, teacher, files, mixers, values, collector, batches)
+        for layer, mixer in mixers.items():
+            scale_H = output_scale(mixer, collector.statistics[layer])
+            values[layer]["sse_out_scale"] = scale_H.repeat_interleave(teacher.dims.head_dim)
+    changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
-    return CalibrateReport(out=out, rows=count, tokens=tokens, layers=layers)
+    return CalibrateReport(
+        out=out,
+        rows=sum(len(batch["input_ids"]) for batch in batches),
+        tokens=sum(batch["input_ids"].numel() for batch in batches),
+        layers=[
+            _summary(layer, mixer, teacher.dims, collector.statistics[layer], values[layer])
+            for layer, mixer in mixers.items()
+        ],
+    )
+
+
+def _run(collector: Collector, batches: list[dict[str, Tensor]], what: str) -> None:
+    with progress(what, len(batches)) as bar:
+        for batch in batches:
+            collector.run(batch)
+            bar.update()
+
+
+def _measure_students(
+    model: PreTrainedModel,
+    teacher: Teacher,
+    files: CheckpointFiles,
+    mixers: dict[int, SSEMixer],
+    values: dict[int, dict[str, Tensor]],
+    collector: Collector,
+    batches: list[dict[str, Tensor]],
+) -> None:
+    """Add the sizes of new layers' heads where no output norm fixes them; the layers run with their new decays."""
+    students = {
+        layer: _student(model, teacher, files, layer, mixer, values[layer])
+        for layer, mixer in mixers.items()
+        if mixer.output_norm == "none"
+    }
+    if students:
+        second = Collector(model, teacher.spec, list(students), students=students)
+        _run(second, batches, "measuring the new layers")
+        for layer, statistics in second.statistics.items():
+            collector.statistics[layer].student_square_H = statistics.student_square_H
+
+
+def _summary(
+    layer: int, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics, values: dict[str, Tensor]
+) -> CalibratedLayer:
+    half_life = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
+    scale = values.get("sse_out_scale")
+    router = "kmeans" if "sse_router.weight" in values else "random"
+    return CalibratedLayer(
+        index=layer,
+        half_life=_bounds(half_life) if "sse_decay_up.bias" in values else None,
+        output_scale=None if scale is None else _bounds(scale),
+        router=router if mixer.num_partitions > 1 else "none",
+    )
+
+
+def _bounds(values: Tensor) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 def load_source(view: Teacher) -> PreTrainedModel:
@@ -157,9 +223,14 @@ def _check_input(recipe: Recipe, files: CheckpointFiles) -> dict[int, SSEMixer]:
 
 
 def _student(
-    model: PreTrainedModel, teacher: Teacher, files: CheckpointFiles, layer: int, mixer: SSEMixer
+    model: PreTrainedModel,
+    teacher: Teacher,
+    files: CheckpointFiles,
+    layer: int,
+    mixer: SSEMixer,
+    values: dict[str, Tensor],
 ) -> SSEAttention:
-    """The new layer on top of the teacher's modules, with the checkpoint's new tensors."""
+    """The new layer on top of the teacher's modules, with the checkpoint's new tensors and `values` in their place."""
     spec = teacher.spec
     source = model.get_submodule(spec.attention_path(layer))
     student = SSEAttention(source, model.config, layer, spec=spec, mixer=mixer)
@@ -167,7 +238,7 @@ def _student(
         new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
         for new in new_tensors(teacher.dims, mixer)
     }
-    student.load_state_dict(stored, strict=False)
+    student.load_state_dict({**stored, **values}, strict=False)
     return student.to(next(source.parameters()).device)
 
 

@@ -1,6 +1,5 @@
 """From what a teacher's layer does to the values of new tensors: decay bias, output scale, router rows."""
 
-import dataclasses as dc
 import math
 
 import torch
@@ -24,57 +23,43 @@ MIN_SCALE = 1e-4
 """smallest output scale, so that a head that is silent on the calibration text can still learn"""
 
 
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class CalibratedLayer:
-    """What one layer was set to."""
-
-    index: int
-    half_life: tuple[float, float] | None
-    """tokens, shortest and longest over the state heads; None where decay was left alone"""
-    output_scale: tuple[float, float] | None
-    """smallest and largest over the query heads; None where scales were left alone"""
-    router: str
-    """random (left alone), kmeans, or none"""
-
-
-def calibrated_tensors(
-    recipe: Recipe, layer: int, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics
-) -> tuple[dict[str, Tensor], CalibratedLayer]:
-    """New values for one layer's tensors, by name below the attention module, float32.
+def decay_and_router(
+    recipe: Recipe, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics
+) -> dict[str, Tensor]:
+    """New values of one layer's decay bias and router rows, by name below the attention module, float32.
 
     Args:
         recipe: `calibrate` and the seed are read.
-        layer: its index.
-        mixer: its settings.
+        mixer: settings of the layer.
         dims: attention sizes.
         statistics: what the teacher's layer did.
     """
-    settings = recipe.calibrate
     values: dict[str, Tensor] = {}
-    half_life_H = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
-    has_decay = settings.decay and mixer.decay != "none"
-    if has_decay:
-        names = ("sse_decay_up.bias", "sse_shared_decay_up.bias")
+    if recipe.calibrate.decay and mixer.decay != "none":
+        half_life_H = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
         bias = decay_bias(half_life_H, dims.head_dim if mixer.decay == "gla" else 1, mixer.decay_normalizer)
+        names = ("sse_decay_up.bias", "sse_shared_decay_up.bias")
         values |= dict.fromkeys(names if mixer.decay_params == "separate" else names[:1], bias)
+    if recipe.calibrate.router == "kmeans" and mixer.num_partitions > 1:
+        generator = torch.Generator().manual_seed(recipe.train.seed)
+        values["sse_router.weight"] = router_rows(torch.cat(statistics.inputs), mixer.num_partitions, generator)
+    return values
+
+
+def output_scale(mixer: SSEMixer, statistics: LayerStatistics) -> Tensor:
+    """Scale [Hq] that gives each head's output its teacher's size.
+
+    After the output norm a head's size is one, so the scale is the teacher's root mean square; without the norm it is
+    the ratio of the two.
+
+    Args:
+        mixer: settings of the layer.
+        statistics: of the teacher's layer; without output norm also of the new one.
+    """
     scale_H = statistics.output_rms()
     if mixer.output_norm == "none":
         scale_H = scale_H / statistics.student_rms().clamp_min(MIN_SCALE)
-    scale_H = scale_H.clamp_min(MIN_SCALE)
-    if settings.output_scale:
-        values["sse_out_scale"] = scale_H.float().repeat_interleave(dims.head_dim)
-    router = "none" if mixer.num_partitions == 1 else "random"
-    if router == "random" and settings.router == "kmeans":
-        generator = torch.Generator().manual_seed(recipe.train.seed)
-        values["sse_router.weight"] = router_rows(torch.cat(statistics.inputs), mixer.num_partitions, generator)
-        router = "kmeans"
-    summary = CalibratedLayer(
-        index=layer,
-        half_life=(float(half_life_H.min()), float(half_life_H.max())) if has_decay else None,
-        output_scale=(float(scale_H.min()), float(scale_H.max())) if settings.output_scale else None,
-        router=router,
-    )
-    return values, summary
+    return scale_H.clamp_min(MIN_SCALE).float()
 
 
 def half_lives(distance_Q: Tensor, heads: int) -> Tensor:

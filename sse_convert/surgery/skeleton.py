@@ -18,7 +18,7 @@ from sse_convert.surgery.weights import DTYPE_NAMES
 def skeleton(config: Any) -> PreTrainedModel:
     """The causal language model of a transformers configuration, on the meta device."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
 
@@ -49,7 +49,7 @@ def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Iterable[str
 
 
 def _renamings(key: str) -> Any:
-    return get_checkpoint_conversion_mapping(key)  # type: ignore[no-untyped-call]
+    return get_checkpoint_conversion_mapping(key)
 
 
 def check_complete(teacher: Teacher) -> list[str]:

@@ -1,0 +1,251 @@
+"""Calibration against brute force: distances, head sizes, half-lives, and what the calibrated layers then do."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.errors import CheckpointError, OutputError, RecipeError
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.auto import load
+from sse_convert.modeling.layout import row_layout
+from sse_convert.surgery.calibrate import calibrate, load_source
+from sse_convert.surgery.checkpoint import open_checkpoint
+from sse_convert.surgery.convert import NEW_SHARD, convert
+from sse_convert.surgery.formulas import SPREAD, decay_bias, half_lives, router_rows
+from sse_convert.surgery.kmeans import spherical_kmeans
+from sse_convert.surgery.provenance import FILE
+from sse_convert.surgery.statistics import Collector
+from sse_convert.surgery.teacher import source_view
+from sse_convert.surgery.verify import verify
+from tests.modeling.tiny import FAMILIES, tiny_source
+from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
+
+PACKED = torch.tensor([[*range(10), *range(14)], [*range(24)]])
+"""positions of two rows, the first of two documents"""
+
+
+def batches():
+    return [{"input_ids": tokens(2, 24), "position_ids": PACKED}]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A teacher and its conversion."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    save_source(folder / "teacher")
+    convert(recipe(folder / "teacher"), folder / "converted")
+    return folder
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "gemma2"])
+def test_statistics_by_brute_force(model_type):
+    model = tiny_source(model_type)
+    collector = Collector(model, source_spec(model_type), [0, 2], keep_inputs=True)
+    (batch,) = batches()
+    collector.run(batch)
+    with torch.no_grad():
+        attentions = model(**batch, use_cache=False, output_attentions=True).attentions
+    for layer, statistics in collector.statistics.items():
+        for head in range(4):
+            total = weight = 0.0
+            for row, t in itertools.product(range(2), range(24)):
+                for s in range(t + 1):
+                    same = PACKED[row, t] - PACKED[row, s] == t - s
+                    if same and PACKED[row, s] > 0:
+                        weight += float(attentions[layer][row, head, t, s])
+                        total += float(attentions[layer][row, head, t, s]) * (t - s)
+            assert float(statistics.mean_distance()[head]) == pytest.approx(total / weight, rel=1e-4)
+        assert statistics.tokens == 48
+        assert torch.cat(statistics.inputs).shape == (48, 32)
+
+
+def test_output_rms_by_brute_force():
+    model = tiny_source("qwen3")
+    seen = []
+    model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    collector = Collector(model, source_spec("qwen3"), [1])
+    (batch,) = batches()
+    collector.run(batch)
+    expected = seen[0].view(48, 4, 8).square().mean((0, 2)).sqrt()
+    assert torch.allclose(collector.statistics[1].output_rms().float(), expected)
+
+
+def test_hooks_are_gone_after_a_failure():
+    model = tiny_source("qwen3")
+    collector = Collector(model, source_spec("qwen3"), [0])
+    with pytest.raises(IndexError):
+        collector.run({"input_ids": tokens() + 1000, "position_ids": PACKED})
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("normalizer", [1.0, 16.0])
+@pytest.mark.parametrize("half_life", [0.01, 1.0, 30.0, 4096.0])
+def test_decay_bias_gives_the_half_life(half_life, normalizer):
+    bias = decay_bias(torch.tensor([half_life]), 1, normalizer).double()
+    log_decay = torch.nn.functional.logsigmoid(bias) / normalizer
+    assert float(torch.exp(log_decay * half_life)) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_channels_are_spread_around_the_half_life():
+    bias = decay_bias(torch.tensor([20.0, 40.0]), 8, 16.0).view(2, 8).double()
+    half = math.log(0.5) * 16 / torch.nn.functional.logsigmoid(bias)
+    assert torch.allclose(half.log().mean(1).exp(), torch.tensor([20.0, 40.0]).double(), rtol=1e-5)
+    assert half[0, 0].item() == pytest.approx(20 / SPREAD, rel=1e-4)
+    assert half[0, -1].item() == pytest.approx(20 * SPREAD, rel=1e-4)
+
+
+def test_half_lives_of_shared_states_and_their_bounds():
+    assert half_lives(torch.tensor([4.0, 16.0, 0.1, 1e6]), 2).tolist() == pytest.approx([8.0, 64.0])
+    assert half_lives(torch.tensor([4.0, 16.0, 0.1, 1e6]), 4).tolist() == pytest.approx([4.0, 16.0, 1.0, 4096.0])
+
+
+def test_kmeans_finds_directions():
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.eye(5)[:3]
+    points = centers.repeat(50, 1) * (1 + torch.rand(150, 1, generator=generator))
+    points += 0.05 * torch.randn(150, 5, generator=generator)
+    first, second = (spherical_kmeans(points, 3, torch.Generator().manual_seed(s)) for s in (1, 1))
+    assert torch.equal(first, second)
+    assert (first @ centers.T).max(1).values.min() > 0.99
+    assert sorted((first @ centers.T).argmax(1).tolist()) == [0, 1, 2]
+
+
+def test_kmeans_with_as_many_clusters_as_points():
+    centroids = spherical_kmeans(torch.eye(4), 4, torch.Generator().manual_seed(0))
+    assert torch.allclose(centroids @ centroids.T, torch.eye(4), atol=1e-6)
+
+
+def test_router_rows():
+    inputs = 5 + torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    rows = router_rows(inputs, 4, torch.Generator().manual_seed(0))
+    assert float((inputs @ rows.T).std()) == pytest.approx(1.0, rel=1e-4)
+    assert torch.allclose(rows.mean(0), torch.zeros(16), atol=1e-5)
+    with pytest.raises(CheckpointError, match="3 calibration tokens for 4 router centroids"):
+        router_rows(inputs[:3], 4, torch.Generator())
+
+
+def test_only_new_tensors_change(made, tmp_path):
+    before = digests(made / "converted")
+    report = calibrate(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=batches())
+    assert digests(made / "converted") == before
+    after = digests(tmp_path / "out")
+    assert {name for name in before if before[name] != after[name]} == {NEW_SHARD}
+    assert all((tmp_path / "out" / name).samefile(made / "converted" / name) for name in before if name != NEW_SHARD)
+    old, new = (load_file(folder / NEW_SHARD) for folder in (made / "converted", tmp_path / "out"))
+    assert old.keys() == new.keys()
+    changed = {name.partition(".self_attn.")[2] for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {"sse_decay_up.bias", "sse_out_scale"}
+    assert (report.rows, report.tokens, [layer.index for layer in report.layers]) == (2, 48, [0, 2])
+    assert "written by" not in report.lines()[0]
+    assert json.loads((tmp_path / "out" / FILE).read_text())["stage"] == "calibrate"
+    others = {path.name for path in (made / "converted").iterdir()}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == others
+    assert all(check.passed for check in verify(tmp_path / "out").checks)
+
+
+def test_settings_choose_what_changes(made, tmp_path):
+    nothing = {"decay": False, "output_scale": False}
+    calibrate(recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches())
+    assert digests(tmp_path / "same") == digests(made / "converted")
+    centroids = {**nothing, "router": "kmeans"}
+    for name in "ab":
+        calibrate(recipe(made / "teacher", calibrate=centroids), made / "converted", tmp_path / name, rows=batches())
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    old, new = (load_file(folder / NEW_SHARD) for folder in (made / "converted", tmp_path / "a"))
+    changed = [name for name in old if not torch.equal(old[name], new[name])]
+    assert changed == ["model.layers.0.self_attn.sse_router.weight"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"output_norm": "none"}, {"output_norm": "none", "rope": "keep"}])
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, settings):
+    """On the calibration text itself, layer by layer on the teacher's inputs, before the output projection."""
+    source = save_source(tmp_path / "teacher", model_type)
+    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}}
+    asked = recipe(source, mixers=mixers, layers={"pattern": ["full", "sse", "full", "sse"]})
+    convert(asked, tmp_path / "converted")
+    batch = {"input_ids": tokens(2, 24), "position_ids": torch.arange(24).expand(2, -1)}
+    calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=[batch])
+    teacher, student = load(source), load(tmp_path / "out")
+    sizes = {}
+
+    def measure(name):
+        return lambda module, args: sizes.__setitem__(name, args[0].view(-1, 4, 8).square().mean((0, 2)).sqrt())
+
+    for layer, new in student.sse_layers().items():
+        old = teacher.model.layers[layer].self_attn
+        old.o_proj.register_forward_pre_hook(measure(("teacher", layer)))
+        new.o_proj.register_forward_pre_hook(measure(("student", layer)))
+
+        def both(module, args, kwargs, new=new):
+            new(kwargs["hidden_states"], kwargs["position_embeddings"], sse_layout=row_layout(2, 24, None))
+
+        old.register_forward_pre_hook(both, with_kwargs=True)
+    with torch.no_grad():
+        teacher(**batch, use_cache=False)
+    for layer in (1, 3):
+        assert torch.allclose(sizes["student", layer], sizes["teacher", layer], rtol=1e-3)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type, caplog):
+    source = save_source(tmp_path / "teacher", model_type)
+    convert(recipe(source), tmp_path / "converted")
+    model = load_source(source_view(open_checkpoint(tmp_path / "converted")))
+    ids = tokens()
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, load(source)(ids).logits)
+    assert "UNEXPECTED" not in caplog.text
+
+
+def test_from_text_on_the_command_line(made, tmp_path, capsys):
+    (tmp_path / "train.txt").write_text(" ".join(f"w{i % 90 + 3}" for i in range(2000)))
+    data = {"train": [{"path": str(tmp_path / "train.txt")}]}
+    mixers = {"sse": {"kind": "sse", "decay_params": "separate", "state_heads": "query", "decay": "scalar"}}
+    file = recipe_file(tmp_path / "r.yaml", made / "teacher", data=data, mixers=mixers, layers={"pattern": ["sse"]})
+    assert run_app(app, ["convert", str(file), "-o", str(tmp_path / "converted")]) == 0
+    capsys.readouterr()
+    assert (
+        run_app(app, ["calibrate", str(file), "-c", str(tmp_path / "converted"), "-o", str(tmp_path / "out"), "--json"])
+        == 0
+    )
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert (result["rows"], result["tokens"]) == (2, 64)
+    assert len(result["layers"]) == 4
+    new = load_file(tmp_path / "out" / NEW_SHARD)
+    attention = "model.layers.1.self_attn"
+    assert torch.equal(new[f"{attention}.sse_decay_up.bias"], new[f"{attention}.sse_shared_decay_up.bias"])
+
+
+def test_refusals(made, tmp_path):
+    asked = recipe(made / "teacher")
+    with pytest.raises(CheckpointError, match="is a plain qwen3 checkpoint"):
+        calibrate(asked, made / "teacher", tmp_path / "out", rows=batches())
+    with pytest.raises(RecipeError, match="was converted with other layers or mixers"):
+        calibrate(
+            recipe(made / "teacher", layers={"pattern": ["sse"]}), made / "converted", tmp_path / "out", rows=batches()
+        )
+    with pytest.raises(OutputError, match="exists"):
+        calibrate(asked, made / "converted", made / "teacher", rows=batches())
+    convert(asked, tmp_path / "trained")
+    data = json.loads((tmp_path / "trained" / FILE).read_text())
+    (tmp_path / "trained" / FILE).write_text(json.dumps({**data, "stage": "align"}))
+    with pytest.raises(CheckpointError, match="was written by stage align: its weights are no longer the teacher's"):
+        calibrate(asked, tmp_path / "trained", tmp_path / "out", rows=batches())
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_calibration_leaves_nothing(made, tmp_path):
+    def rows():
+        yield from batches()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=rows())
+    assert list(tmp_path.iterdir()) == []

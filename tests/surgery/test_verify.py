@@ -1,0 +1,139 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.errors import CheckpointError, VerificationError
+from sse_convert.surgery.checkpoint import INDEX
+from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert
+from sse_convert.surgery.provenance import FILE
+from sse_convert.surgery.verify import verify
+from tests.surgery.models import recipe, save_source
+from tests.surgery.synthetic import edit_config
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A teacher in one shard and its conversion. Tests work on copies."""
+    folder = tmp_path_factory.mktemp("verify")
+    save_source(folder / "teacher", shard_size="5GB")
+    convert(recipe(folder / "teacher"), folder / "out")
+    return folder
+
+
+@pytest.fixture
+def out(made, tmp_path):
+    shutil.copytree(made / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def rewrite(path, change):
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def write_index(folder):
+    names = {name: path.name for path in folder.glob("*.safetensors") for name in load_file(path)}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def details(report):
+    return {check.name: check.detail for check in report.checks}
+
+
+def test_a_sound_checkpoint(made):
+    found = details(verify(made / "out"))
+    assert found["names and shapes"] == "62 tensors in 2 shards, 15 of them new"
+    assert found["dtypes"] == "float32"
+    assert found["logits"] == "finite on a 32-token input"
+    assert found["teacher"] == f"47 of 47 tensors identical to {made / 'teacher'}"
+
+
+def test_a_copied_checkpoint_is_compared_bit_by_bit(made, out):
+    assert "47 of 47" in details(verify(out, teacher=made / "teacher"))["teacher"]
+
+
+def test_without_its_teacher(out):
+    data = json.loads((out / FILE).read_text())
+    (out / FILE).write_text(json.dumps({**data, "teacher_folder": str(out / "gone")}))
+    assert details(verify(out))["teacher"].startswith("not compared")
+
+
+def test_one_changed_bit_in_a_kept_tensor(out):
+    rewrite(out / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
+    with pytest.raises(VerificationError, match=r"teacher: 1 of 47 tensors differ from .*: model\.norm\.weight"):
+        verify(out)
+
+
+def test_training_may_change_kept_tensors(out):
+    rewrite(out / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
+    data = json.loads((out / FILE).read_text())
+    (out / FILE).write_text(json.dumps({**data, "stage": "distill"}))
+    assert details(verify(out))["teacher"].startswith("46 of 47 tensors identical")
+
+
+def nan(tensors):
+    tensors["model.layers.0.self_attn.sse_out_scale"][0] = float("nan")
+
+
+def narrow(tensors):
+    tensors["model.layers.0.self_attn.sse_out_scale"] = tensors["model.layers.0.self_attn.sse_out_scale"][1:].clone()
+
+
+def drop(tensors):
+    del tensors["model.layers.0.self_attn.sse_out_scale"]
+
+
+def stray(tensors):
+    tensors["model.layers.3.self_attn.sse_out_scale"] = torch.ones(32)
+
+
+def integer(tensors):
+    tensors["model.layers.0.self_attn.sse_out_scale"] = torch.ones(32, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (nan, r"weights: .*1 tensors hold NaN or Inf weights: model\.layers\.0\.self_attn\.sse_out_scale \(1 of 32\)"),
+        (narrow, r"names and shapes: tensor model\.layers\.0\.self_attn\.sse_out_scale of .* has shape \[31\]"),
+        (drop, r"names and shapes: .*lacks 1 tensors .*sse_out_scale"),
+        (stray, r"names and shapes: 1 new tensors belong to no layer: model\.layers\.3\.self_attn\.sse_out_scale"),
+        (integer, r"dtypes: tensors are stored as I32"),
+    ],
+)
+def test_damaged_new_tensors(out, change, message):
+    rewrite(out / NEW_SHARD, change)
+    write_index(out)
+    with pytest.raises(VerificationError, match=message):
+        verify(out)
+
+
+def test_all_failures_are_reported_together(out):
+    rewrite(out / NEW_SHARD, nan)
+    (out / "modeling_sse.py").unlink()
+    with pytest.raises(VerificationError) as error:
+        verify(out)
+    assert {line.split(":")[0] for line in error.value.what.splitlines()} == {"weights", "code", "logits"}
+
+
+def test_no_auto_map(out):
+    edit_config(out, auto_map=None)
+    with pytest.raises(VerificationError, match=r"code: config\.json has no auto_map"):
+        verify(out)
+
+
+def test_plain_checkpoints_are_not_verified(made):
+    with pytest.raises(CheckpointError, match="is a plain qwen3 checkpoint"):
+        verify(made / "teacher")
+
+
+def test_exit_code(out, capsys):
+    rewrite(out / NEW_SHARD, nan)
+    assert run_app(app, ["verify", str(out)]) == VerificationError.exit_code
+    assert "NaN or Inf" in capsys.readouterr().err
