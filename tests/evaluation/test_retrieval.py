@@ -1,9 +1,11 @@
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
 from sse_convert.evaluation import needle
+from sse_convert.evaluation.loading import load_model, load_tokenizer
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
 from sse_convert.recipe.schema import NeedleEval
 
@@ -92,3 +94,17 @@ def test_report_form(tokenizer, samples):
         "high": 1.0,
     }
     assert [(d["start"], d["samples"]) for d in data["depths"]] == [(0.0, 2), (0.2, 2), (0.4, 2), (0.6, 2), (0.8, 2)]
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+def test_a_teacher_trained_on_this_form_answers_keys_it_was_never_asked_for():
+    shared = Path(__file__).resolve().parents[3] / "shared"
+    folder = shared / "checkpoints" / "teacher-qwen3-32m"
+    model, tokenizer = load_model(folder, device="cpu", dtype=torch.float32), load_tokenizer(folder)
+    text = (shared / "text" / "tinystories" / "valid.txt").read_text()[:20_000]
+    haystack = tokenizer(text.replace("<|endoftext|>", ""))["input_ids"]
+    settings = NeedleEval(lengths=[512], samples=5, kinds=["number", "word", "code"], keys=[4])
+    words = needle.load_words(folder / "needle_words.json")
+    scores = [needle_score(model, group) for group in needle_samples(settings, haystack, tokenizer, words)]
+    assert [score.total.correct for score in scores] == [5, 5, 5]
