@@ -2,8 +2,9 @@
 
     python demo/score_teacher.py --data DATA --out demo/scores.json
 
-DATA is the folder `teacher_data.py` wrote. Held-out loss is measured on windows spread evenly over 14 unseen books,
-needles are planted in the same books and asked for by keys the training never asked for.
+DATA is the folder `teacher_data.py` wrote. `books`: held-out loss on windows spread evenly over 14 unseen
+books, and needles planted in them, asked for by keys the training never asked for. `own_text`: the same on text sampled
+from the teacher, which needs no books.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import dataclasses as dc
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,9 @@ from sse_convert.evaluation.intervals import ratio_standard_error
 from sse_convert.evaluation.needle import load_words
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
-from sse_convert.recipe.schema import NeedleEval
+from sse_convert.recipe.schema import NeedleEval, Source
+from sse_convert.training.data.rows import RowReader
+from sse_convert.training.data.teacher import Teacher
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -80,7 +84,8 @@ class KneserNey:
             safe = np.maximum(total, 1)
             mixed = (np.maximum(count - discount, 0) + discount * kinds * probability) / safe
             probability = np.where(seen, mixed, probability)
-        return -np.log(probability)
+        losses: Floats = -np.log(probability)
+        return losses
 
 
 def _look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
@@ -95,7 +100,7 @@ def spread_windows(tokens: NDArray[np.uint16], length: int, count: int) -> torch
     return torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
 
 
-def ngram_scores(train: NDArray[np.uint16], vocab_size: int, windows: Windows) -> dict[str, object]:
+def ngram_scores(train: NDArray[np.uint16], vocab_size: int, windows: Windows) -> dict[str, Any]:
     """Loss and bits per byte of the n-gram model on the windows."""
     model = KneserNey(train, vocab_size, ORDER)
     sums = [float(model.losses(window).sum()) for window in windows.input_ids.numpy()]
@@ -109,16 +114,34 @@ def ngram_scores(train: NDArray[np.uint16], vocab_size: int, windows: Windows) -
     }
 
 
-def needle_scores(
+def measure(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    windows: Windows,
     haystack: list[int],
     settings: NeedleEval,
-) -> list[dict[str, object]]:
-    """Accuracy for every length, kind and number of keys, each with its Wilson interval."""
+) -> dict[str, Any]:
+    """Held-out loss on the windows, and needle accuracy in the haystack, each with its interval."""
+    with progress("held-out loss", len(windows.input_ids)) as bar:
+        loss = held_out_loss(model, windows, bar=bar)
+    print(f"loss {loss.loss:.4f} +- {loss.loss_se:.4f}, {loss.bits_per_byte:.4f} bits per byte", flush=True)
     groups = needle_samples(settings, haystack, tokenizer, load_words())
+    scores = []
     with progress("needles", sum(map(len, groups))) as bar:
-        return [needle_score(model, group, bar=bar).to_dict() for group in groups]
+        for group in groups:
+            score = needle_score(model, group, bar=bar)
+            print(
+                f"{score.kind} x{score.keys} at {score.length}: {score.total.correct}/{score.total.samples}", flush=True
+            )
+            scores.append(score.to_dict())
+    return {"held_out": loss.to_dict(), "needles": scores}
+
+
+def own_text(teacher: Path, tokenizer: PreTrainedTokenizerBase, rows: int, length: int) -> torch.Tensor:
+    """Text [rows, length] sampled from the teacher, the same the demo's `kind: teacher` source gives."""
+    source = Source(kind="teacher", rows=rows, length=length)
+    reader = RowReader([source], tokenizer, length, 0, role="valid", teacher=Teacher(str(teacher)))
+    return torch.from_numpy(np.stack([row.input_ids for row in reader.rows()])).long()
 
 
 def main() -> None:
@@ -128,34 +151,27 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder written by teacher_data.py")
     parser.add_argument("--teacher", type=Path, default=here / "teacher")
     parser.add_argument("--out", type=Path, default=here / "scores.json")
-    parser.add_argument("--windows", type=int, default=100, help="held-out windows per length")
-    parser.add_argument("--samples", type=int, default=100, help="needle samples per setting")
+    parser.add_argument("--windows", type=int, default=100, help="held-out windows")
+    parser.add_argument("--samples", type=int, default=200, help="needle samples per setting")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-ngrams", action="store_true", help="leave the n-gram model out")
     args = parser.parse_args()
     _, train, valid = load(args.data)
     tokenizer = AutoTokenizer.from_pretrained(args.teacher)
     model = AutoModelForCausalLM.from_pretrained(args.teacher, dtype=torch.float32).to(args.device).eval()
     context: int = model.config.max_position_embeddings
-    result: dict[str, object] = {"parameters": model.num_parameters(), "data": json.loads((args.data / "data.json").read_text())}
-    windows = make_windows(spread_windows(valid, context, args.windows), tokenizer)
-    with progress("held-out loss", args.windows) as bar:
-        result["held_out"] = held_out_loss(model, windows, bar=bar).to_dict()
-    if not args.no_ngrams:
-        result["ngrams"] = ngram_scores(train, model.config.vocab_size, windows)
-    settings = NeedleEval(
-        lengths=[context // 4, context // 2, context],
-        samples=args.samples,
-        kinds=["number", "word", "code"],
-        keys=[1, 4, 8],
-    )
-    result["needles"] = needle_scores(model, tokenizer, valid.tolist(), settings)
+    lengths = [context // 4, context // 2, context]
+    everything = NeedleEval(lengths=lengths, samples=args.samples, kinds=["number", "word", "code"], keys=[1, 4, 8])
+    numbers = NeedleEval(lengths=lengths[:2], samples=args.samples, kinds=["number"], keys=[1, 4])
+    books = make_windows(spread_windows(valid, context, args.windows), tokenizer)
+    own = own_text(args.teacher, tokenizer, rows=64, length=256)
+    result = {
+        "parameters": model.num_parameters(),
+        "data": json.loads((args.data / "data.json").read_text()),
+        "own_text": measure(model, tokenizer, make_windows(own, tokenizer), own.flatten().tolist(), numbers),
+        "books": measure(model, tokenizer, books, valid.tolist(), everything),
+        "books_ngrams": ngram_scores(train, model.config.vocab_size, books),
+    }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name in ("held_out", "ngrams"):
-        if isinstance(entry := result.get(name), dict):
-            print(name, {k: round(entry[k], 4) for k in ("loss", "loss_se", "bits_per_byte")})
-    for score in result["needles"]:
-        print(score["kind"], score["keys"], score["length"], f"{score['correct']}/{score['samples']}")
 
 
 if __name__ == "__main__":
