@@ -79,7 +79,7 @@ class DoctorReport:
 
 def diagnose() -> DoctorReport:
     """Look around. Reads versions and devices; changes nothing."""
-    versions = {"python": platform.python_version(), "sse-convert": __version__}
+    versions: dict[str, str | None] = {"python": platform.python_version(), "sse-convert": __version__}
     versions |= {name: _version(name) for name in REQUIRED}
     have_torch = versions["torch"] is not None
     return DoctorReport(

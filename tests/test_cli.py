@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from sse_convert import api, errors
+from sse_convert import __version__, api, errors
 from sse_convert.cli import app
 from sse_convert.command import EXIT_CODES, run_app
 from sse_convert.report import TextReport
@@ -235,7 +235,7 @@ def test_no_colour_off_a_terminal_or_by_wish(tmp_path):
 def test_the_root_script_and_the_version():
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     done = subprocess.run([sys.executable, "cli.py", "--version"], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == api.version()
+    assert done.stdout.strip() == __version__
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

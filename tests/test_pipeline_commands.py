@@ -1,0 +1,105 @@
+"""The whole way through the real command line on a tiny checkpoint: step by step, and as one `run`."""
+
+import io
+import json
+
+import pytest
+import yaml
+
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.evaluation.report import EvalReport
+from tests.surgery.models import recipe_data, save_source
+
+STAGE = {"tokens": 128, "seq_len": 32, "batch_tokens": 64, "micro_batch": 2, "lr": 0.001}
+STAGES = [
+    {"name": "align", "loss": "layer_mse", **STAGE},
+    {"name": "distill", "loss": "kl", **STAGE},
+    {"name": "uptrain", "loss": "ce", **STAGE},
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A tiny teacher, text, and a recipe."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    save_source(folder / "teacher")
+    (folder / "text.txt").write_text(" ".join(f"w{(i * i) % 90 + 3}" for i in range(4000)))
+    recipe = recipe_data(
+        folder / "teacher",
+        stages=STAGES,
+        data={"train": [{"path": str(folder / "text.txt")}], "valid": [{"path": str(folder / "text.txt")}]},
+        eval={"lengths": [32], "tokens": 256, "throughput": [32]},
+        export={"dir": str(folder / "final")},
+    )
+    (folder / "r.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+@pytest.fixture
+def does(capsys):
+    """Run a command that must succeed; its JSON result."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = run_app(app, [*map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return json.loads(out)["result"]
+
+    return run
+
+
+def test_step_by_step(place, does):
+    recipe = place / "r.yaml"
+    assert [row["mixer"] for row in does("plan", recipe)["layers"]] == ["sse", "sliding", "gla", "full"]
+    assert does("convert", recipe, "-o", place / "0")["layers"] == ["sse", "sliding", "gla", "full"]
+    assert all(check["passed"] for check in does("verify", place / "0")["checks"])
+    assert does("inspect", place / "0")
+    does("calibrate", recipe, "-c", place / "0", "-o", place / "1")
+    for number, stage in enumerate(STAGES, start=1):
+        report = does(stage["name"], recipe, "-c", place / str(number), "-o", place / str(number + 1))
+        assert report["steps"] == 2
+    again = does("uptrain", recipe, "-c", place / "3", "-o", place / "4")
+    assert again["already_done"]
+    scores = does("eval", recipe, "-c", place / "4", "-o", place / "e.json", "--plot", place / "e.png")
+    assert scores == json.loads((place / "e.json").read_text())
+    assert (place / "e.png").read_bytes().startswith(b"\x89PNG")
+    does("export", recipe, "-c", place / "4", "-o", place / "5", "--evaluation", place / "e.json")
+    assert "dry_run" in does("push", place / "5", "someone/tiny", "--dry-run")
+    assert does("generate", place / "5", "w5 w6 w7", "--max-new-tokens", "4")["new_tokens"] == 4
+
+
+def test_run_and_run_again(place, does, capsys):
+    steps = does("run", place / "r.yaml")["steps"]
+    assert [step["name"] for step in steps] == ["convert", "calibrate", "align", "distill", "uptrain", "eval", "export"]
+    assert not any(step["already_done"] for step in steps)
+    assert all(step["already_done"] for step in does("run", place / "r.yaml")["steps"])
+    does("generate", place / "final", "w5 w6 w7", "--max-new-tokens", "4")
+
+    changed = ["run", str(place / "r.yaml"), "--set", "stages.align.lr=2.0e-3"]
+    capsys.readouterr()
+    assert run_app(app, changed) == 9
+    assert "stage.lr was 0.001" in capsys.readouterr().err
+    assert run_app(app, ["run", str(place / "r.yaml"), "--no-resume"]) == 8
+
+
+def test_a_missed_gate_is_6_and_the_report_is_written(place, capsys, monkeypatch):
+    monkeypatch.setattr(EvalReport, "loss_gaps", lambda _: [{"length": 32, "gap": 0.5, "gap_se": 0.1}])
+    arguments = ["eval", place / "r.yaml", "-c", place / "final", "-o", place / "g.json", "--json"]
+    assert run_app(app, [*map(str, arguments), "--set", "eval.gate={loss_gap: 0.1}"]) == 6
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "evaluation gate missed: loss_gap is 0.5"
+    assert json.loads((place / "g.json").read_text())["gate"][0]["passed"] is False
+
+
+def test_run_wants_the_text_that_later_steps_need(place, capsys):
+    assert run_app(app, ["run", str(place / "r.yaml"), "--set", "stages=[]", "--set", "data={}"]) == 3
+    err = capsys.readouterr().err
+    assert "data.train: calibrate needs text" in err
+    assert "data.valid: eval needs held-out text" in err
+
+
+def test_chat_reads_lines(place, does, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6\nw7\n"))
+    assert does("chat", place / "final", "--max-new-tokens", "3")["turns"] == 2
