@@ -1,8 +1,9 @@
-"""The one rule that sets the new tensors of an SSE layer, used by the model and by conversion."""
+"""The new tensors of an SSE layer as modules, and the one rule that sets them, used by the model and by conversion."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
@@ -17,8 +18,26 @@ OPEN_GATE = 4.0
 """bias of the output gate: sigmoid(4) = 0.98"""
 
 
+class PreciseLinear(nn.Linear):
+    """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., out], in float32 (float64), of input [..., in]."""
+        dtype = precise_dtype(input)
+        with torch.autocast(input.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return F.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+
+def precise_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which routing, decays and norms are computed."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 class NewTensors(nn.Module):
-    """The new tensors of one layer, uninitialised: projections as nn.Linear, the rest as they are.
+    """The new tensors of one layer, uninitialised: projections as linear modules, the rest as they are.
+
+    The low-rank side path of q and k runs in the model's dtype, like the projections it adds to; others are precise.
 
     Args:
         dims: sizes of the attention layer.
@@ -34,7 +53,8 @@ class NewTensors(nn.Module):
             owner, _, kind = name.partition(".")
             if kind == "weight":
                 out, inputs = spec.shape
-                self.add_module(owner, nn.Linear(inputs, out, bias=f"{owner}.bias" in specs))
+                kind_of_linear = nn.Linear if owner.startswith("sse_delta") else PreciseLinear
+                self.add_module(owner, kind_of_linear(inputs, out, bias=f"{owner}.bias" in specs))
             elif name == ROUTER_BIAS:
                 self.register_buffer(name, torch.zeros(spec.shape))
             elif not kind:

@@ -7,7 +7,6 @@ Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H sta
 N partitions.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,32 +17,18 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
 from sse_convert.mixers import GLAMixer, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
-from sse_convert.modeling.initialise import NewTensors
+from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.replay import Replay
+from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.tensors import as_sse, state_heads
 
 NORM_EPS = 1e-6
 
 
-class RouterTrace:
-    """What a layer remembers of its last forward. Left out of copies and pickles: it may hold an autograd graph."""
-
-    def __init__(self) -> None:
-        self.logits_TN: Tensor | None = None
-        """router logits of the last forward's real tokens, with their graph"""
-        self.load_N: Tensor | None = None
-        """tokens per partition, summed over training forwards since the last bias update"""
-        self.positions_T: Tensor | None = None
-        """positions of those tokens, for partition gates"""
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return RouterTrace, ()
-
-
-class SSEAttention(NewTensors):
+class SSEAttention(RoutedLayer):
     """Replaces one attention module; takes over its children under their names, so state-dict keys stay the source's.
 
     Args:
@@ -60,8 +45,6 @@ class SSEAttention(NewTensors):
 
     sse_out_scale: nn.Parameter
     sse_k_scale: nn.Parameter
-    sse_router: nn.Linear
-    sse_router_bias: Tensor
     sse_delta_q_down: nn.Linear
     sse_delta_q_up: nn.Linear
     sse_delta_k_down: nn.Linear
@@ -82,16 +65,14 @@ class SSEAttention(NewTensors):
         backend: str = "auto",
     ) -> None:
         _check(as_sse(mixer), spec)
-        super().__init__(attention_dims(config), mixer)
+        super().__init__(attention_dims(config), mixer, layer_idx)
         for name, child in source.named_children():
             self.add_module(name, child)
-        self.layer_idx = layer_idx
         self.spec = spec
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
         self.rotates = self.mixer.rope == "keep" and getattr(source, "use_rope", True)
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
-        self.trace = RouterTrace()
 
     def forward(
         self,
@@ -125,7 +106,7 @@ class SSEAttention(NewTensors):
         inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
         if inputs["partition_gate"] is not None:
             inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
-        self._remember(inputs["router_logits"], inputs.get("positions"))
+        self.remember(inputs["router_logits"], inputs.get("positions"))
         o = self._attend(inputs, sse_layout, kwargs.get(self.spec.cache_argument), length)
         return sse_layout.unpack(self.output(o, x), batch, length), None
 
@@ -189,71 +170,9 @@ class SSEAttention(NewTensors):
             y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + NORM_EPS)
         y = y.flatten(1) * self.sse_out_scale.to(y.dtype)
         if self.mixer.output_gate:
-            y = y * torch.sigmoid(_precise(self.sse_gate_up, _precise(self.sse_gate_down, x)))
+            y = y * torch.sigmoid(self.sse_gate_up(self.sse_gate_down(x)))
         branch = getattr(self, self.spec.output)(y.to(x.dtype))
         return F.dropout(branch, self.output_dropout, self.training) if self.output_dropout else branch
-
-    def routing(self) -> Routing | None:
-        """The routing of the last forward's real tokens; None without a router or before the first forward."""
-        logits = self.trace.logits_TN
-        if logits is None or self.mixer.num_partitions == 1:
-            return None
-        gate = partition_gate(self.mixer.partition_gate)
-        if gate is not None and gate.needs_state:
-            return None
-        bias = getattr(self, "sse_router_bias", None)
-        return route(
-            logits,
-            self.mixer.top_k,
-            self.mixer.read_top_k,
-            bias,
-            partition_gate=gate,
-            positions=self.trace.positions_T,
-        )
-
-    def balance_loss(self) -> Tensor | None:
-        """The weighted balance loss of the last forward, 0-d; None if this layer is not balanced by a loss.
-
-        Raises:
-            UsageError: the forward ran under reentrant gradient checkpointing, which cuts the loss off its graph.
-        """
-        if self.mixer.balance != "aux_loss" or (routing := self.routing()) is None:
-            return None
-        if torch.is_grad_enabled() and self.sse_router.weight.requires_grad and not routing.gate_TN.requires_grad:
-            raise UsageError(
-                f"layer {self.layer_idx}: the balance loss has no gradient under reentrant gradient checkpointing",
-                expected="non-reentrant checkpointing, or balance: bias or none",
-                fix='gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})',
-            )
-        return self.mixer.balance_coef * balance_loss(routing)
-
-    def router_stats(self) -> dict[str, Any] | None:
-        """Health of the last forward's routing; None without a router.
-
-        Returns:
-            load: [N], shares that sum to top_k; entropy: of the load, in nats; gate_mean: e of partitions written.
-        """
-        with torch.no_grad():
-            if (routing := self.routing()) is None:
-                return None
-            share = load(routing)
-            p = share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
-            return {
-                "load": share,
-                "entropy": float(torch.special.entr(p).sum()),
-                "gate_mean": float(routing.gate_TN.gather(1, routing.write_TK).mean()),
-            }
-
-    @torch.no_grad()
-    def update_router_bias(self) -> None:
-        """One balancing step of `balance: bias` from the load since the last step, summed over processes."""
-        if self.mixer.balance != "bias" or self.trace.load_N is None:
-            return
-        total = self.trace.load_N
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(total)
-        self.sse_router_bias.copy_(balanced_bias(self.sse_router_bias, total, self.mixer.balance_coef))
-        self.trace.load_N = None
 
     def _attend(self, inputs: dict[str, Any], layout: SequenceLayout, cache: Any, length: int) -> Tensor:
         if cache is None:
@@ -276,12 +195,6 @@ class SSEAttention(NewTensors):
         if state is None or recording or torch.is_grad_enabled():
             return False
         return not state.is_inference() or torch.is_inference_mode_enabled()
-
-    def _remember(self, logits: Tensor, positions: Tensor | None) -> None:
-        self.trace.logits_TN, self.trace.positions_T = logits, positions
-        if self.mixer.balance == "bias" and self.training and (routing := self.routing()) is not None:
-            count = load(routing) * logits.shape[0]
-            self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
 
     def _rotation(
         self, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout, batch: int
@@ -349,15 +262,16 @@ class SSEAttention(NewTensors):
         """[T, H, D], natural log, <= 0; expanded where channels share it."""
         shape = (x.shape[0], self.state_heads, self.dims.head_dim)
         if self.mixer.decay == "none":
-            return x.new_zeros(1, 1, 1, dtype=_precise_dtype(x)).expand(shape)
-        raw = _precise(getattr(self, f"{name}_up"), _precise(getattr(self, f"{name}_down"), x))
+            return x.new_zeros(1, 1, 1, dtype=precise_dtype(x)).expand(shape)
+        raw = getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
         log_decay = F.logsigmoid(raw) / self.mixer.decay_normalizer
         return log_decay.view(shape) if self.mixer.decay == "gla" else log_decay[..., None].expand(shape)
 
     def _router_logits(self, x: Tensor) -> Tensor:
         if self.mixer.num_partitions == 1:
-            return x.new_zeros(x.shape[0], 1, dtype=_precise_dtype(x))
-        return _precise(self.sse_router, x)
+            return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x))
+        logits: Tensor = self.sse_router(x)
+        return logits
 
     def _routing_options(self) -> dict[str, Any]:
         return {
@@ -370,64 +284,9 @@ class SSEAttention(NewTensors):
         }
 
 
-class Replay:
-    """Recomputes the state of a layer after the first tokens of one forward, so that a cache can take back the rest."""
-
-    def __init__(self, inputs: dict[str, Any], layout: SequenceLayout, length: int, backend: str) -> None:
-        self._inputs = inputs
-        self._layout = layout
-        self._length = length
-        self._backend = backend
-
-    def __call__(self, state: Tensor, tokens: int) -> Tensor:
-        """State after the first `tokens` columns, from the state before the forward."""
-        cu_seqlens, real = self._layout.cu_seqlens, self._layout.tokens
-        total = int(cu_seqlens[-1])
-        columns = (torch.arange(total) if real is None else real.cpu()) % self._length
-        kept = columns < tokens
-        counts = torch.stack([kept[a:b].sum() for a, b in pairwise(cu_seqlens.tolist())])
-        index = kept.nonzero()[:, 0].to(state.device)
-        inputs = {name: value if name == "router_bias" else _rows(value, index) for name, value in self._inputs.items()}
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        final = sse_attention(
-            **inputs, cu_seqlens=offsets, initial_state=state, output_final_state=True, backend=self._backend
-        )[1]
-        assert final is not None
-        return final
-
-
-def _rows(value: Any, index: Tensor) -> Any:
-    """The rows of some tokens, of a tensor or a tuple of tensors; options as they are."""
-    if isinstance(value, tuple):
-        return tuple(_rows(part, index) for part in value)
-    return value.index_select(0, index) if isinstance(value, Tensor) else value
-
-
 def _split(x: Tensor, *sizes: int) -> Tensor:
     """x with its last dim split."""
     return x.view(*x.shape[:-1], *sizes)
-
-
-def _precise_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _precise(linear: Any, x: Tensor) -> Tensor:
-    """linear(x) in float32 (float64 for float64) whatever autocast or a mixed-precision wrapper did to the weights.
-
-    Args:
-        linear: an nn.Linear, or an adapter around one, which must run its own forward.
-        x: [T, in].
-    """
-    dtype = _precise_dtype(x)
-    with torch.autocast(x.device.type, enabled=False):
-        y: Tensor
-        if type(linear) is nn.Linear:
-            bias = None if linear.bias is None else linear.bias.to(dtype)
-            y = F.linear(x.to(dtype), linear.weight.to(dtype), bias)
-        else:
-            y = linear(x.to(linear.weight.dtype)).to(dtype)
-        return y
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:

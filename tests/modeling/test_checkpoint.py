@@ -159,6 +159,25 @@ def test_half_precision_load_keeps_values_and_device(tmp_path: Path) -> None:
     assert load(tmp_path, device="cpu").dtype == torch.float32
 
 
+def test_weights_on_disk_give_the_same_tokens(tmp_path: Path) -> None:
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path / "model")
+    names = [
+        "model.embed_tokens",
+        *(f"model.layers.{i}" for i in range(4)),
+        "model.norm",
+        "model.rotary_emb",
+        "lm_head",
+    ]
+    places = {name: "disk" if name in ("model.layers.1", "model.layers.2") else "cpu" for name in names}
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk"
+    )
+    ids, mask = prompts()
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(loaded.generate(ids, **options), model.generate(ids, **options))
+
+
 def test_plain_teachers_load_too(tmp_path: Path) -> None:
     source = tiny_source("llama")
     source.save_pretrained(tmp_path)

@@ -1,0 +1,120 @@
+"""The router side of an SSE layer: what it remembers of its last forward, the balance loss, health, bias balancing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sse_convert.errors import UsageError
+from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
+from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.initialise import NewTensors
+
+
+class RouterTrace:
+    """What a layer remembers of its last forward. Left out of copies and pickles: it may hold an autograd graph."""
+
+    def __init__(self) -> None:
+        self.logits_TN: Tensor | None = None
+        """router logits of the last forward's real tokens, with their graph"""
+        self.load_N: Tensor | None = None
+        """tokens per partition, summed over training forwards since the last bias update"""
+        self.positions_T: Tensor | None = None
+        """positions of those tokens, for partition gates"""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return RouterTrace, ()
+
+
+class RoutedLayer(NewTensors):
+    """A layer's new tensors, with what trainers ask of its router.
+
+    Args:
+        dims: sizes of the attention layer.
+        mixer: settings of the layer.
+        layer_idx: index of the layer.
+    """
+
+    sse_router: nn.Linear
+    sse_router_bias: Tensor
+
+    def __init__(self, dims: AttentionDims, mixer: SSEMixer | GLAMixer, layer_idx: int) -> None:
+        super().__init__(dims, mixer)
+        self.layer_idx = layer_idx
+        self.trace = RouterTrace()
+
+    def remember(self, logits: Tensor, positions: Tensor | None) -> None:
+        """Keep a forward's routing for the balance loss, the stats and the bias.
+
+        Args:
+            logits: [T, N] of the real tokens.
+            positions: [T] of those tokens, needed by partition gates only.
+        """
+        self.trace.logits_TN, self.trace.positions_T = logits, positions
+        if self.mixer.balance == "bias" and self.training and (routing := self.routing()) is not None:
+            count = load(routing) * logits.shape[0]
+            self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
+
+    def routing(self) -> Routing | None:
+        """The routing of the last forward's real tokens; None without a router or before the first forward."""
+        logits = self.trace.logits_TN
+        if logits is None or self.mixer.num_partitions == 1:
+            return None
+        gate = partition_gate(self.mixer.partition_gate)
+        if gate is not None and gate.needs_state:
+            return None
+        bias = getattr(self, "sse_router_bias", None)
+        return route(
+            logits,
+            self.mixer.top_k,
+            self.mixer.read_top_k,
+            bias,
+            partition_gate=gate,
+            positions=self.trace.positions_T,
+        )
+
+    def balance_loss(self) -> Tensor | None:
+        """The weighted balance loss of the last forward, 0-d; None if this layer is not balanced by a loss.
+
+        Raises:
+            UsageError: the forward ran under reentrant gradient checkpointing, which cuts the loss off its graph.
+        """
+        if self.mixer.balance != "aux_loss" or (routing := self.routing()) is None:
+            return None
+        if torch.is_grad_enabled() and self.sse_router.weight.requires_grad and not routing.gate_TN.requires_grad:
+            raise UsageError(
+                f"layer {self.layer_idx}: the balance loss has no gradient under reentrant gradient checkpointing",
+                expected="non-reentrant checkpointing, or balance: bias or none",
+                fix='gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})',
+            )
+        return self.mixer.balance_coef * balance_loss(routing)
+
+    def router_stats(self) -> dict[str, Any] | None:
+        """Health of the last forward's routing; None without a router.
+
+        Returns:
+            load: [N], shares that sum to top_k; entropy: of the load, in nats; gate_mean: e of partitions written.
+        """
+        with torch.no_grad():
+            if (routing := self.routing()) is None:
+                return None
+            share = load(routing)
+            p = share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
+            return {
+                "load": share,
+                "entropy": float(torch.special.entr(p).sum()),
+                "gate_mean": float(routing.gate_TN.gather(1, routing.write_TK).mean()),
+            }
+
+    @torch.no_grad()
+    def update_router_bias(self) -> None:
+        """One balancing step of `balance: bias` from the load since the last step, summed over processes."""
+        if self.mixer.balance != "bias" or self.trace.load_N is None:
+            return
+        total = self.trace.load_N
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+        self.sse_router_bias.copy_(balanced_bias(self.sse_router_bias, total, self.mixer.balance_coef))
+        self.trace.load_N = None
