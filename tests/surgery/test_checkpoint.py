@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sse_convert.errors import CheckpointError
 from sse_convert.surgery.checkpoint import INDEX, open_checkpoint
 from sse_convert.surgery.pickles import write_safetensors
-from sse_convert.surgery.weights import check_weights
+from sse_convert.surgery.weights import TORCH_DTYPES, check_weights
 from tests.surgery import synthetic
 
 
@@ -178,16 +178,17 @@ def test_pickles_with_more_than_tensors_are_refused(tmp_path, state, capsys):
     assert "code ran" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("F32", "nan"), ("BF16", "inf"), ("F16", "-inf")])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("F32", "nan"), ("BF16", "nan"), ("F16", "nan"), ("F64", "nan"), ("BF16", "inf"), ("F16", "-inf")],
+)
 def test_nan_and_inf_are_found(tmp_path, dtype, value):
     layout = synthetic.llama_layout(synthetic.LLAMA, dtype)
     folder = synthetic.checkpoint(tmp_path / "m", shards=2, layout=layout)
     expected = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
     assert check_weights(open_checkpoint(folder)) == expected
     info = open_checkpoint(folder).tensors["model.layers.1.mlp.up_proj.weight"]
-    bad = torch.tensor(
-        [float(value)] * 2, dtype={"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}[dtype]
-    )
+    bad = torch.tensor([float(value)] * 2, dtype=TORCH_DTYPES[dtype])
     with (folder / info.shard).open("r+b") as file:
         file.seek(info.start)
         file.write(bad.view(torch.uint8).numpy().tobytes())
