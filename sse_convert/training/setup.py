@@ -55,6 +55,7 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     try:
         accelerator = Accelerator(
+            cpu=not _on_gpu(),  # said outright, or two launched CPU processes would not know of each other
             mixed_precision=_precision(train),
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             log_with=list(train.trackers) or None,
@@ -75,12 +76,20 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
 
 
 def _precision(train: Train) -> str:
-    gpu = torch.accelerator.is_available()
+    gpu = _on_gpu()
     if train.mixed_precision == "fp16" and not gpu:
         raise HardwareError("mixed_precision is fp16 without a GPU", expected="bf16 or no", fix="unset it")
     if train.mixed_precision is not None:
         return train.mixed_precision
     return "bf16" if gpu else "no"
+
+
+def _on_gpu() -> bool:
+    return torch.accelerator.is_available() and not _set("ACCELERATE_USE_CPU")
+
+
+def _set(name: str) -> bool:
+    return os.environ.get(name, "false").lower() in ("1", "true")
 
 
 def _refuse_environment() -> None:
@@ -89,16 +98,12 @@ def _refuse_environment() -> None:
     Raises:
         HardwareError: tensor, context or sequence parallelism, DeepSpeed or Megatron.
     """
-
-    def on(name: str) -> bool:
-        return os.environ.get(name, "false").lower() in ("1", "true")
-
     for mode in ("tp", "cp", "sp"):
         name = f"PARALLELISM_CONFIG_{mode.upper()}_SIZE"
-        if on("ACCELERATE_USE_PARALLELISM_CONFIG") and int(os.environ.get(name, "1")) > 1:
+        if _set("ACCELERATE_USE_PARALLELISM_CONFIG") and int(os.environ.get(name, "1")) > 1:
             raise refuse(mode, f"{name}={os.environ[name]}")
     for engine in ("DEEPSPEED", "MEGATRON_LM"):
-        if on(f"ACCELERATE_USE_{engine}"):
+        if _set(f"ACCELERATE_USE_{engine}"):
             raise HardwareError(
                 f"Accelerate is configured for {engine.lower()}",
                 expected="data parallelism or FSDP version 2",

@@ -81,9 +81,9 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def teacher_folder(tmp_path_factory, tokenizer):
-    """A tiny Llama with its tokenizer."""
+    """A tiny Llama with its tokenizer, its embeddings tied: the harder case for checkpoints and sharding."""
     folder = tmp_path_factory.mktemp("teacher")
-    make_llama().save_pretrained(folder)
+    make_llama(tie=True).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -1,0 +1,50 @@
+"""Run by `accelerate launch` in the distributed tests: every stage of a recipe, all from the same checkpoint.
+
+Accelerate enables FSDP on accelerators only. To test it on two CPU processes, Accelerate is told here, before anything
+else, that the process group it has made is one of accelerators; all that follows is its own FSDP2 path.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.training import loop
+from sse_convert.training.stage import run_stage
+
+
+def main(recipe_file, checkpoint, out):
+    torch.set_num_threads(1)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        PartialState(cpu=True)
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    if stop := os.environ.get("STOP_AFTER_STEPS"):
+        interrupt_after(int(stop))
+    recipe = recipe_from_dict(json.loads(Path(recipe_file).read_text()))
+    for stage in recipe.stages:
+        target = Path(out) / stage.name
+        report = run_stage(recipe, stage, Path(checkpoint), target)
+        assert report.steps == len((target / "metrics.jsonl").read_text().splitlines())
+    print("processes", PartialState().num_processes, flush=True)
+    PartialState().destroy_process_group()
+
+
+def interrupt_after(steps):
+    real, calls = loop._gradients, []
+
+    def gradients(*args):
+        calls.append(1)
+        if len(calls) > steps:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    loop._gradients = gradients
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
