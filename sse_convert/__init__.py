@@ -11,8 +11,8 @@ from sse_convert.modeling.auto import register_on_import
 
 __version__ = "0.1.0"
 _API = (
-    "align", "calibrate", "convert", "distill", "doctor", "evaluate", "export", "generate", "inspect", "plan", "push",
-    "run", "uptrain", "verify",
+    "align", "calibrate", "chat", "convert", "distill", "doctor", "evaluate", "export", "generate", "inspect", "plan",
+    "push", "run", "uptrain", "verify",
 )  # fmt: skip
 __all__ = ["__version__", *_API]
 

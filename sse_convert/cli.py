@@ -173,7 +173,10 @@ def run(
     ] = True,
     as_json: JsonOption = False,
 ) -> Report:
-    """Do it all: convert, calibrate, every stage, eval, export. Finished steps are skipped."""
+    """Do it all: convert, calibrate, every stage, eval, export. Finished steps are skipped.
+
+    On several GPUs: accelerate launch --multi_gpu -m sse_convert run RECIPE
+    """
     return api.run(recipe, overrides=overrides, resume=resume)
 
 
