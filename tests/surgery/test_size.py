@@ -20,11 +20,12 @@ GB = 10**9
 QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.json").read_text())
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 RUN = """
-import json, re, sys
+import re, sys
 from sse_convert.cli import app
 from sse_convert.command import run_app
 code = run_app(app, sys.argv[1:])
-print(json.dumps({"peak": int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024}), file=sys.stderr)
+status = open("/proc/self/status").read()
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024, file=sys.stderr)
 sys.exit(code)
 """
 
@@ -35,7 +36,7 @@ def run(*arguments):
         [sys.executable, "-c", RUN, *map(str, arguments), "--json"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    peak = json.loads(done.stderr.splitlines()[-1])["peak"]
+    peak = int(done.stderr.splitlines()[-1])
     print(f"{arguments[0]}: {peak / GB:.2f} GB")
     return json.loads(done.stdout)["result"], peak
 
