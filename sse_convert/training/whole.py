@@ -64,6 +64,8 @@ class WholeModel(Objective):
         return {name: value.detach() for name, value in parts.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The student, with LoRA merged."""
-        state = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
+        """The student, with LoRA merged and tied weights once."""
+        tied = self.student.all_tied_weights_keys
+        whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
+        state = {name: value for name, value in whole.items() if name not in tied}
         return merge_lora(state, self.student) if state and self._lora else state

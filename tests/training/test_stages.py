@@ -149,6 +149,13 @@ def test_result_loads_and_keeps_what_belongs_to_it(train, converted, tokenizer):
 
 
 @pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
+def test_tied_embeddings_are_stored_once(train, name):
+    folder, _ = train(name, tokens=256)
+    assert "model.embed_tokens.weight" in tensors(folder)
+    assert "lm_head.weight" not in tensors(folder)
+
+
+@pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
 def test_accumulation_is_exact(make, train, tmp_path, name):
     """12 x 1, 4 x 3, 3 x 4 and 1 x 12 rows give one curve to 6 digits in float32, with ragged numbers of targets.
 
