@@ -1,0 +1,85 @@
+"""Run a recipe and measure it before and after training, beside its teacher.
+
+    python benchmarks/quality/convert.py recipes/teacher-qwen3-32m.yaml --out benchmarks/quality/teacher-qwen3-32m.json
+
+`before` is the checkpoint that training starts from (converted and calibrated), on the text and needles of `after`.
+COMMIT names the commit where the checkout has no git.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sse_convert import api
+from sse_convert.console import say
+from sse_convert.errors import SSEConvertError
+from sse_convert.recipe import load_recipe
+from sse_convert.report import json_ready
+
+
+def commit() -> str:
+    """The checkout's commit, `+changes` if the package differs from it."""
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(("git", *arguments), capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "sse_convert", "recipes")
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
+
+
+def measure(recipe_file: str, overrides: list[str]) -> dict[str, Any]:
+    """Run the recipe and collect plan, steps, and the figures of teacher, untrained and trained student."""
+    recipe = load_recipe(recipe_file, overrides)
+    plan = api.plan(recipe).to_dict()
+    start = time.monotonic()
+    run = api.run(recipe)
+    seconds = time.monotonic() - start
+    say("\n".join(run.lines()))
+    folders = {step["name"]: step["folder"] for step in run.steps}
+    before = api.evaluate(recipe, folders["calibrate" if recipe.calibrate.enabled else "convert"])
+    after = json.loads((Path(folders["eval"]) / "evaluation.json").read_text(encoding="utf-8"))
+    say("\n".join(before.lines()))
+    return {
+        "schema": 1,
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": after["conditions"]["device"],
+        "python": platform.python_version(),
+        "run_seconds": round(seconds, 1),
+        "training_tokens": sum(stage.tokens for stage in recipe.stages),
+        "recipe": recipe.to_dict(),
+        "layers": [row["mixer"] for row in plan["layers"]],
+        "stages": [step["report"] for step in run.steps if step["name"] in {stage.name for stage in recipe.stages}],
+        "before": before.to_dict(),
+        "after": after,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    options = parser.parse_args()
+    try:
+        report = measure(options.recipe, options.set)
+    except SSEConvertError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    unfinished = options.out.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(json_ready(report), indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
