@@ -81,6 +81,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
             does not stay finite.
         DataError: the text cannot be used.
         CheckpointError: a checkpoint cannot be loaded.
+        RecipeError: rows are longer than the model's context.
         OutputError: `out` exists and is no finished stage, or cannot be written.
         HardwareError: a parallel mode, backend or precision is not offered.
     """
@@ -236,6 +237,13 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
 
 def _reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
     config = open_checkpoint(checkpoint).config
+    limit = config.get("max_position_embeddings") or config.get("n_positions")
+    if limit is not None and stage.seq_len > limit:
+        raise RecipeError(
+            f"stage {stage.name}: seq_len is {stage.seq_len}, the model has {limit} positions",
+            expected=f"at most {limit}",
+            fix="lower seq_len",
+        )
     return RowReader(
         recipe.data.train,
         load_tokenizer(checkpoint),

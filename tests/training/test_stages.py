@@ -265,6 +265,11 @@ def test_bad_data_is_found_before_the_models_are_loaded(make, train, tmp_path, m
     assert not (tmp_path / "result.work").exists()
 
 
+def test_rows_beyond_the_context_are_refused(train):
+    with pytest.raises(RecipeError, match="seq_len is 1024, the model has 512 positions"):
+        train("uptrain", seq_len=1024, batch_tokens=2048, tokens=2048)
+
+
 def test_pick_stage(make):
     recipe = make("align", ("uptrain", {"name": "one"}), ("uptrain", {"name": "two"}))
     assert pick_stage(recipe, "layer_mse").name == "align"

@@ -14,6 +14,8 @@ from sse_convert.errors import DataError
 from sse_convert.training.data.documents import Document, Encoded, Encoder, Ids, Mask
 
 IGNORED = -100
+ENCODED_AT_ONCE = 1 << 18
+"""characters of text that are tokenized together"""
 
 
 class Corpus(Protocol):
@@ -85,7 +87,7 @@ class Packer:
         self._corpus, self._encoder, self._seq_len = corpus, encoder, seq_len
         self._seed, self._passes = seed, passes
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
-        self._unit: tuple[int, int, list[Encoded]] | None = None
+        self._ready: dict[tuple[int, int], list[Encoded]] = {}
         self._found_text = cursor != Cursor()
 
     def row(self) -> Packed | None:
@@ -135,9 +137,25 @@ class Packer:
 
     def _documents(self) -> list[Encoded] | None:
         """The tokens of the unit at the cursor, in this pass's order; None behind the last unit."""
-        epoch, place = self.cursor.epoch, self.cursor.place
-        if self._unit is not None and self._unit[:2] == (epoch, place):
-            return self._unit[2]
+        here = self.cursor.epoch, self.cursor.place
+        if here not in self._ready:
+            self._ready = self._encoded(*here)
+        return self._ready.get(here)
+
+    def _encoded(self, epoch: int, place: int) -> dict[tuple[int, int], list[Encoded]]:
+        """The unit at a place, and ones after it if it is small: a tokenizer runs over many texts in parallel."""
+        units: dict[tuple[int, int], list[Document]] = {}
+        size = 0
+        while size < ENCODED_AT_ONCE and (documents := self._read(epoch, place)) is not None:
+            units[epoch, place] = documents
+            size += sum(1000 if document.text is None else len(document.text) for document in documents)
+            place += 1
+            if self._corpus.units is None:
+                break  # reading ahead in a stream would have to be undone after a restart
+        encoded = iter(self._encoder.encode([document for documents in units.values() for document in documents]))
+        return {key: [next(encoded) for _ in documents] for key, documents in units.items()}
+
+    def _read(self, epoch: int, place: int) -> list[Document] | None:
         unit = self._unit_at(epoch, place)
         if unit is None:
             return None
@@ -148,9 +166,7 @@ class Packer:
         if self._seed is not None and len(documents) > 1:
             order = np.random.default_rng([*self._seed, epoch, unit]).permutation(len(documents))
             documents = [documents[i] for i in order]
-        encoded = self._encoder.encode(documents)
-        self._unit = (epoch, place, encoded)
-        return encoded
+        return documents
 
     def _unit_at(self, epoch: int, place: int) -> int | None:
         units = self._corpus.units
