@@ -1,0 +1,148 @@
+"""The demo: its teacher is the model that was scored, its recipe plans, and a miniature of it runs from end to end."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "demo"
+TEACHER = DEMO / "teacher"
+SIZE_LIMIT = 6_000_000
+
+
+@pytest.fixture(scope="module")
+def scores() -> dict[str, Any]:
+    return json.loads((DEMO / "scores.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """24 documents of 256 tokens sampled from the teacher."""
+    from transformers import AutoTokenizer
+
+    from sse_convert.recipe.schema import Source
+    from sse_convert.training.data.rows import RowReader
+    from sse_convert.training.data.teacher import Teacher
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSE_CONVERT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        reader = RowReader(
+            [Source(kind="teacher", rows=24, length=256)],
+            AutoTokenizer.from_pretrained(TEACHER),
+            256,
+            0,
+            role="valid",
+            teacher=Teacher(str(TEACHER)),
+        )
+        return [row.input_ids.tolist() for row in reader.rows()]
+
+
+def test_the_demo_folder_is_small() -> None:
+    files = [path for path in DEMO.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= SIZE_LIMIT
+
+
+def test_the_teacher_is_the_model_its_card_describes(scores: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(TEACHER)
+    tokenizer = AutoTokenizer.from_pretrained(TEACHER)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert model.num_parameters() == scores["parameters"]
+    assert model.config.max_position_embeddings >= 2048
+    assert len(tokenizer) == model.config.vocab_size == scores["data"]["vocab_size"]
+    assert tokenizer.decode(tokenizer("Ünïcode, 12 lines.\n")["input_ids"]) == "Ünïcode, 12 lines.\n"
+    assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id == 0
+
+
+def test_the_scores_are_those_of_a_model_that_reads_and_retrieves(scores: dict[str, Any]) -> None:
+    assert scores["books"]["held_out"]["loss"] < scores["books_ngrams"]["loss"] - 0.3
+    for entry in scores["books"]["needles"]:
+        assert entry["samples"] >= 200
+        assert entry["accuracy"] >= 0.9, entry
+        if entry["kind"] == "number" and entry["keys"] == 1:
+            assert entry["accuracy"] >= 0.98, entry
+
+
+@pytest.mark.slow
+def test_measured_scores_match_the_file(scores: dict[str, Any], sampled: list[list[int]]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from sse_convert.evaluation.intervals import wilson
+    from sse_convert.evaluation.needle import load_words
+    from sse_convert.evaluation.perplexity import held_out_loss, make_windows
+    from sse_convert.evaluation.retrieval import needle_samples, needle_score
+    from sse_convert.recipe.schema import NeedleEval
+
+    model = AutoModelForCausalLM.from_pretrained(TEACHER, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TEACHER)
+    loss = held_out_loss(model, make_windows(torch.tensor(sampled), tokenizer))
+    stored = scores["own_text"]["held_out"]
+    assert loss.loss_se is not None
+    assert abs(loss.loss - stored["loss"]) < 4 * math.hypot(loss.loss_se, stored["loss_se"])
+
+    haystack = [token for row in sampled for token in row]
+    settings = NeedleEval(lengths=[512], samples=30, kinds=["number"], keys=[1])
+    found = needle_score(model, needle_samples(settings, haystack, tokenizer, load_words())[0]).total
+    low, high = wilson(found.correct, found.samples)
+    stored = next(e for e in scores["own_text"]["needles"] if (e["keys"], e["length"]) == (1, 512))
+    assert low <= stored["high"]
+    assert stored["low"] <= high
+
+
+def test_the_recipe_plans() -> None:
+    from sse_convert import api
+
+    plan = api.plan(DEMO / "recipe.yaml", overrides=[f"model={TEACHER}"])
+    kinds = [row.mixer for row in plan.layers]
+    assert len(kinds) == 6
+    assert 1 <= kinds.count("full") <= 2
+
+
+@pytest.mark.slow
+def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
+    changes = [
+        "stages.0.tokens=4K",
+        "stages.1.tokens=8K",
+        "calibrate.rows=2",
+        "data.train.0.rows=16",
+        "data.valid.0.rows=16",
+        "eval.tokens=1K",
+        "eval.needle={lengths: [512], samples: 5, kinds: [number], keys: [1]}",
+        "eval.throughput=[128]",
+    ]
+    command = [sys.executable, str(DEMO / "run.py"), "--out", "demo", *(a for c in changes for a in ("--set", c))]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "SSE_CONVERT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "after training" in done.stdout
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    teacher, converted, trained = (
+        report[a][b] if b else report[a]
+        for a, b in (("evaluation", "teacher"), ("converted", ""), ("evaluation", "student"))
+    )
+    loss = [model["held_out"][0]["loss"] for model in (teacher, converted, trained)]
+    assert loss[0] < loss[2] < loss[1]
+    assert teacher["needles"][0]["correct"] == 5
+    assert [step["name"] for step in report["run"]["steps"]] == [
+        "convert", "calibrate", "align", "distill", "eval", "export",
+    ]  # fmt: skip
+    assert (tmp_path / "demo" / "report.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "demo" / "model" / "model.safetensors.index.json").is_file() or list(
+        (tmp_path / "demo" / "model").glob("*.safetensors")
+    )
+
+
+def test_a_mistake_gives_a_message_and_an_exit_code(tmp_path: Path) -> None:
+    command = [sys.executable, str(DEMO / "run.py"), "--out", str(tmp_path / "demo"), "--set", "layers.keep=[9]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "9" in done.stderr
