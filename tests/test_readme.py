@@ -1,0 +1,41 @@
+"""What the README tells people to type exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from sse_convert.cli import app
+from sse_convert.recipe import load_recipe
+from sse_convert.recipe.presets import preset_names
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_its_recipe_loads(tmp_path):
+    for number, text in enumerate(re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        assert load_recipe(path).stages
+
+
+def test_its_commands_exist():
+    commands = get_command(app).commands
+    used = set(re.findall(r"sse[-_]convert (?!.*=)([a-z]+)", README)) - {"is", "and"}
+    assert {"plan", "run", "push", "recipes"} <= used
+    assert used <= set(commands)
+
+
+def test_its_recipes_and_paths_exist():
+    for name in re.findall(r"sse[-_]convert (?:plan|run) ([a-z0-9.-]+)", README):
+        assert name in preset_names()
+    for path in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_its_make_targets_exist(target):
+    assert f"make {target}" in README
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
