@@ -15,18 +15,18 @@ cpu_index=https://download.pytorch.org/whl/cpu
 say() { echo "setup: $*" >&2; }
 
 find_python() {
-    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    say "no Python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python make ..."
+    say "no Python 3.11 or newer${PYTHON:+ at $PYTHON}; install one, or name it: PYTHON=/path/to/python make ..."
     exit 1
 }
 
 make_venv() {
-    python=$(find_python)
+    python=$(find_python) || exit 1
     say "creating $venv with $("$python" --version)"
     if ! "$python" -m venv --clear "$venv" 2>/dev/null; then # Debian without python3-venv has no ensurepip
         "$python" -m venv --clear --without-pip "$venv"
