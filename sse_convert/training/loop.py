@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sse_convert.console import Bar, progress, say
-from sse_convert.errors import TrainingError
+from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
@@ -66,6 +66,7 @@ def train(
 
     Raises:
         TrainingError: too many steps in a row were not finite.
+        DataError: the text cannot be used, or a step has nothing to predict.
     """
     accelerator, now = objective.accelerator, start
     with _bar(accelerator, stage, schedule, start) as bar:
@@ -99,11 +100,17 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
     accelerator = objective.accelerator
     counted = torch.tensor(sum(map(objective.count, batches)), device=accelerator.device)
     tokens = int(accelerator.reduce(counted, "sum"))
+    if tokens == 0:
+        raise DataError(
+            "a whole optimizer step has no token to predict",
+            expected="some text, or with loss_mask: assistant some assistant turns, in every step",
+            fix="raise batch_tokens, check the chat source, or set loss_mask: all",
+        )
     sums: dict[str, Tensor] = {}
     for i, batch in enumerate(batches):
         share = batch["input_ids"].numel() / schedule.step_tokens
         moved = {name: value.to(accelerator.device, non_blocking=True) for name, value in batch.items()}
-        found = objective.backward(moved, weight=1 / max(1, tokens), share=share, last=i + 1 == len(batches))
+        found = objective.backward(moved, weight=1 / tokens, share=share, last=i + 1 == len(batches))
         for name, value in found.items():
             sums[name] = sums[name] + value if name in sums else value
     total = accelerator.reduce(torch.stack([value.double() for value in sums.values()]), "sum")

@@ -31,6 +31,8 @@ class StageReport:
     """mean loss of the last steps"""
     seconds: float
     """time spent in steps"""
+    text_passes: list[int]
+    """how often each training source was read to its end"""
     details: dict[str, Any]
     """per-layer errors of layer_mse"""
     already_done: bool = False
@@ -52,7 +54,13 @@ class StageReport:
             )
         bad = f", {self.skipped_steps} steps not finite" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
-        return [f"{self.name} ({self.loss}): {summary}{bad}{done}", *self._layers(), f"wrote {self.out}"]
+        head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
+        return [head, *self._passes(), *self._layers(), f"wrote {self.out}"]
+
+    def _passes(self) -> list[str]:
+        if max(self.text_passes, default=0) < 1:
+            return []
+        return [f"text was repeated: sources were read to their end {', '.join(map(str, self.text_passes))} times"]
 
     def _layers(self) -> list[str]:
         layers = self.details.get("layers", {})

@@ -189,6 +189,7 @@ class _Run:
         records = metrics.read(self.work / metrics.FILE)
         losses = [record["loss"] for record in records if record["loss"] is not None]
         tail = losses[-AVERAGED:]
+        state = self.checkpoints.newest() or {"position": {"sources": []}}
         return StageReport(
             name=self.stage.name,
             loss=self.stage.loss,
@@ -199,6 +200,7 @@ class _Run:
             loss_first=losses[0] if losses else None,
             loss_last=sum(tail) / len(tail) if tail else None,
             seconds=sum(record["seconds"] for record in records),
+            text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
         )
 

@@ -108,6 +108,23 @@ def test_distill_lowers_the_divergence_and_logs_health(train):
 def test_uptrain_lowers_the_loss(train):
     _, report = train("uptrain", tokens=4096)
     assert report.loss_last < report.loss_first - 0.5
+    assert report.text_passes == [0]
+
+
+def test_repeated_text_is_reported(make, train, tmp_path):
+    (tmp_path / "short.txt").write_text("the keeper walked down to the harbor " * 20)
+    recipe = make(("uptrain", {"tokens": 512}), data={"train": [{"path": str(tmp_path / "short.txt")}]})
+    _, report = train("uptrain", recipe=recipe)
+    assert report.text_passes[0] >= 1
+    assert "text was repeated" in report.lines()[1]
+
+
+def test_a_step_with_nothing_to_predict_is_refused(make, train, tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "who walked down?"}]}))
+    recipe = make(("uptrain", {"loss_mask": "assistant"}), data={"train": [{"path": str(path), "kind": "chat"}]})
+    with pytest.raises(DataError, match="no token to predict"):
+        train("uptrain", recipe=recipe)
 
 
 def test_divergence_of_an_unconverted_model_would_be_zero(
