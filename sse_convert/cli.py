@@ -323,7 +323,11 @@ def recipes_copy(
 
 @command(recipes_app, "schema", to_stdout=True)
 def recipes_schema(as_json: JsonOption = False) -> Report:
-    """Print the JSON schema of recipes, for editors."""
+    """Print the JSON schema of recipes, for editors.
+
+    Save it as recipe.schema.json and start a recipe with the line
+    # yaml-language-server: $schema=recipe.schema.json
+    """
     return api.recipes_schema()
 
 

@@ -83,7 +83,7 @@ def command(
             if as_json:
                 _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
             elif to_stdout:
-                print("\n".join(report.lines()))
+                _print("\n".join(report.lines()))
             else:
                 _say(*report.lines())
 
@@ -101,11 +101,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left, for example `| head`
-        return 0
     except typer.Abort:
         return _fail(UserInterruptError("interrupted"), name, as_json)
     except _CLI_ERROR as error:
@@ -143,7 +139,6 @@ def _usage_error(error: Any, name: str) -> UsageError:
 
 
 def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
-    first, *rest = str(error).split("\n")
     if as_json and _is_first_process():
         _print_json(name, ok=False, error=json_ready(error.to_dict()))
     if isinstance(error, UserInterruptError):
@@ -153,7 +148,7 @@ def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
 
     console = stderr()
     console.print("error: ", style="bold red", end="")
-    console.print("\n".join([first, *rest]), markup=False)
+    console.print(str(error), markup=False)
     return error.exit_code
 
 
@@ -167,7 +162,15 @@ def _bug(error: Exception, name: str, as_json: bool) -> int:
 
 
 def _print_json(name: str, **content: Any) -> None:
-    print(json.dumps({"schema": JSON_SCHEMA_VERSION, "ok": content.pop("ok"), "command": name, **content}))
+    _print(json.dumps({"schema": JSON_SCHEMA_VERSION, "ok": content.pop("ok"), "command": name, **content}))
+
+
+def _print(text: str) -> None:
+    """Print to stdout; a reader that has left, for example `| head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
 
 
 def _is_first_process() -> bool:
