@@ -14,6 +14,7 @@ from sse_convert.errors import OutputError
 Link = Literal["hard", "copy"]
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
 
 
 def check_output(out: Path) -> None:
@@ -23,11 +24,7 @@ def check_output(out: Path) -> None:
         OutputError: it exists, or its parent cannot be created or written.
     """
     if out.exists() or out.is_symlink():
-        raise OutputError(
-            f"output folder {out} exists",
-            expected="a folder that does not exist yet",
-            fix="remove it or choose another name",
-        )
+        raise _exists(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent)).rmdir()
@@ -37,6 +34,14 @@ def check_output(out: Path) -> None:
             expected="a folder you can write to",
             fix="choose another folder",
         ) from error
+
+
+def _exists(out: Path) -> OutputError:
+    return OutputError(
+        f"output folder {out} exists",
+        expected="a folder that does not exist yet",
+        fix="remove it or choose another name",
+    )
 
 
 @contextmanager
@@ -53,6 +58,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         partial.chmod(0o777 & ~_umask())
         partial.rename(out)
     except OSError as error:
+        if error.errno in _TAKEN and out.exists():
+            raise _exists(out) from error
         if error.errno in _FULL:
             raise OutputError(
                 f"the disk is full while writing {out}",

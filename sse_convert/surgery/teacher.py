@@ -247,7 +247,9 @@ def _check_vocabulary(teacher: Teacher) -> None:
 
 
 def tokenizer_size(folder: Path) -> int | None:
-    """One more than the largest token id in tokenizer.json (or vocab.json); None where neither is there.
+    """One more than the largest id of ordinary tokens in tokenizer.json (or vocab.json); None where neither is there.
+
+    Special tokens that were added do not count: Gemma 3's text models ship one for images that they cannot embed.
 
     Raises:
         CheckpointError: the file is not a tokenizer's.
@@ -258,9 +260,7 @@ def tokenizer_size(folder: Path) -> int | None:
             continue
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            vocabulary = data if name == "vocab.json" else data["model"].get("vocab", {})
-            ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
-            ids += [token["id"] for token in data.get("added_tokens", ())] if name == "tokenizer.json" else []
+            ids = set(data.values()) if name == "vocab.json" else _ordinary_ids(data)
             return max(ids, default=-1) + 1
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(
@@ -269,3 +269,10 @@ def tokenizer_size(folder: Path) -> int | None:
                 fix="download it again",
             ) from error
     return None
+
+
+def _ordinary_ids(tokenizer: dict[str, Any]) -> set[int]:
+    vocabulary, added = tokenizer["model"].get("vocab", {}), tokenizer.get("added_tokens", ())
+    ids = set(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))
+    ids |= {token["id"] for token in added}
+    return ids - {token["id"] for token in added if token.get("special")}

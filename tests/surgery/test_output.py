@@ -84,3 +84,13 @@ def test_another_file_system_means_a_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", cross_device)
     assert place(tmp_path / "s", tmp_path / "t", "hard") == "copy"
     assert (tmp_path / "t").read_text() == "data"
+
+
+def test_output_that_appears_meanwhile(tmp_path):
+    def someone_else():
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").write_text("1")
+
+    with pytest.raises(OutputError, match=r"output folder .*out exists"), new_folder(tmp_path / "out"):
+        someone_else()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]

@@ -111,12 +111,20 @@ def test_tensors_the_model_does_not_use_are_named(tmp_path):
 
 def write_tokenizer(folder, size, added=()):
     vocabulary = {f"w{i}": i for i in range(size)}
-    tokenizer = {"model": {"type": "BPE", "vocab": vocabulary}, "added_tokens": [{"id": i} for i in added]}
+    tokens = [{"id": i, "special": special} for i, special in added]
+    tokenizer = {"model": {"type": "BPE", "vocab": vocabulary}, "added_tokens": tokens}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 @pytest.mark.parametrize(
-    ("size", "added", "fits"), [(64, (), True), (60, (63,), True), (65, (), False), (60, (64,), False)]
+    ("size", "added", "fits"),
+    [
+        (64, (), True),
+        (65, (), False),
+        (60, [(63, False)], True),
+        (60, [(64, False)], False),
+        (64, [(64, True)], True),
+    ],
 )
 def test_tokenizer_against_the_embedding(folder, size, added, fits):
     write_tokenizer(folder, size, added)

@@ -56,7 +56,9 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None = None) -> None:
-        highest = max(tokenizer.get_vocab().values(), default=-1)
+        added = tokenizer.added_tokens_decoder.items()
+        special = {i for i, token in added if token.special}  # Gemma 3's text models have one they cannot embed
+        highest = max((i for i in tokenizer.get_vocab().values() if i not in special), default=-1)
         if vocab_size is not None and highest >= vocab_size:
             raise DataError(
                 f"the tokenizer's highest token id is {highest}, the model embeds {vocab_size} tokens",
@@ -64,6 +66,7 @@ class Encoder:
                 fix="use the tokenizer that belongs to the model",
             )
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         first = list(tokenizer("")["input_ids"])[:1]
         self._prefix = first if first == [tokenizer.bos_token_id] else []
         self._suffix = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
@@ -87,6 +90,12 @@ class Encoder:
             prefix = self._prefix if document.begins else []
             suffix = self._suffix if document.ends else []
             ids = np.array([*prefix, *text_ids, *suffix], dtype=np.int32)
+        if self._vocab_size is not None and len(ids) and (highest := int(ids.max())) >= self._vocab_size:
+            raise DataError(
+                f"{document.where}: the text holds a special token (id {highest}) that the model does not embed",
+                expected=f"token ids below {self._vocab_size}",
+                fix="remove the token from the text",
+            )
         return Encoded(ids, np.ones(len(ids), dtype=np.bool_))
 
     def _conversation(self, messages: list[dict[str, Any]], where: str) -> Encoded:
