@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.console import progress
-from sse_convert.errors import CheckpointError, RecipeError
+from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import GLAMixer, Mixer, SSEMixer, mixer_from_dict
 from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
@@ -109,6 +109,10 @@ def calibrate(
         {name: batch[name].to(device) for name in ("input_ids", "position_ids")}
         for batch in itertools.islice(source, settings.rows)
     ]
+    if not batches:
+        raise DataError(
+            "there are no calibration rows", expected="at least one row of text", fix="raise calibrate.rows"
+        )
     collector = Collector(model, teacher.spec, list(mixers), keep_inputs=settings.router == "kmeans")
     _run(collector, batches, "measuring the teacher")
     values = {

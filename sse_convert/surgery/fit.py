@@ -6,6 +6,9 @@ from sse_convert.modeling.tensors import as_sse
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.teacher import Teacher
 
+MAX_CALIBRATION_LENGTH = 4096
+"""tokens; calibration looks at attention weights, whose size is the square of the length"""
+
 
 def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> None:
     """Make sure that a well-formed recipe fits its model.
@@ -51,13 +54,18 @@ def _gate_problems(mixer: SSEMixer) -> list[str]:
 
 
 def _length_problems(recipe: Recipe, limit: int) -> list[str]:
+    problems = []
+    if recipe.calibrate.enabled and recipe.calibrate.seq_len > MAX_CALIBRATION_LENGTH:
+        problems.append(
+            f"calibrate.seq_len is {recipe.calibrate.seq_len}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole"
+        )
     lengths = {f"stages.{i}.seq_len": [stage.seq_len] for i, stage in enumerate(recipe.stages)}
     if recipe.calibrate.enabled:
         lengths["calibrate.seq_len"] = [recipe.calibrate.seq_len]
     lengths["eval.lengths"] = recipe.eval.lengths
     lengths["eval.needle.lengths"] = recipe.eval.needle.lengths if recipe.eval.needle else []
     lengths["eval.throughput"] = recipe.eval.throughput
-    return [
+    return problems + [
         f"{key} is {length}, beyond the {limit} positions of the teacher"
         for key, values in lengths.items()
         for length in values

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from sse_convert.cli import app
 from sse_convert.command import run_app
-from sse_convert.errors import CheckpointError, OutputError, RecipeError
+from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load
 from sse_convert.modeling.layout import row_layout
@@ -231,6 +231,8 @@ def test_refusals(made, tmp_path):
         calibrate(
             recipe(made / "teacher", layers={"pattern": ["sse"]}), made / "converted", tmp_path / "out", rows=batches()
         )
+    with pytest.raises(DataError, match="no calibration rows"):
+        calibrate(asked, made / "converted", tmp_path / "out", rows=[])
     with pytest.raises(OutputError, match="exists"):
         calibrate(asked, made / "converted", made / "teacher", rows=batches())
     convert(asked, tmp_path / "trained")

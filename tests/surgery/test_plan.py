@@ -133,6 +133,11 @@ def test_rope_cannot_be_kept_where_there_is_none():
         plan_of(config, mixers={"sse": {"kind": "sse", "rope": "keep", "qk_rank": 4}}, layers={"pattern": ["sse"]})
 
 
+def test_calibration_is_short():
+    with pytest.raises(RecipeError, match=r"calibrate\.seq_len is 8192, at most 4096: attention is held whole"):
+        plan_of({**synthetic.LLAMA, "max_position_embeddings": 16384}, calibrate={"seq_len": 8192})
+
+
 def test_all_problems_at_once():
     mixers = {"sse": {"kind": "sse", "row_top_k": 9}, "sliding": {"kind": "sliding", "window": 513}}
     with pytest.raises(RecipeError) as error:
