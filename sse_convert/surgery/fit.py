@@ -55,10 +55,9 @@ def _gate_problems(mixer: SSEMixer) -> list[str]:
 
 def _length_problems(recipe: Recipe, limit: int) -> list[str]:
     problems = []
-    if recipe.calibrate.enabled and recipe.calibrate.seq_len > MAX_CALIBRATION_LENGTH:
-        problems.append(
-            f"calibrate.seq_len is {recipe.calibrate.seq_len}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole"
-        )
+    rows = recipe.calibrate.seq_len
+    if recipe.calibrate.enabled and rows > MAX_CALIBRATION_LENGTH:
+        problems.append(f"calibrate.seq_len is {rows}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole")
     lengths = {f"stages.{i}.seq_len": [stage.seq_len] for i, stage in enumerate(recipe.stages)}
     if recipe.calibrate.enabled:
         lengths["calibrate.seq_len"] = [recipe.calibrate.seq_len]
