@@ -9,7 +9,7 @@ import pytest
 
 from sse_convert.surgery.checkpoint import open_checkpoint
 from tests.fake_hub import FakeHub, RefusedError, Repo
-from tests.surgery import synthetic
+from tests.surgery import models, synthetic
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -126,3 +126,33 @@ def test_unreachable(tmp_path):
         pass
     error = ask(hub, tmp_path, "a/single")
     assert (error["kind"], "cannot be reached for a/single" in error["what"]) == ("hub", True)
+
+
+def convert(hub, tmp_path, recipe):
+    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    env.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "sse_convert", "convert", str(recipe), "-o", str(tmp_path / "out"), "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout)
+
+
+def test_conversion_links_the_cache_and_downloads_only_what_will_be_used(tmp_path):
+    source = models.save_source(tmp_path / "source", hidden_size=256, intermediate_size=512, shard_size="1MB")
+    with HubServer({"a/tiny": source}) as hub:
+        wrong = models.recipe_file(tmp_path / "wrong.yaml", "a/tiny", layers={"pattern": ["sse"], "keep": [9]})
+        answer = convert(hub, tmp_path, wrong)
+        assert "layers.keep: 9 is out of range" in answer["error"]["what"]
+        headers = {file: count for file, count in hub.sent.items() if file.endswith(".safetensors")}
+        assert max(headers.values()) <= 100_001
+        assert sum(headers.values()) < sum(path.stat().st_size for path in source.glob("*.safetensors"))
+        answer = convert(hub, tmp_path, models.recipe_file(tmp_path / "r.yaml", "a/tiny"))
+        assert answer["ok"], answer
+    shards = sorted(source.glob("*.safetensors"))
+    assert len(shards) > 1
+    for shard in shards:
+        ours = tmp_path / "out" / shard.name
+        assert not ours.is_symlink()
+        assert ours.stat().st_nlink == 2  # the data in the cache, not the symbolic link to it
+        assert ours.read_bytes() == shard.read_bytes()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["sse"]["base_model"], config["sse"]["base_revision"]) == ("a/tiny", COMMIT)
