@@ -15,7 +15,7 @@ from sse_convert.surgery.statistics import LayerStatistics
 
 HALF_LIFE = 1.0, 4096.0
 """tokens; bounds of a head's half-life"""
-SPREAD = 4.0
+SPREAD = 2.0
 """the channels of a head lie between half-life / SPREAD and half-life * SPREAD, evenly in the logarithm"""
 LOGIT_STD = 1.0
 """spread of the router's logits over tokens when its rows are centroids"""

@@ -171,4 +171,11 @@ class Plan:
 
 
 def _longest(tokens: dict[str, int]) -> str:
-    return " / ".join(f"{count // 1024}K" if count >= 1024 else "-" for count in tokens.values())
+    return " / ".join(map(_length, tokens.values()))
+
+
+def _length(tokens: int) -> str:
+    """Tokens in units of 1024, rounded down: 98304 -> 96K."""
+    if tokens >= 1 << 20:
+        return f"{tokens >> 20}M"
+    return f"{tokens >> 10}K" if tokens >= 1 << 10 else "-"
