@@ -43,12 +43,21 @@ def lora_targets(model: PreTrainedModel, settings: Lora, converted: set[str]) ->
     )
 
 
-def add_lora(model: PreTrainedModel, settings: Lora, targets: list[str]) -> None:
-    """Put trainable adapters beside the target modules; everything else is frozen. The model's output is unchanged."""
+def add_lora(model: PreTrainedModel, settings: Lora, targets: list[str], seed: int) -> None:
+    """Put trainable adapters beside the target modules; everything else is frozen. The model's output is unchanged.
+
+    Args:
+        model: the student, on the CPU.
+        settings: rank and alpha.
+        targets: from `lora_targets`.
+        seed: of the adapters' weights, the same on every process: shards of different matrices would not fit together.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets)  # type: ignore[arg-type]
-    inject_adapter_in_model(config, model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
 

@@ -208,7 +208,8 @@ def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> No
     """
     attention = tuple(f"{path}." for path in converted_attention(model).values())
     if stage.train == "lora":
-        add_lora(model, train.lora, lora_targets(model, train.lora, set(converted_attention(model).values())))
+        targets = lora_targets(model, train.lora, set(converted_attention(model).values()))
+        add_lora(model, train.lora, targets, train.seed)
     for name, parameter in model.named_parameters():
         adapter = ".lora_" in name
         parameter.requires_grad_(adapter or name.startswith(attention) or stage.train == "all")

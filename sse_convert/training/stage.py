@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 
 from sse_convert.console import say
 from sse_convert.errors import RecipeError, TrainingError
@@ -127,7 +126,6 @@ class _Run:
 
     def train(self) -> tuple[Objective, StageReport]:
         """Set up, restore if there is something to restore, and train to the end."""
-        set_seed(self.recipe.train.seed)  # the same on every process: sharded LoRA weights must agree
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
         now = Progress()

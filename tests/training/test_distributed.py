@@ -11,77 +11,73 @@ import pytest
 import torch
 
 from sse_convert.modeling.auto import load
+from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
+from tests.training.launched import STOPPED
 
 pytestmark = pytest.mark.slow
-STAGES = [
-    ("align", {"tokens": 384}),
-    ("distill", {"tokens": 384, "hidden_loss": 0.1, "gradient_checkpointing": True}),
-    ("uptrain", {"tokens": 384, "checkpoint_steps": 2}),
-    ("distill", {"name": "lora", "train": "lora", "tokens": 256}),
-]
-SIZE = {"micro_batch": 1, "batch_tokens": 128, "seq_len": 32}
 LAUNCHED = Path(__file__).with_name("launched.py")
+SIZE = {"micro_batch": 1, "batch_tokens": 128, "seq_len": 32}
+"""rows are cut into the same micro batches by one process and by two, so the balance losses agree as well"""
+STAGES = [
+    ("align", {**SIZE, "tokens": 384}),
+    ("distill", {**SIZE, "tokens": 384, "hidden_loss": 0.1, "gradient_checkpointing": True}),
+    ("uptrain", {**SIZE, "tokens": 384}),
+    ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
+    ("uptrain", {**SIZE, "tokens": 768, "name": STOPPED, "checkpoint_steps": 2}),
+]
 
 
-def launch(recipe, checkpoint, out, *how, stop_after=None):
-    out.mkdir(exist_ok=True)
+@pytest.fixture(scope="module")
+def recipe(teacher_folder, text_folder):
+    return recipe_for(teacher_folder, text_folder, "unused", stages=STAGES)
+
+
+@pytest.fixture(scope="module")
+def alone(recipe, converted, tmp_path_factory):
+    """Every stage in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for stage in recipe.stages:
+        run_stage(recipe, stage, converted, folder / stage.name)
+    return folder
+
+
+def launch(recipe, checkpoint, out, *how):
+    """Run `launched.py` in two processes; the number of processes that each of them sees."""
     (out / "recipe.json").write_text(json.dumps(recipe.to_dict()))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = [*how, "--num_machines=1", f"--main_process_port={port}", "--mixed_precision=no", "--dynamo_backend=no"]
-    paths = [str(out / "recipe.json"), str(checkpoint), str(out)]
+    arguments = [*how, "--num_processes=2", "--num_machines=1", f"--main_process_port={port}"]
+    arguments += ["--mixed_precision=no", "--dynamo_backend=no", str(LAUNCHED)]
     root = Path(__file__).parents[2]
-    stop = {} if stop_after is None else {"STOP_AFTER_STEPS": str(stop_after)}
     done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", *arguments, str(LAUNCHED), *paths],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **stop},
+        [sys.executable, "-m", "accelerate.commands.launch", *arguments, str(out / "recipe.json"), checkpoint, out],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert (done.returncode == 0) == (stop_after is None), done.stderr[-8000:]
+    assert done.returncode == 0, done.stderr[-8000:]
     return [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("processes ")]
-
-
-@pytest.fixture(scope="module")
-def recipe(teacher_folder, text_folder):
-    """Rows are cut into the same micro batches by one process and by two, so the balance losses agree as well."""
-    stages = [(name, {**SIZE, **own}) for name, own in STAGES]
-    return recipe_for(teacher_folder, text_folder, "unused", stages=stages)
-
-
-@pytest.fixture(scope="module")
-def alone(recipe, converted, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    assert launch(recipe, converted, folder, "--num_processes=1") == [1]
-    return folder
 
 
 @pytest.mark.parametrize(
     "how", [pytest.param(["--multi_gpu"], id="DDP"), pytest.param(["--use_fsdp", "--fsdp_version=2"], id="FSDP2")]
 )
 def test_two_processes_give_the_losses_of_one(recipe, converted, alone, tmp_path, how):
-    assert launch(recipe, converted, tmp_path, "--num_processes=2", *how) == [2, 2]
+    assert launch(recipe, converted, tmp_path, *how) == [2, 2]
+    stopped = recipe.stages[-1]
+    assert [path.name for path in (tmp_path / f"{STOPPED}.work").glob("step-*")] == ["step-000002"]
+    assert run_stage(recipe, stopped, converted, tmp_path / STOPPED).steps == 6  # continued by one process
     for stage in recipe.stages:
         one, two = alone / stage.name, tmp_path / stage.name
         for key in ("loss", "grad_norm"):
             expected, found = (torch.tensor(losses(folder, key)) for folder in (one, two))
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+            rtol = 1e-4 if stage is stopped else 1e-5  # after three steps Adam has magnified the rounding
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
         before, after = load(one).state_dict(), load(two).state_dict()
         assert before.keys() == after.keys()
         for name, value in before.items():
-            assert (after[name] - value).norm() <= 1e-3 * value.norm(), name
-
-
-def test_a_sharded_run_is_continued_by_one_process(make, train, converted, tmp_path):
-    recipe = make(("uptrain", {**SIZE, "tokens": 128 * 6, "checkpoint_steps": 2}))
-    whole, _ = train("uptrain", "whole", recipe=recipe)
-    launch(recipe, converted, tmp_path, "--num_processes=2", "--use_fsdp", "--fsdp_version=2", stop_after=3)
-    assert [path.name for path in (tmp_path / "uptrain.work").glob("step-*")] == ["step-000002"]
-    folder, report = train("uptrain", "uptrain", recipe=recipe)
-    assert report.steps == 6
-    expected, found = (torch.tensor(losses(path)) for path in (whole, folder))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+            assert (after[name] - value).norm() <= 2e-3 * value.norm(), name

@@ -15,7 +15,7 @@ from tests.training.conftest import losses, make_llama
 def randomised(model, settings=None, converted=frozenset()):
     """The model with adapters that do something."""
     settings = settings or Lora(rank=3, alpha=5.0)
-    add_lora(model, settings, lora_targets(model, settings, set(converted)))
+    add_lora(model, settings, lora_targets(model, settings, set(converted)), 0)
     g = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
