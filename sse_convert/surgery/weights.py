@@ -49,22 +49,31 @@ def read_tensor(folder: Path, info: TensorInfo) -> Tensor:
     return torch.frombuffer(data, dtype=TORCH_DTYPES[info.dtype]).reshape(info.shape)
 
 
-def chunks(folder: Path, info: TensorInfo) -> Iterator[bytearray]:
-    """The data of one tensor in pieces of at most 32 MiB, each a whole number of elements."""
+def chunks(folder: Path, info: TensorInfo) -> Iterator[memoryview]:
+    """The data of one tensor in pieces of at most 32 MiB, each a whole number of elements; valid until the next one.
+
+    Raises:
+        CheckpointError: the file became shorter while it was read.
+    """
+    buffer = memoryview(bytearray(min(info.nbytes, CHUNK_BYTES)))
     left = info.nbytes
-    with (folder / info.shard).open("rb") as file:
+    with (folder / info.shard).open("rb", buffering=0) as file:
         file.seek(info.start)
         while left:
-            data = bytearray(file.read(min(left, CHUNK_BYTES)))
-            if not data:
-                raise CheckpointError(
-                    f"shard {folder / info.shard} ended while it was read", fix="do not change it meanwhile"
-                )
-            left -= len(data)
-            yield data
+            piece = buffer[: min(left, CHUNK_BYTES)]
+            filled = 0
+            while filled < len(piece):
+                count = file.readinto(piece[filled:])
+                if not count:
+                    raise CheckpointError(
+                        f"shard {folder / info.shard} ended while it was read", fix="do not change it meanwhile"
+                    )
+                filled += count
+            left -= len(piece)
+            yield piece
 
 
-def nonfinite(data: bytearray, dtype: str) -> int:
+def nonfinite(data: memoryview, dtype: str) -> int:
     """How many of the elements in `data` are NaN or infinite."""
     if not TORCH_DTYPES[dtype].is_floating_point:
         return 0
@@ -130,7 +139,11 @@ def same_tensors(ours: CheckpointFiles, theirs: CheckpointFiles, names: list[str
             different.append(name)
         elif not (same_file[info.shard, other.shard] and info.start == other.start):
             pairs = zip(chunks(ours.folder, info), chunks(theirs.folder, other), strict=True)
-            if any(a != b for a, b in pairs):
+            if any(not torch.equal(_raw(a), _raw(b)) for a, b in pairs):
                 different.append(name)
         bar.update()
     return different
+
+
+def _raw(data: memoryview) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8)

@@ -136,6 +136,7 @@ def convert(hub, tmp_path, recipe):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_conversion_links_the_cache_and_downloads_only_what_will_be_used(tmp_path):
     source = models.save_source(tmp_path / "source", hidden_size=256, intermediate_size=512, shard_size="1MB")
     with HubServer({"a/tiny": source}) as hub:
