@@ -153,7 +153,6 @@ def load_student(checkpoint: str | Path, backend: str) -> PreTrainedModel:
         )
     for layer in model.sse_layers().values():
         layer.backend = backend
-    model.config.use_cache = False
     student: PreTrainedModel = model.train()
     return student
 

@@ -91,6 +91,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     reader = _reader(recipe, stage, checkpoint)
     inputs = stage_inputs(recipe, stage, checkpoint, reader)
     if (done := finished(out, inputs)) is not None:
+        if accelerator.is_main_process:
+            shutil.rmtree(work, ignore_errors=True)  # a killed process may not have come to it
         return dc.replace(StageReport(**done), already_done=True)
     _open_work(work, out, inputs, accelerator)
     reader.prepare()
