@@ -54,7 +54,7 @@ def run(recipe: Recipe, *, resume: bool = True) -> RunReport:
         inputs = _calibrate_inputs(recipe, source)
         folder = steps.alone("calibrate", inputs, lambda folder: calibrate(recipe, source, folder))
     for stage in recipe.stages:
-        target = steps.next(stage.name)
+        target = steps.announce(stage.name)
         report = run_stage(recipe, stage, folder, target)
         steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
         folder = target
@@ -98,9 +98,12 @@ class _Steps:
         self.done: list[dict[str, Any]] = []
         self.text: list[str] = []
 
-    def next(self, name: str) -> Path:
-        """Folder of the next step."""
-        return self._root / f"{len(self.done):02d}-{name}"
+    def announce(self, name: str) -> Path:
+        """Folder of the next step; says its name unless it is finished."""
+        folder = self._root / f"{len(self.done):02d}-{name}"
+        if self._accelerator.is_main_process and not (folder / STAGE_FILE).is_file():
+            say(f"== {name} -> {folder}")
+        return folder
 
     def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
         """Note a finished step."""
@@ -113,7 +116,7 @@ class _Steps:
         Raises:
             TrainingError: the step is finished and its inputs have changed.
         """
-        folder = self.next(name)
+        folder = self.announce(name)
         if folder.exists() and not (folder / STAGE_FILE).is_file() and self._accelerator.is_main_process:
             shutil.rmtree(folder)  # a killed run had not finished it
         self._accelerator.wait_for_everyone()
@@ -121,7 +124,6 @@ class _Steps:
         lines = [f"{name}: done before ({folder})"]
         if stored is None:
             if self._accelerator.is_main_process:
-                say(f"== {name} -> {folder}")
                 report = action(folder)
                 lines = report.lines()
                 write_record(folder, inputs, report.to_dict())
