@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sse_convert.command import hush_libraries
 from sse_convert.console import progress, say
 from sse_convert.errors import INTERRUPTED_EXIT_CODE, SSEConvertError
 from sse_convert.evaluation.intervals import wilson
@@ -117,6 +118,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="output folder")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
     args = parser.parse_args()
+    hush_libraries()
     os.environ.setdefault("SSE_CONVERT_CACHE", str(args.out / "cache"))
     places = [f"model={HERE / 'teacher'}", f"export.dir={args.out / 'model'}"]
     try:

@@ -92,13 +92,18 @@ def command(
     return register
 
 
+def hush_libraries() -> None:
+    """Without a terminal, no progress bars of the libraries; ours know by themselves. Call before they are imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers follows it too
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
 def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code. A bug prints its traceback and gives 1."""
     as_json = "--json" in arguments
     name = _invoked(app, arguments)
-    if not sys.stderr.isatty():  # the libraries' progress bars; ours know by themselves
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers follows it too
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    hush_libraries()
     try:
         result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert import api
+from sse_convert.command import hush_libraries
 from sse_convert.console import say
 from sse_convert.errors import SSEConvertError
 from sse_convert.recipe import load_recipe
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
     options = parser.parse_args()
+    hush_libraries()
     try:
         report = measure(options.recipe, options.set)
     except SSEConvertError as error:
