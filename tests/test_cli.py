@@ -198,7 +198,8 @@ def test_interrupt_says_how_to_go_on(capsys, monkeypatch):
 
 def test_a_real_sigint(tmp_path):
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background shells start us with it ignored
         "from sse_convert import api\n"
         "def slow(*a, **k):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
         "api.run = slow\n"
