@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.triton import interpreter
+
+interpreter.install()
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

@@ -1,0 +1,174 @@
+"""Triton's interpreter runs the kernels on a CPU. What it does differently from a GPU is mended or refused here.
+
+`install` comes before the first import of triton: triton.language is itself made of jitted functions, and each is
+compiled or interpreted for good when it is decorated. Wrong in Triton 3.6 and 3.9:
+- tl.dot and arithmetic on bfloat16 use the raw bits as integers;
+- float32 to bfloat16 truncates, a GPU rounds to nearest even;
+- a tf32 dot keeps all bits of float32, a GPU drops 13 of them;
+- lanes that a mask switches off load zeros, a GPU leaves anything there: here NaN, as in the rest of the tests;
+- an address outside the arguments is read and written all the same: here it is an error.
+
+NumPy 2.4 or newer needs Triton 3.9 (triton issue 9171).
+"""
+
+import dataclasses as dc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def install() -> None:
+    """Interpret kernels, if there is no CUDA device and triton is installed; harmless to call again."""
+    if torch.cuda.is_available():
+        return
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if os.environ["TRITON_INTERPRET"] != "1":
+        return
+    try:
+        import triton.language as tl
+        from triton.runtime import interpreter
+    except ImportError:
+        return
+    if not hasattr(tl.cdiv, "rewriter"):
+        raise RuntimeError("triton was imported before TRITON_INTERPRET was set: call install() earlier")
+    if not issubclass(interpreter.InterpreterBuilder, _Mended):
+        _mend(interpreter)
+
+
+class _Mended:
+    """Marks the builder that has been mended."""
+
+
+def _mend(interpreter: Any) -> None:
+    builder = interpreter.interpreter_builder
+    builder.__class__ = _builder_class(interpreter)
+    interpreter.InterpreterBuilder = builder.__class__
+    precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
+    builder.options = dc.replace(builder.options, allowed_dot_input_precisions=precisions)
+    executor = interpreter.GridExecutor
+    to_host = executor._init_args_hst
+
+    def note_arguments(self: Any, args: Any, kwargs: Any) -> Any:
+        hosts = to_host(self, args, kwargs)
+        builder.memory = _Memory([*_tensors(hosts[0]), *_tensors(hosts[1].values())])
+        return hosts
+
+    executor._init_args_hst = note_arguments
+
+
+def _builder_class(interpreter: Any) -> type:
+    import triton.language as tl
+    from triton._C.libtriton import ir
+
+    handle = interpreter.TensorHandle
+
+    def is_bf16(x: Any) -> bool:
+        return bool(x.dtype.scalar == tl.bfloat16)
+
+    def floats(x: Any) -> Any:
+        return bf16_to_float32(x.data) if is_bf16(x) else x.data
+
+    class Builder(_Mended, interpreter.InterpreterBuilder):  # type: ignore[misc, name-defined]
+        memory: "_Memory"
+
+        def cast_impl(self, src: Any, dst_type: Any) -> Any:
+            if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+                return handle(float32_to_bf16(src.data), tl.bfloat16)
+            if is_bf16(src) and dst_type.scalar == tl.float32:
+                return handle(bf16_to_float32(src.data), tl.float32)
+            if is_bf16(src) != (dst_type.scalar == tl.bfloat16):
+                return self.cast_impl(self.cast_impl(src, tl.float32), dst_type)
+            return super().cast_impl(src, dst_type)
+
+        def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+            if rounding_mode == ir.ROUNDING_MODE.RTNE and tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
+                return self.cast_impl(src, dst_type)
+            return super().create_fp_to_fp(src, dst_type, rounding_mode)
+
+        def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
+            if not is_bf16(lhs):
+                return super().binary_op(lhs, rhs, op)
+            out = op(floats(lhs), floats(rhs))
+            return handle(out if out.dtype == np.bool_ else float32_to_bf16(out), tl.bfloat16)
+
+        def unary_op(self, arg: Any, op: Callable[..., Any]) -> Any:
+            if not is_bf16(arg):
+                return super().unary_op(arg, op)
+            return handle(float32_to_bf16(op(floats(arg))), tl.bfloat16)
+
+        def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: int) -> Any:
+            a_data, b_data = floats(a), floats(b)
+            if input_precision == ir.INPUT_PRECISION.TF32 and a_data.dtype == b_data.dtype == np.float32:
+                a_data, b_data = float32_to_tf32(a_data), float32_to_tf32(b_data)
+            return handle(np.matmul(a_data, b_data, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+        def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any) -> Any:
+            self.memory.check(ptrs, mask, "load")
+            element = ptrs.get_element_ty()
+            if other is None and element.is_floating():
+                other = self.cast_impl(handle(np.full(ptrs.data.shape, np.nan, np.float32), tl.float32), element)
+            return super().create_masked_load(ptrs, mask, other, *policy)
+
+        def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any) -> Any:
+            self.memory.check(ptrs, mask, "store")
+            return super().create_masked_store(ptrs, value, mask, *policy)
+
+        def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+            self.memory.check(ptr, mask, "atomic")
+            return super().create_atomic_rmw(op, ptr, val, mask, sem, scope)
+
+    return Builder
+
+
+class _Memory:
+    """The address ranges of the tensors a kernel was given; nothing else may be touched."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        ranges = sorted((start, start + size) for start, size in storages.items() if size)
+        self.starts = np.array([start for start, _ in ranges], dtype=np.uint64)
+        self.ends = np.array([end for _, end in ranges], dtype=np.uint64)
+
+    def check(self, ptrs: Any, mask: Any, action: str) -> None:
+        """Raise unless every address that the mask leaves on lies in one of the ranges."""
+        touched = np.atleast_1d(ptrs.data)[np.broadcast_to(mask.data, np.atleast_1d(ptrs.data).shape)]
+        if touched.size == 0:
+            return
+        size = np.uint64(max(1, ptrs.get_element_ty().primitive_bitwidth // 8))
+        index = np.searchsorted(self.starts, touched, side="right") - 1
+        inside = (
+            (index >= 0) & (touched + size <= self.ends[index]) if self.ends.size else np.zeros(touched.shape, bool)
+        )
+        if not inside.all():
+            raise IndexError(f"{action} of {(~inside).sum()} elements outside the kernel's arguments")
+
+
+def bf16_to_float32(bits: Any) -> Any:
+    """Values of bfloat16 bit patterns (uint16)."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def float32_to_bf16(values: Any) -> Any:
+    """Bit patterns (uint16) of the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(np.shape(values))
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def float32_to_tf32(values: Any) -> Any:
+    """float32 without its last 13 bits, which is what a tensor core sees."""
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    return np.where(np.isfinite(values), (bits & np.uint32(0xFFFFE000)).view(np.float32), values)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+        elif hasattr(value, "base"):
+            yield value.base
