@@ -1,0 +1,8 @@
+"""Whether a forward runs or is being recorded."""
+
+import torch
+
+
+def traced() -> bool:
+    """Whether this forward is compiled by `torch.compile` or captured in a CUDA graph, so that no value may be read."""
+    return torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
