@@ -26,7 +26,8 @@ from torch import Tensor
 
 from sse_convert.kernels import chunked
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.validation import build_operands
+from sse_convert.kernels.operands import operands_of
+from sse_convert.kernels.validation import build_inputs
 from sse_convert.kernels.varlen import sse_attention_varlen
 
 BACKENDS = ("varlen", "sequential", "masked")
@@ -117,10 +118,7 @@ def largest_error(problem: Problem) -> float:
 
 def by_chunk_size(problem: Problem, chunk_size: int) -> Callable[[list[Tensor]], Tensor]:
     def run(inputs: list[Tensor]) -> Tensor:
-        operands = build_operands(
-            *inputs[:5], tuple(inputs[5:]), top_k=problem.top_k, read_top_k=None, write_gate=True, read_gate=True,
-            scale=None, cu_seqlens=None, initial_state=None, router_bias=None, partition_gate=None, positions=None,
-        )  # fmt: skip
+        operands = operands_of(build_inputs(*inputs[:5], tuple(inputs[5:]), top_k=problem.top_k))
         return sse_attention_varlen(operands, chunk_size=chunk_size)[0]
 
     return run

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import HardwareError, UsageError
+from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.gates import PartitionGate, gate_name
+from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.masked import sse_attention_masked
-from sse_convert.kernels.operands import Operands
+from sse_convert.kernels.operands import Operands, operands_of
 from sse_convert.kernels.recurrent import sse_attention_recurrent
 from sse_convert.kernels.reference import sse_attention_reference
 from sse_convert.kernels.sequential import sse_attention_sequential
-from sse_convert.kernels.validation import build_operands
+from sse_convert.kernels.validation import build_inputs
 from sse_convert.kernels.varlen import sse_attention_varlen
 
 _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = {
@@ -40,7 +42,11 @@ def sse_attention(
     write_gate: bool = True,
     read_gate: bool = True,
     scale: float | None = None,
+    k_map: KeyFeatureMap = "identity",
+    k_scale: Tensor | None = None,
+    decay_normalizer: float | None = None,
     cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     router_bias: Tensor | None = None,
@@ -51,15 +57,17 @@ def sse_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Sparse State Expansion attention over packed sequences; `reference.py` is the definition.
 
-    q and k come normed, rotated and feature-mapped. Query head h reads state head h // (Hq // H). Each of q, k and v is
-    one set for all partitions ([T, heads, dim]) or one per partition ([T, N, heads, dim]). Computes in float32 (float64
-    if q, k or v is float64) whatever autocast says; gradients flow to every tensor except router_bias.
+    q and k come normed and rotated; here k is scaled and mapped, and log decays are made of gate logits, if so asked.
+    Query head h reads state head h // (Hq // H). Each of q, k and v is one set for all partitions ([T, heads, dim]) or
+    one per partition ([T, N, heads, dim]). The torch backends compute in float32 (float64 if q, k or v is float64)
+    whatever autocast says; gradients flow to every tensor except router_bias.
 
     Args:
         q: [T, Hq, D] or [T, N, Hq, D], Hq a multiple of H.
         k: [T, H, D] or [T, N, H, D].
         v: [T, H, V] or [T, N, H, V].
-        log_decay: [T, H, D], natural log of the decay, <= 0 (not checked); expanded views are welcome.
+        log_decay: [T, H, D], natural log of the decay, <= 0 (not checked), or gate logits if decay_normalizer is given;
+            expanded views are welcome.
         router_logits: [T, N].
         shared: (q' [T, Hq, D], k' [T, H, D], log_decay' [T, H, D]) of the always-selected partition, with v as its
             values; a fourth entry v' [T, H, V] replaces v and is required when v is per partition. None for no such
@@ -69,8 +77,13 @@ def sse_attention(
         write_gate: multiply what is written by e, the softmax of the router logits.
         read_gate: multiply what is read by e.
         scale: multiplies q and q'; None for D ** -0.5.
-        cu_seqlens: [S + 1] integer offsets of the sequences in T, first 0, last T; None for one sequence. On the CPU it
-            costs no device sync.
+        k_map: softmax | silu | relu | identity, applied to each key of k and k' over D, in float32.
+        k_scale: [H], multiplies k and k' before k_map; None for 1.
+        decay_normalizer: makes log_decay and log_decay' gate logits, the log decay being logsigmoid(logit) over this
+            number, in float32; None takes log_decay as it is.
+        cu_seqlens: [S + 1] integer offsets of the sequences in T, first 0, last T; None for one sequence. Values are
+            checked on the CPU only.
+        max_seqlen: no sequence is longer; lets auto see from offsets on a device that every sequence has one token.
         initial_state: [S, N + 1, H, D, V], partition N is the shared one ([S, N, ...] without it); None for zeros.
         output_final_state: return the final state.
         router_bias: [N], added to e for the selection only.
@@ -86,22 +99,23 @@ def sse_attention(
 
     Raises:
         ShapeError: a tensor disagrees with the others in shape or kind of dtype.
-        UsageError: an argument out of range, an unknown backend, or a gate the backend cannot run.
+        UsageError: an argument is out of range, the backend is unknown, or it cannot run the gate.
         HardwareError: the backend is not available here.
 
     Source: arXiv:2507.16577, section "SSE" and Algorithms 1 and 2.
     """
     _check_backend(backend, partition_gate)
     with torch.autocast(q.device.type, enabled=False):
-        operands = build_operands(
+        x = build_inputs(
             q, k, v, log_decay, router_logits, shared,
             top_k=top_k, read_top_k=read_top_k, write_gate=write_gate, read_gate=read_gate, scale=scale,
-            cu_seqlens=cu_seqlens, initial_state=initial_state, router_bias=router_bias,
+            k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen, initial_state=initial_state, router_bias=router_bias,
             partition_gate=partition_gate, positions=positions,
         )  # fmt: skip
         if inplace_state:
-            _check_inplace(initial_state, operands)
-        o_THGV, final_SMHDV = _run(_chosen(backend, operands), operands, inplace_state)
+            _check_inplace(x)
+        o_THGV, final_SMHDV = _run(_chosen(backend, x), operands_of(x), inplace_state)
     o = o_THGV.flatten(1, 2).to(v.dtype)
     return o, final_SMHDV if output_final_state else None
 
@@ -129,12 +143,10 @@ def _run(backend: str, x: Operands, inplace_state: bool) -> tuple[Tensor, Tensor
     return o_THGV, x.state_SMHDV.copy_(final_SMHDV) if inplace_state else final_SMHDV
 
 
-def _check_inplace(initial_state: Tensor | None, x: Operands) -> None:
-    if initial_state is None or initial_state.dtype != x.state_SMHDV.dtype:
-        given = "None" if initial_state is None else str(initial_state.dtype)
-        raise UsageError(
-            f"inplace_state with initial_state {given}", expected=f"an initial_state in {x.state_SMHDV.dtype}"
-        )
+def _check_inplace(x: Inputs) -> None:
+    if x.initial_state is None or x.initial_state.dtype != x.dtype:
+        given = "None" if x.initial_state is None else str(x.initial_state.dtype)
+        raise UsageError(f"inplace_state with initial_state {given}", expected=f"an initial_state in {x.dtype}")
     if x.wants_grad():
         raise UsageError(
             "inplace_state with inputs that require gradients",
@@ -163,10 +175,9 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
         )
 
 
-def _chosen(backend: str, x: Operands) -> str:
+def _chosen(backend: str, x: Inputs) -> str:
     if backend != "auto":
         return backend
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"
-    one_token_each = x.num_tokens == x.num_sequences and bool((x.cu_seqlens.diff() == 1).all())
-    return "recurrent" if one_token_each and not x.wants_grad() else "varlen"
+    return "recurrent" if x.one_token_each and not x.wants_grad() else "varlen"

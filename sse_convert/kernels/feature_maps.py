@@ -1,6 +1,6 @@
 """phi, the feature map on keys: which rows of a state a token writes, and how strongly."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,17 @@ from torch import Tensor
 from sse_convert.errors import UsageError
 
 KeyFeatureMap = Literal["softmax", "silu", "relu", "identity"]
+
+
+def check_key_feature_map(kind: str) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        UsageError: `kind` is none of `KeyFeatureMap`.
+    """
+    known = get_args(KeyFeatureMap)
+    if kind not in known:
+        raise UsageError(f"key feature map is {kind!r}", expected=f"one of {', '.join(known)}")
 
 
 def selected_rows(k: Tensor, row_top_k: int) -> Tensor:
@@ -39,6 +50,7 @@ def key_feature_map(k: Tensor, kind: KeyFeatureMap, row_top_k: int | None = None
     Raises:
         UsageError: `kind` is not one of the four.
     """
+    check_key_feature_map(kind)
     x = k if k.dtype == torch.float64 else k.float()
     keep = None if row_top_k is None or row_top_k >= k.shape[-1] else selected_rows(x.detach(), row_top_k)
     if kind == "softmax":
@@ -48,8 +60,6 @@ def key_feature_map(k: Tensor, kind: KeyFeatureMap, row_top_k: int | None = None
         phi = F.silu(x)
     elif kind == "relu":
         phi = F.relu(x)
-    elif kind == "identity":
-        phi = x
     else:
-        raise UsageError(f"key feature map is {kind!r}", expected="one of softmax, silu, relu, identity")
+        phi = x
     return (phi if keep is None else phi.masked_fill(~keep, 0)).to(k.dtype)

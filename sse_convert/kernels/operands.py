@@ -1,12 +1,15 @@
-"""What every backend receives: validated inputs in the computing dtype, one layout for all variants."""
+"""What the torch backends compute with: the inputs in the computing dtype, scaled and mapped."""
 
 import dataclasses as dc
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import PartitionGate
+from sse_convert.kernels.inputs import Inputs, SharedInputs
 from sse_convert.kernels.routing import Routing, route
 
 
@@ -44,6 +47,8 @@ class Operands:
     """initial states; partition N is the shared one"""
     cu_seqlens: Tensor
     """[S + 1] int64 offsets of the sequences, on the CPU or on the device of q"""
+    one_token_each: bool
+    """every sequence is known to have one token"""
     positions_T: Tensor | None
     """int64 position of each token, for partition gates"""
     top_k: int
@@ -113,6 +118,53 @@ class Operands:
             positions=positions_R,
             state=state_RNHDV,
         )
+
+
+def operands_of(x: Inputs) -> Operands:
+    """The inputs as the torch backends take them: q times the scale, phi(k_scale * k), and log decays."""
+    dtype, (H, D), V = x.dtype, x.k.shape[2:], x.v.shape[3]
+    q_TPQD = x.q.to(dtype) * x.scale
+    shape = x.num_sequences, x.num_states, H, D, V
+    state = x.q.new_zeros(shape, dtype=dtype) if x.initial_state is None else x.initial_state.to(dtype)
+    return Operands(
+        q_TPHGD=torch.unflatten(q_TPQD, 2, (H, q_TPQD.shape[2] // H)),
+        k_TPHD=_mapped(x, x.k),
+        v_TPHV=x.v.to(dtype),
+        log_decay_THD=_log_decay(x, x.log_decay),
+        router_logits_TN=x.router_logits,
+        shared=None if x.shared is None else _shared_operands(x, x.shared),
+        state_SMHDV=state,
+        cu_seqlens=x.cu_seqlens.long(),
+        one_token_each=x.one_token_each,
+        positions_T=x.positions,
+        top_k=x.top_k,
+        read_top_k=x.read_top_k,
+        write_gate=x.write_gate,
+        read_gate=x.read_gate,
+        router_bias_N=x.router_bias,
+        partition_gate=x.partition_gate,
+    )
+
+
+def _shared_operands(x: Inputs, shared: SharedInputs) -> SharedOperands:
+    q_TQD, H = shared.q.to(x.dtype) * x.scale, shared.k.shape[1]
+    return SharedOperands(
+        q_THGD=torch.unflatten(q_TQD, 1, (H, q_TQD.shape[1] // H)),
+        k_THD=_mapped(x, shared.k),
+        v_THV=shared.v.to(x.dtype),
+        log_decay_THD=_log_decay(x, shared.log_decay),
+    )
+
+
+def _mapped(x: Inputs, k: Tensor) -> Tensor:
+    """phi of keys [..., H, D]."""
+    k = k.to(x.dtype)
+    return key_feature_map(k if x.k_scale is None else k * x.k_scale.to(x.dtype)[:, None], x.k_map)
+
+
+def _log_decay(x: Inputs, given: Tensor) -> Tensor:
+    given = given.to(x.dtype)
+    return given if x.decay_normalizer is None else F.logsigmoid(given) / x.decay_normalizer
 
 
 def gather_rows(x_TP: Tensor, tokens: Tensor, partitions: Tensor) -> Tensor:

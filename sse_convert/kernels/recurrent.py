@@ -12,7 +12,7 @@ def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tupl
     """Advance all sequences together, one token at a time; made for one token per sequence, right for any lengths.
 
     Args:
-        x: the operands; with cu_seqlens on the CPU there is no device sync.
+        x: the operands; there is no device sync if cu_seqlens is on the CPU or all sequences have one token.
         inplace_state: write the new states into `x.state_SMHDV` and return it (no gradients).
 
     Returns:
@@ -33,11 +33,11 @@ def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tupl
 def _steps(x: Operands) -> Iterator[tuple[Tensor, Tensor]]:
     """For each token position, the sequences that have one there and those tokens."""
     device = x.router_logits_TN.device
-    starts_S, lengths_S = x.cu_seqlens[:-1].cpu(), x.cu_seqlens.diff().cpu()
-    if bool((lengths_S == 1).all()):
+    if x.one_token_each:
         every = torch.arange(x.num_sequences, device=device)
         yield every, every
         return
+    starts_S, lengths_S = x.cu_seqlens[:-1].cpu(), x.cu_seqlens.diff().cpu()
     for position in range(int(lengths_S.max())):
         sequences_B = torch.nonzero(lengths_S > position)[:, 0]
         yield sequences_B.to(device), (starts_S[sequences_B] + position).to(device)

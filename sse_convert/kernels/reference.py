@@ -9,6 +9,10 @@ from sse_convert.kernels.operands import Operands
 def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
     """For each token, in order: select partitions, decay and write those of the write set, then read the read set.
 
+    Here q is already times the scale, k is phi(k_scale * k) over its head dim with phi the `k_map`, and log_decay is a
+    natural log, made from gate logits x as logsigmoid(x) / decay_normalizer where those were given (`operands_of`, in
+    the computing dtype; the same for q', k' and log_decay' of the shared partition). Then
+
         S[p] = exp(log_decay) * S[p] + (e[p] * k) outer v       p in the write set; other partitions stay as they are
         S[shared] = exp(log_decay') * S[shared] + k' outer v    always, ungated
         o = sum over p in the read set of (e[p] * q) S[p]  +  q' S[shared]

@@ -1,88 +1,86 @@
-"""Checks the arguments of `sse_attention` and brings them into the layout of the backends."""
+"""Checks the arguments of `sse_attention` and brings them into one layout."""
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from sse_convert.errors import ShapeError, UsageError
+from sse_convert.kernels.feature_maps import KeyFeatureMap, check_key_feature_map
 from sse_convert.kernels.gates import PartitionGate
-from sse_convert.kernels.operands import Operands, SharedOperands
+from sse_convert.kernels.inputs import Inputs, SharedInputs
 
-Shape = tuple[int | str, ...]
+Shape = tuple[int, ...]
+Tensors = dict[str, tuple[Tensor | None, Shape]]
+"""name -> a tensor, and the shape it should have"""
 
 
-def build_operands(
+def build_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor,
     router_logits: Tensor,
-    shared: tuple[Tensor, ...] | None,
+    shared: tuple[Tensor, ...] | None = None,
     *,
     top_k: int,
-    read_top_k: int | None,
-    write_gate: bool,
-    read_gate: bool,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    initial_state: Tensor | None,
-    router_bias: Tensor | None,
-    partition_gate: PartitionGate | None,
-    positions: Tensor | None,
-) -> Operands:
-    """The operands of `sse_attention`, whose docstring says what each argument is.
+    read_top_k: int | None = None,
+    write_gate: bool = True,
+    read_gate: bool = True,
+    scale: float | None = None,
+    k_map: KeyFeatureMap = "identity",
+    k_scale: Tensor | None = None,
+    decay_normalizer: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    initial_state: Tensor | None = None,
+    router_bias: Tensor | None = None,
+    partition_gate: PartitionGate | None = None,
+    positions: Tensor | None = None,
+) -> Inputs:
+    """The inputs of `sse_attention`, whose docstring says what each argument is. Copies nothing.
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree; lists every disagreement.
-        UsageError: top_k or read_top_k is out of range.
+        UsageError: top_k, read_top_k, max_seqlen, k_map or decay_normalizer is out of range.
     """
     _check_ranks({"q": (q, (3, 4)), "k": (k, (3, 4)), "v": (v, (3, 4)), "router_logits": (router_logits, (2,))})
-    (T, N), H, D, V = router_logits.shape, k.shape[-2], k.shape[-1], v.shape[-1]
-    Hq = q.shape[-2]
-    if H == 0 or Hq % H:
-        raise ShapeError(f"q has {Hq} heads and k has {H}", expected="the heads of q a multiple of the heads of k")
-    for name, value in (("top_k", top_k), ("read_top_k", top_k if read_top_k is None else read_top_k)):
-        if not 1 <= value <= N:
-            raise UsageError(f"{name} is {value}", expected=f"1 to the number of partitions ({N})")
+    T, N = router_logits.shape
+    read_top_k = top_k if read_top_k is None else read_top_k
+    _check_settings(N, top_k, read_top_k, k_map, decay_normalizer)
     offsets = torch.tensor([0, T]) if cu_seqlens is None else cu_seqlens
-    _check_offsets(offsets, T)
-    S, M = len(offsets) - 1, N + (shared is not None)
-
-    tensors: dict[str, tuple[Tensor | None, Shape]] = {
-        "q": (q, (T, Hq, D) if q.dim() == 3 else (T, N, Hq, D)),
-        "k": (k, (T, H, D) if k.dim() == 3 else (T, N, H, D)),
-        "v": (v, (T, H, V) if v.dim() == 3 else (T, N, H, V)),
-        "log_decay": (log_decay, (T, H, D)),
-        "router_logits": (router_logits, (T, N)),
-        "initial_state": (initial_state, (S, M, H, D, V)),
-        "router_bias": (router_bias, (N,)),
-    }
-    if shared is not None:
-        _check_shared(shared, v)
-        for name, tensor, shape in zip(("q", "k", "log_decay", "v"), shared, ((T, Hq, D), *[(T, H, D)] * 2, (T, H, V)),
-                                       strict=False):  # fmt: skip
-            tensors[f"shared {name}"] = (tensor, shape)
+    longest = _check_offsets(offsets, T)
+    if max_seqlen is not None and longest is not None and max_seqlen < longest:
+        raise UsageError(f"max_seqlen is {max_seqlen}", expected=f"at least the longest sequence ({longest})")
+    tensors = _expected_shapes(q, k, v, log_decay, router_logits, shared)
+    (H, D), V, M = k.shape[-2:], v.shape[-1], N + (shared is not None)
+    tensors["initial_state"] = (initial_state, (offsets.shape[0] - 1, M, H, D, V))
+    tensors["router_bias"] = (router_bias, (N,))
+    tensors["k_scale"] = (k_scale, (H,))
     _check_tensors(tensors, q.device)
     if positions is not None and (positions.shape != (T,) or positions.is_floating_point()):
         raise ShapeError(f"positions is {positions.dtype} {list(positions.shape)}", expected=f"integer [{T}]")
-
-    dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    scale = D**-0.5 if scale is None else scale
-    return Operands(
-        q_TPHGD=torch.unflatten(_per_partition(q.to(dtype) * scale), 2, (H, Hq // H)),
-        k_TPHD=_per_partition(k.to(dtype)),
-        v_TPHV=_per_partition(v.to(dtype)),
-        log_decay_THD=log_decay.to(dtype),
-        router_logits_TN=router_logits,
-        shared=None if shared is None else _shared_operands(shared, v, dtype, scale),
-        state_SMHDV=q.new_zeros(S, M, H, D, V, dtype=dtype) if initial_state is None else initial_state.to(dtype),
-        cu_seqlens=offsets.long(),
-        positions_T=positions,
+    return Inputs(
+        q=_per_partition(q),
+        k=_per_partition(k),
+        v=_per_partition(v),
+        log_decay=log_decay,
+        router_logits=router_logits,
+        shared=None if shared is None else _shared_inputs(shared, v),
+        scale=D**-0.5 if scale is None else scale,
+        cu_seqlens=offsets,
+        max_seqlen=max_seqlen if longest is None else longest,
+        initial_state=initial_state,
         top_k=top_k,
-        read_top_k=top_k if read_top_k is None else read_top_k,
+        read_top_k=read_top_k,
         write_gate=write_gate,
         read_gate=read_gate,
-        router_bias_N=router_bias,
+        router_bias=router_bias,
         partition_gate=partition_gate,
+        positions=positions,
+        k_map=k_map,
+        k_scale=k_scale,
+        decay_normalizer=decay_normalizer,
     )
 
 
@@ -90,16 +88,43 @@ def _per_partition(x: Tensor) -> Tensor:
     return x[:, None] if x.dim() == 3 else x
 
 
-def _shared_operands(shared: tuple[Tensor, ...], v: Tensor, dtype: torch.dtype, scale: float) -> SharedOperands:
-    q, k, log_decay = (x.to(dtype) for x in shared[:3])
-    values = shared[3] if len(shared) == 4 else v
-    H = k.shape[1]
-    return SharedOperands(
-        q_THGD=torch.unflatten(q * scale, 1, (H, q.shape[1] // H)),
-        k_THD=k,
-        v_THV=values.to(dtype),
-        log_decay_THD=log_decay,
-    )
+def _shared_inputs(shared: tuple[Tensor, ...], v: Tensor) -> SharedInputs:
+    q, k, log_decay = shared[:3]
+    own_values = len(shared) == 4
+    return SharedInputs(q=q, k=k, v=shared[3] if own_values else v, log_decay=log_decay, own_values=own_values)
+
+
+def _expected_shapes(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, router_logits: Tensor, shared: tuple[Tensor, ...] | None
+) -> Tensors:
+    """Every tensor of tokens by name, with the shape it should have."""
+    (T, N), Hq, (H, D), V = router_logits.shape, q.shape[-2], k.shape[-2:], v.shape[-1]
+    if H == 0 or Hq % H:
+        raise ShapeError(f"q has {Hq} heads and k has {H}", expected="the heads of q a multiple of the heads of k")
+    tensors: Tensors = {
+        "q": (q, (T, Hq, D) if q.dim() == 3 else (T, N, Hq, D)),
+        "k": (k, (T, H, D) if k.dim() == 3 else (T, N, H, D)),
+        "v": (v, (T, H, V) if v.dim() == 3 else (T, N, H, V)),
+        "log_decay": (log_decay, (T, H, D)),
+        "router_logits": (router_logits, (T, N)),
+    }
+    if shared is not None:
+        _check_shared(shared, v)
+        shapes = ((T, Hq, D), (T, H, D), (T, H, D), (T, H, V))
+        for name, tensor, shape in zip(("q", "k", "log_decay", "v"), shared, shapes, strict=False):
+            tensors[f"shared {name}"] = (tensor, shape)
+    return tensors
+
+
+def _check_settings(
+    num_partitions: int, top_k: int, read_top_k: int, k_map: KeyFeatureMap, decay_normalizer: float | None
+) -> None:
+    for name, value in (("top_k", top_k), ("read_top_k", read_top_k)):
+        if not 1 <= value <= num_partitions:
+            raise UsageError(f"{name} is {value}", expected=f"1 to the number of partitions ({num_partitions})")
+    check_key_feature_map(k_map)
+    if decay_normalizer is not None and not decay_normalizer > 0:
+        raise UsageError(f"decay_normalizer is {decay_normalizer}", expected="more than 0, or None for log decays")
 
 
 def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
@@ -110,19 +135,22 @@ def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
             )
 
 
-def _check_offsets(offsets: Tensor, total: int) -> None:
+def _check_offsets(offsets: Tensor, total: int) -> int | None:
+    """The length of the longest sequence; None if the offsets are not on the CPU, which would cost a sync."""
     if offsets.dim() != 1 or len(offsets) < 1 or offsets.is_floating_point() or offsets.dtype == torch.bool:
         raise ShapeError(
             f"cu_seqlens is {offsets.dtype} {list(offsets.shape)}", expected="integer [S + 1], S the sequences"
         )
     if offsets.device.type != "cpu":
-        return
-    ends_right = int(offsets[0]) == 0 and int(offsets[-1]) == total
-    if not ends_right or bool((offsets.diff() < 0).any()):
+        return None
+    ends = offsets.tolist()
+    lengths = [b - a for a, b in pairwise(ends)]
+    if ends[0] != 0 or ends[-1] != total or min(lengths, default=0) < 0:
         raise ShapeError(
-            f"cu_seqlens is {offsets.tolist()[:8]}{'...' if len(offsets) > 8 else ''}",
+            f"cu_seqlens is {ends[:8]}{'...' if len(ends) > 8 else ''}",
             expected=f"non-decreasing offsets from 0 to the number of tokens ({total})",
         )
+    return max(lengths, default=0)
 
 
 def _check_shared(shared: tuple[Tensor, ...], v: Tensor) -> None:
@@ -135,7 +163,7 @@ def _check_shared(shared: tuple[Tensor, ...], v: Tensor) -> None:
         )
 
 
-def _check_tensors(tensors: dict[str, tuple[Tensor | None, Shape]], device: torch.device) -> None:
+def _check_tensors(tensors: Tensors, device: torch.device) -> None:
     problems, expected = [], []
     for name, (tensor, shape) in tensors.items():
         if tensor is None:

@@ -1,7 +1,7 @@
 """SSE attention in place of a family's softmax attention: the teacher's projections, a few new tensors, the operator.
 
-Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kept -> feature map on k -> operator
-(scale D^-1/2) -> per-head RMS norm * sse_out_scale -> output gate -> output projection.
+Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kept -> operator (feature map on k, log
+decays of gate logits, scale D^-1/2) -> per-head RMS norm * sse_out_scale -> output gate -> output projection.
 
 Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key and value dim,
 N partitions.
@@ -132,7 +132,7 @@ class SSEAttention(RoutedLayer):
             separate = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(x, "sse_shared_decay") if separate else log_decay
             shared_q = self._queries(flat_q, delta_q if on_shared else None, rotation)
-            shared = (shared_q, shared_k, _decay_of_rows(shared_decay, shared_rows))
+            shared = (shared_q, shared_k, self._decay_of_rows(shared_decay, shared_rows))
             if not mixer.shared_params:
                 shared = (*shared, self._values(flat_v))
         logits = self._router_logits(x)
@@ -143,9 +143,10 @@ class SSEAttention(RoutedLayer):
             "q": q,
             "k": k,
             "v": v,
-            "log_decay": _decay_of_rows(log_decay, rows),
+            "log_decay": self._decay_of_rows(log_decay, rows),
             "router_logits": logits,
             "shared": shared,
+            **self._mapping_options(),
             **self._routing_options(),
         }
 
@@ -230,7 +231,7 @@ class SSEAttention(RoutedLayer):
     def _keys(
         self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor | None]:
-        """phi(k) [T, (N,) H, D], and the rows it selects where only those decay."""
+        """k [T, (N,) H, D] for the operator to map; phi(k) if it is row-sparse, and the rows where only those decay."""
         groups = self.state_heads // self.dims.kv_heads
         k = self._per_state_head(flat)
         if delta is not None:
@@ -242,9 +243,11 @@ class SSEAttention(RoutedLayer):
         elif self.spec.qk_norm == "head":
             k = self.k_norm(k)
         k = _rotate(k.flatten(-3, -2), rotation)
+        if self.mixer.row_top_k is None:
+            return k, None
         scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
         phi = key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
-        if self.mixer.row_decay == "all" or self.mixer.row_top_k is None:
+        if self.mixer.row_decay == "all":
             return phi, None
         return phi, selected_rows(scaled.detach(), self.mixer.row_top_k)
 
@@ -259,19 +262,34 @@ class SSEAttention(RoutedLayer):
         return heads.expand(*heads.shape[:-2], self.state_heads // self.dims.kv_heads, self.dims.head_dim)
 
     def _log_decay(self, x: Tensor, name: str) -> Tensor:
-        """[T, H, D], natural log, <= 0; expanded where channels share it."""
+        """[T, H, D] gate logits (zeros, as log decays, for no decay); expanded where channels share them."""
         shape = (x.shape[0], self.state_heads, self.dims.head_dim)
         if self.mixer.decay == "none":
             return x.new_zeros(1, 1, 1, dtype=precise_dtype(x)).expand(shape)
-        raw = getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
-        log_decay = F.logsigmoid(raw) / self.mixer.decay_normalizer
-        return log_decay.view(shape) if self.mixer.decay == "gla" else log_decay[..., None].expand(shape)
+        logits: Tensor = getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
+        return logits.view(shape) if self.mixer.decay == "gla" else logits[..., None].expand(shape)
+
+    def _decay_of_rows(self, decay: Tensor, rows: Tensor | None) -> Tensor:
+        """What the operator takes: gate logits, or log decays that are 0 outside the selected rows."""
+        if rows is None or self.mixer.decay == "none":
+            return decay
+        return (F.logsigmoid(decay) / self.mixer.decay_normalizer).masked_fill(~rows, 0.0)
 
     def _router_logits(self, x: Tensor) -> Tensor:
         if self.mixer.num_partitions == 1:
             return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x))
         logits: Tensor = self.sse_router(x)
         return logits
+
+    def _mapping_options(self) -> dict[str, Any]:
+        """What the operator does to keys and decays; nothing where the layer did it."""
+        mixer = self.mixer
+        own_keys, own_decays = mixer.row_top_k is not None, mixer.row_decay == "selected" or mixer.decay == "none"
+        return {
+            "k_map": "identity" if own_keys else mixer.k_feature_map,
+            "k_scale": None if own_keys else self.sse_k_scale,
+            "decay_normalizer": None if own_decays else mixer.decay_normalizer,
+        }
 
     def _routing_options(self) -> dict[str, Any]:
         return {
@@ -298,10 +316,6 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat([-second, first], dim=-1) * sin
     return torch.cat([turned, kept], dim=-1).to(x.dtype)
-
-
-def _decay_of_rows(log_decay: Tensor, rows: Tensor | None) -> Tensor:
-    return log_decay if rows is None else log_decay.masked_fill(~rows, 0.0)
 
 
 def _check(mixer: SSEMixer, spec: ArchSpec) -> None:

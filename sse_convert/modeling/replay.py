@@ -9,6 +9,8 @@ from torch import Tensor
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.modeling.layout import SequenceLayout
 
+_NO_TOKENS = ("router_bias", "k_scale")
+
 
 class Replay:
     """Recomputes the state of a layer after the first tokens of one forward, so that a cache can take back the rest."""
@@ -27,7 +29,7 @@ class Replay:
         kept = columns < tokens
         counts = torch.stack([kept[a:b].sum() for a, b in pairwise(cu_seqlens.tolist())])
         index = kept.nonzero()[:, 0].to(state.device)
-        inputs = {name: value if name == "router_bias" else _rows(value, index) for name, value in self._inputs.items()}
+        inputs = {name: value if name in _NO_TOKENS else _rows(value, index) for name, value in self._inputs.items()}
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         final = sse_attention(
             **inputs, cu_seqlens=offsets, initial_state=state, output_final_state=True, backend=self._backend

@@ -1,0 +1,109 @@
+"""What the operator was given, checked: the caller's tensors in their own dtypes, nothing copied, in one layout."""
+
+import dataclasses as dc
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.feature_maps import KeyFeatureMap
+from sse_convert.kernels.gates import PartitionGate
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedInputs:
+    """Inputs of the partition that every token uses, without gate."""
+
+    q: Tensor
+    """[T, Hq, D], before the scale"""
+    k: Tensor
+    """[T, H, D], before k_scale and k_map"""
+    v: Tensor
+    """[T, H, V]"""
+    log_decay: Tensor
+    """[T, H, D], as `Inputs.log_decay`"""
+    own_values: bool
+    """whether v was given for this partition; if not, it is the v of the others"""
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Arguments of one call of `sse_attention`, whose docstring explains them."""
+
+    q: Tensor
+    """[T, P, Hq, D], before the scale"""
+    k: Tensor
+    """[T, P, H, D], before k_scale and k_map"""
+    v: Tensor
+    """[T, P, H, V]"""
+    log_decay: Tensor
+    """[T, H, D], natural log of the decay, or gate logits if `decay_normalizer` is set"""
+    router_logits: Tensor
+    """[T, N]"""
+    shared: SharedInputs | None
+    """the shared partition, or None"""
+    scale: float
+    """multiplies q"""
+    cu_seqlens: Tensor
+    """[S + 1] integer offsets of the sequences, any device"""
+    max_seqlen: int | None
+    """no sequence is longer; None where only the device knows"""
+    initial_state: Tensor | None
+    """[S, M, H, D, V], the shared partition last; None for zeros"""
+    top_k: int
+    """partitions written"""
+    read_top_k: int
+    """partitions read"""
+    write_gate: bool
+    """scale what is written by e"""
+    read_gate: bool
+    """scale what is read by e"""
+    router_bias: Tensor | None
+    """[N], added to e for the selection"""
+    partition_gate: PartitionGate | None
+    """replaces softmax"""
+    positions: Tensor | None
+    """[T] integer position of each token, for partition gates"""
+    k_map: KeyFeatureMap
+    """applied to each key, of the shared partition too"""
+    k_scale: Tensor | None
+    """[H], multiplies keys before the map"""
+    decay_normalizer: float | None
+    """if set, the log decay is logsigmoid(log_decay) / decay_normalizer"""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.router_logits.shape[0]
+
+    @property
+    def num_partitions(self) -> int:
+        """N, without the shared partition."""
+        return self.router_logits.shape[1]
+
+    @property
+    def num_sequences(self) -> int:
+        """S."""
+        return self.cu_seqlens.shape[0] - 1
+
+    @property
+    def num_states(self) -> int:
+        """M, partitions in the state."""
+        return self.num_partitions + (self.shared is not None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the torch backends compute in: float64 if q, k or v is float64, else float32."""
+        double = torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype)
+        return torch.float64 if double else torch.float32
+
+    @property
+    def one_token_each(self) -> bool:
+        """Whether the host knows that every sequence has one token."""
+        return self.max_seqlen is not None and self.max_seqlen <= 1 and self.num_tokens == self.num_sequences
+
+    def wants_grad(self) -> bool:
+        """Whether a gradient to any input is recorded."""
+        own = [self.q, self.k, self.v, self.log_decay, self.router_logits, self.initial_state, self.k_scale]
+        if self.shared is not None:
+            own += [self.shared.q, self.shared.k, self.shared.v, self.shared.log_decay]
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in own)
