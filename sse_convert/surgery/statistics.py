@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.modeling.architectures import ArchSpec
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layout import document_layout, document_starts, row_layout
+from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
 
 INPUT_TOKENS = 4096
 """inputs kept per layer for router centroids"""
@@ -49,6 +49,24 @@ class LayerStatistics:
     def student_rms(self) -> Tensor:
         """The same for the new layer's operator, [Hq]."""
         return (self.student_square_H / max(self.tokens, 1)).sqrt()
+
+
+def layer_inputs(
+    layer: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout
+) -> dict[str, Any]:
+    """What a layer hands to its operator, but for sequences and states.
+
+    Args:
+        layer: an SSE or GLA layer.
+        x_BTC: its input.
+        embeddings: (cos, sin), each [1 or B, T, rotated dims], as its model makes them.
+        layout: of the batch.
+    """
+    rotation = None
+    if layer.rotates and embeddings is not None:
+        cos, sin = (layout.pack(part.expand(len(x_BTC), -1, -1))[:, None] for part in embeddings)
+        rotation = cos, sin
+    return layer.operator_inputs(layout.pack(x_BTC), rotation)
 
 
 class Collector:
@@ -149,9 +167,5 @@ class Collector:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
         layout = row_layout(batch, length, None) if starts is None else document_layout(starts)
-        rotation = None
-        if student.rotates and embeddings is not None:
-            cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in embeddings)
-            rotation = cos, sin
-        inputs = student.operator_inputs(layout.pack(x_BTC), rotation)
+        inputs = layer_inputs(student, x_BTC, embeddings, layout)
         return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
