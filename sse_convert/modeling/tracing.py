@@ -5,4 +5,6 @@ import torch
 
 def traced() -> bool:
     """Whether this forward is compiled by `torch.compile` or captured in a CUDA graph, so that no value may be read."""
-    return torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
