@@ -48,8 +48,8 @@ def build_inputs(
     T, N = router_logits.shape
     read_top_k = top_k if read_top_k is None else read_top_k
     _check_settings(N, top_k, read_top_k, k_map, decay_normalizer)
-    offsets = torch.tensor([0, T]) if cu_seqlens is None else cu_seqlens
-    longest = _check_offsets(offsets, T)
+    offsets = torch.arange(2, device=q.device) * T if cu_seqlens is None else cu_seqlens
+    longest = T if cu_seqlens is None else _check_offsets(offsets, T)
     if max_seqlen is not None and longest is not None and max_seqlen < longest:
         raise UsageError(f"max_seqlen is {max_seqlen}", expected=f"at least the longest sequence ({longest})")
     tensors = _expected_shapes(q, k, v, log_decay, router_logits, shared)
@@ -136,12 +136,12 @@ def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
 
 
 def _check_offsets(offsets: Tensor, total: int) -> int | None:
-    """The length of the longest sequence; None if the offsets are not on the CPU, which would cost a sync."""
-    if offsets.dim() != 1 or len(offsets) < 1 or offsets.is_floating_point() or offsets.dtype == torch.bool:
+    """The length of the longest sequence; None where it is not read: from a device, or when `torch.compile` traces."""
+    if offsets.dim() != 1 or offsets.shape[0] < 1 or offsets.is_floating_point() or offsets.dtype == torch.bool:
         raise ShapeError(
             f"cu_seqlens is {offsets.dtype} {list(offsets.shape)}", expected="integer [S + 1], S the sequences"
         )
-    if offsets.device.type != "cpu":
+    if offsets.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     ends = offsets.tolist()
     lengths = [b - a for a, b in pairwise(ends)]

@@ -146,7 +146,7 @@ class SSEBaseMixin(_Source):
         """
         if not self._sse_converted():
             return {}
-        layout = row_layout(*shape, mask) if starts is None else document_layout(starts)
+        layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts)
         kind = self.config._attn_implementation
         sees = sliding_masks(self._sse_windows, cache, attention_mask, mask, starts, shape, device)
         return {

@@ -24,6 +24,7 @@ from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.replay import Replay
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.tensors import as_sse, state_heads
+from sse_convert.modeling.tracing import traced
 
 NORM_EPS = 1e-6
 
@@ -176,17 +177,21 @@ class SSEAttention(RoutedLayer):
         return F.dropout(branch, self.output_dropout, self.training) if self.output_dropout else branch
 
     def _attend(self, inputs: dict[str, Any], layout: SequenceLayout, cache: Any, length: int) -> Tensor:
+        sequences: dict[str, Any] = {
+            "cu_seqlens": layout.cu_seqlens.to(inputs["q"].device),
+            "max_seqlen": layout.max_seqlen,
+            "backend": self.backend,
+        }
         if cache is None:
-            return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens, backend=self.backend)[0]
+            return sse_attention(**inputs, **sequences)[0]
         layer = cache.layers[self.layer_idx]
         state = layer.state
         o, final = sse_attention(
             **inputs,
-            cu_seqlens=layout.cu_seqlens,
+            **sequences,
             initial_state=state,
             output_final_state=True,
             inplace_state=self._may_overwrite(state, layer.record_past),
-            backend=self.backend,
         )
         layer.write(final, length, Replay(inputs, layout, length, self.backend))
         return o
@@ -195,7 +200,7 @@ class SSEAttention(RoutedLayer):
     def _may_overwrite(state: Tensor | None, recording: bool) -> bool:
         if state is None or recording or torch.is_grad_enabled():
             return False
-        return not state.is_inference() or torch.is_inference_mode_enabled()
+        return traced() or not state.is_inference() or torch.is_inference_mode_enabled()
 
     def _rotation(
         self, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout, batch: int

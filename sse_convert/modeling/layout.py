@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
@@ -14,7 +15,9 @@ class SequenceLayout(NamedTuple):
     tokens: Tensor | None
     """int64 positions of the real tokens in the flattened batch, or None when all are real"""
     cu_seqlens: Tensor
-    """int64 [S + 1], on the CPU: offsets of the sequences among the real tokens"""
+    """int64 [S + 1], offsets of the sequences among the real tokens, on the device of the tokens"""
+    max_seqlen: int
+    """no sequence is longer; the host knows it without asking the device"""
 
     def pack(self, x: Tensor) -> Tensor:
         """Real tokens [tokens, ...] of x [B, T, ...]."""
@@ -29,18 +32,21 @@ class SequenceLayout(NamedTuple):
         return flat.view(batch, length, *x.shape[1:])
 
 
-def row_layout(batch: int, length: int, mask: Tensor | None) -> SequenceLayout:
-    """Each row is one sequence.
+def row_layout(
+    batch: int, length: int, mask: Tensor | None, device: torch.device | str | None = None
+) -> SequenceLayout:
+    """Each row is one sequence. Without padding nothing is copied between host and device, and nothing waits for it.
 
     Args:
         batch: B.
         length: T, new tokens per row.
         mask: bool [B, T], False for padding; None for no padding.
+        device: of the tokens; None for that of the mask, or the CPU.
     """
     if mask is None:
-        return SequenceLayout(None, torch.arange(batch + 1) * length)
-    lengths = mask.sum(1).cumsum(0).cpu()
-    return SequenceLayout(mask.flatten().nonzero()[:, 0], torch.cat([lengths.new_zeros(1), lengths]))
+        return SequenceLayout(None, torch.arange(batch + 1, device=device) * length, length)
+    ends = mask.sum(1).cumsum(0)
+    return SequenceLayout(mask.flatten().nonzero()[:, 0], F.pad(ends, (1, 0)), length)
 
 
 def document_layout(starts: Tensor) -> SequenceLayout:
@@ -49,8 +55,8 @@ def document_layout(starts: Tensor) -> SequenceLayout:
     Args:
         starts: bool [B, T], True for the first token of each document; the first of a row always is.
     """
-    offsets = starts.flatten().nonzero()[:, 0].cpu()
-    return SequenceLayout(None, torch.cat([offsets, offsets.new_tensor([starts.numel()])]))
+    offsets = starts.flatten().nonzero()[:, 0]
+    return SequenceLayout(None, F.pad(offsets, (0, 1), value=starts.numel()), starts.shape[1])
 
 
 def document_starts(position_ids: Tensor | None, batch: int) -> Tensor | None:

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.kernels.dispatch import sse_attention
@@ -23,16 +24,18 @@ class Replay:
 
     def __call__(self, state: Tensor, tokens: int) -> Tensor:
         """State after the first `tokens` columns, from the state before the forward."""
-        cu_seqlens, real = self._layout.cu_seqlens, self._layout.tokens
-        total = int(cu_seqlens[-1])
-        columns = (torch.arange(total) if real is None else real.cpu()) % self._length
+        offsets, real = self._layout.cu_seqlens.tolist(), self._layout.tokens
+        columns = (torch.arange(offsets[-1]) if real is None else real.cpu()) % self._length
         kept = columns < tokens
-        counts = torch.stack([kept[a:b].sum() for a, b in pairwise(cu_seqlens.tolist())])
+        counts = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets)])
         index = kept.nonzero()[:, 0].to(state.device)
         inputs = {name: value if name in _NO_TOKENS else _rows(value, index) for name, value in self._inputs.items()}
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         final = sse_attention(
-            **inputs, cu_seqlens=offsets, initial_state=state, output_final_state=True, backend=self._backend
+            **inputs,
+            cu_seqlens=F.pad(counts.cumsum(0), (1, 0)),
+            initial_state=state,
+            output_final_state=True,
+            backend=self._backend,
         )[1]
         assert final is not None
         return final

@@ -11,6 +11,7 @@ from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, lo
 from sse_convert.mixers import GLAMixer, SSEMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.initialise import NewTensors
+from sse_convert.modeling.tracing import traced
 
 
 class RouterTrace:
@@ -46,12 +47,14 @@ class RoutedLayer(NewTensors):
         self.trace = RouterTrace()
 
     def remember(self, logits: Tensor, positions: Tensor | None) -> None:
-        """Keep a forward's routing for the balance loss, the stats and the bias.
+        """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.
 
         Args:
             logits: [T, N] of the real tokens.
             positions: [T] of those tokens, needed by partition gates only.
         """
+        if traced() and not torch.is_grad_enabled():
+            return  # a recorded forward is run again without this code, and its tensors are overwritten
         self.trace.logits_TN, self.trace.positions_T = logits, positions
         if self.mixer.balance == "bias" and self.training and (routing := self.routing()) is not None:
             count = load(routing) * logits.shape[0]

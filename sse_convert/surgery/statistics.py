@@ -166,6 +166,6 @@ class Collector:
     def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
-        layout = row_layout(batch, length, None) if starts is None else document_layout(starts)
+        layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
         return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]

@@ -180,4 +180,7 @@ def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[
         )
         for window, sinks in windows
     }
-    return {LAYOUT: row_layout(*shape, None) if starts is None else document_layout(starts), MASKS: masks}
+    return {
+        LAYOUT: row_layout(*shape, None, position_ids.device) if starts is None else document_layout(starts),
+        MASKS: masks,
+    }
