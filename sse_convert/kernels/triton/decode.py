@@ -1,0 +1,217 @@
+"""The decode step: one token for each of many sequences, in one launch that touches the used partitions' states only.
+
+Each program owns a block of V of one head of one sequence: it routes the token, loads the states of the partitions that
+the token uses, decays, writes and reads them, and stores them where they were. It moves 8 bytes per state element of
+top_k + 1 partitions, whatever the number of partitions.
+
+Shape letters: S sequences = tokens, N partitions, K = max(top_k, read_top_k), H state heads, G query heads per state
+head, D key dim, V value dim, P = 1 when partitions share q, k and v, else N.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.routing import route
+from sse_convert.kernels.triton.namespace import operator_name
+from sse_convert.kernels.triton.tiles import LOG2_E, log2_decay, map_keys
+
+
+def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tensor]:
+    """Advance every sequence by its one token, without gradients, host syncs or copies of untouched partitions.
+
+    Args:
+        x: the inputs, one token per sequence; its partition gate, if any, needs no state.
+        inplace_state: write into `x.initial_state`, float32 and contiguous, and return it; else into a copy of it.
+
+    Returns:
+        o [S, Hq, V] in v's dtype and the final states [S, M, H, D, V] in float32.
+    """
+    state = _writable_state(x, inplace_state)
+    used, gate = _routed(x)
+    shared = () if x.shared is None else (x.shared.q, x.shared.k, x.shared.v, x.shared.log_decay)
+    sparse = [part.contiguous() for part in (x.q, x.k, x.v, x.log_decay)]
+    o = _decode(
+        *sparse, [part.to(like.dtype).contiguous() for part, like in zip(shared, sparse, strict=False)],
+        x.router_logits.contiguous(), x.router_bias, used, gate, x.k_scale, state,
+        x.top_k, x.read_top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
+    )  # fmt: skip
+    return o, state
+
+
+def _writable_state(x: Inputs, inplace: bool) -> Tensor:
+    if inplace:
+        assert x.initial_state is not None
+        return x.initial_state
+    if x.initial_state is None:
+        shape = x.num_sequences, x.num_states, *x.k.shape[2:], x.v.shape[3]
+        return x.q.new_zeros(shape, dtype=torch.float32)
+    return x.initial_state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
+    """Used partitions int32 [S, K] and their gates float32 [S, K] of a partition gate; None where the kernel routes."""
+    if x.partition_gate is None:
+        return None, None
+    positions = torch.zeros_like(x.router_logits[:, 0], dtype=torch.long) if x.positions is None else x.positions
+    routing = route(
+        x.router_logits, x.top_k, x.read_top_k, x.router_bias, partition_gate=x.partition_gate, positions=positions
+    )
+    used = routing.used()
+    return used.int(), routing.gate_TN.gather(1, used).float()
+
+
+@torch.library.custom_op(operator_name(__name__, "decode"), mutates_args=("state",))
+def _decode(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], router_logits: Tensor,
+    router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None, k_scale: Tensor | None, state: Tensor,
+    top_k: int, read_top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
+    decay_normalizer: float | None,
+) -> Tensor:  # fmt: skip
+    (S, N), (P, Hq, D), (H, V) = router_logits.shape, q.shape[1:], v.shape[2:]
+    G = Hq // H
+    o = v.new_empty(S, Hq, V)
+    if S == 0:
+        return o
+    q_shared, k_shared, v_shared, decay_shared = shared or (q, k, v, log_decay)
+    ranks = max(top_k, read_top_k) + bool(shared)
+    block_d, block_v, block_k = _blocks(S * H, D, V, ranks)
+    decode_kernel[(S * H * triton.cdiv(V, block_v),)](
+        q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, k_scale, router_logits, router_bias, used, gate,
+        state, o,
+        scale, 1.0 if decay_normalizer is None else decay_normalizer,
+        N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared), TOP_K=top_k,
+        READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
+        FROM_LOGITS=decay_normalizer is not None, H=H, G=G, D=D, V=V,
+        BN=triton.next_power_of_2(N), BG=triton.next_power_of_2(G), BD=block_d, BV=block_v, BK=block_k,
+        num_warps=4,
+    )  # fmt: skip
+    return o
+
+
+@_decode.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+    return v.new_empty(q.shape[0], q.shape[2], v.shape[3])
+
+
+def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int, int]:
+    """BD, BV and partitions at a time, for the number of sequences times heads.
+
+    A program keeps at most 64 state elements per thread; few states are cut finer, so that all multiprocessors work.
+    """
+    block_d = max(16, triton.next_power_of_2(dim))
+    block_v = min(triton.next_power_of_2(value_dim), 16 if states * value_dim < 8192 else 32)
+    at_once = max(1, 8192 // (block_d * block_v))
+    return block_d, block_v, min(triton.next_power_of_2(ranks), at_once)
+
+
+@triton.jit(do_not_specialize=["scale", "normalizer"])
+def decode_kernel(
+    q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, k_scale, router_logits, router_bias, used, gate,
+    state, o,
+    scale, normalizer,
+    N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
+    TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr, WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
+    K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
+    BN: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Grid (S * H * blocks of V). The partitions of a token are ranked best first, the shared one last; BK at once."""
+    blocks = (V + BV - 1) // BV
+    b = (tl.program_id(0) // (blocks * H)).to(tl.int64)
+    h = tl.program_id(0) // blocks % H
+    dv = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
+    d = tl.arange(0, BD)
+    group = tl.arange(0, BG)
+    in_d = (d < D)[None, :]
+    key_scale = tl.load(k_scale + h).to(tl.float32) if k_scale is not None else 1.0
+    e, score = _gates(router_logits, router_bias, used, b, N, BN)
+    acc = tl.zeros([BG, BV], tl.float32)
+    for first in range(0, RANKS, BK):
+        rank = first + tl.arange(0, BK)
+        is_shared = (rank == RANKS - 1) & SHARED
+        ok = rank < RANKS
+        partition, weight, score = _next_ranks(e, score, used, gate, b, rank, RANKS - SHARED, N, BN, BK)
+        partition = tl.where(is_shared, N, partition)
+        writes = ok & (is_shared | (rank < TOP_K))
+        reads = ok & (is_shared | (rank < READ_TOP_K))
+        q_row = tl.where(is_shared, b, b * Q_P + partition % Q_P) * (H * G) + h * G
+        k_row = tl.where(is_shared, b, b * K_P + partition % K_P) * H + h
+        v_row = tl.where(is_shared, b, b * V_P + partition % V_P) * H + h
+
+        given = tl.where(is_shared, decay_shared, log_decay) + (b * H + h) * D
+        in_k = ok[:, None] & in_d
+        decay = log2_decay(tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0), normalizer, FROM_LOGITS)
+        decay = tl.where(writes[:, None], tl.exp2(decay), 1.0)
+        given = tl.where(is_shared, k_shared, k) + k_row * D
+        keys = tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0)
+        keys = map_keys(keys, _softmax_norm(keys, key_scale, in_d, K_MAP), key_scale, K_MAP)
+        keys = keys * tl.where(writes, weight if WRITE_GATE else 1.0, 0.0)[:, None]
+        given = tl.where(is_shared, v_shared, v) + v_row * V
+        values = tl.load(given[:, None] + dv[None, :], mask=ok[:, None] & (dv < V)[None, :], other=0.0).to(tl.float32)
+
+        at = (
+            ((b * (N + SHARED) + partition) * H + h)[:, None, None] * (D * V) + d[None, :, None] * V + dv[None, None, :]
+        )
+        inside = in_k[:, :, None] & (dv < V)[None, None, :]
+        tile = tl.load(state + at, mask=inside, other=0.0)
+        tile = tile * decay[:, :, None] + keys[:, :, None] * values[:, None, :]
+        tl.store(state + at, tile, mask=inside & writes[:, None, None])
+        read_weight = tl.where(reads, weight if READ_GATE else 1.0, 0.0) * scale
+        given = tl.where(is_shared, q_shared, q) + q_row * D
+        for g in tl.static_range(G):
+            query = tl.load(given[:, None] + g * D + d[None, :], mask=in_k, other=0.0).to(tl.float32)
+            read = tl.sum(tl.sum((query * read_weight[:, None])[:, :, None] * tile, 0), 0)
+            acc += tl.where(group[:, None] == g, read[None, :], 0.0)
+    at = (b * (H * G) + h * G + group)[:, None] * V + dv[None, :]
+    tl.store(o + at, acc.to(o.dtype.element_ty), mask=(group < G)[:, None] & (dv < V)[None, :])
+
+
+@triton.jit
+def _softmax_norm(k, k_scale, inside, K_MAP: tl.constexpr):
+    """Base-2 log of what the softmax of each row of k is divided by; 0 for other maps."""
+    norm = tl.zeros([k.shape[0]], tl.float32)
+    if K_MAP == "softmax":
+        x = tl.where(inside, k.to(tl.float32) * k_scale * LOG2_E, float("-inf"))
+        norm = tl.max(x, 1)
+        norm += tl.log2(tl.sum(tl.exp2(x - norm[:, None]), 1))
+    return norm
+
+
+@triton.jit
+def _gates(router_logits, router_bias, used, b, N: tl.constexpr, BN: tl.constexpr):
+    """The softmax e of a token's logits, and what its partitions are ranked by; unused if the ranking is given."""
+    n = tl.arange(0, BN)
+    e = tl.zeros([BN], tl.float32)
+    score = e
+    if used is None:
+        logits = tl.load(router_logits + b * N + n, mask=n < N, other=float("-inf")).to(tl.float32)
+        e = tl.exp(logits - tl.max(logits, 0))
+        e = e / tl.sum(e, 0)
+        score = e
+        if router_bias is not None:
+            score += tl.load(router_bias + n, mask=n < N, other=0.0).to(tl.float32)
+        score = tl.where(n < N, score, float("-inf"))
+    return e, score
+
+
+@triton.jit
+def _next_ranks(e, score, used, gate, b, rank, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Partitions [BK] of the next ranks, their gates (1 from rank K on), and the scores of what is left to rank."""
+    if used is not None:
+        sparse = rank < K
+        partition = tl.load(used + b * K + rank, mask=sparse, other=0)
+        weight = tl.load(gate + b * K + rank, mask=sparse, other=1.0)
+    else:
+        n = tl.arange(0, BN)
+        lane = tl.arange(0, BK)
+        partition = tl.zeros([BK], tl.int32)
+        weight = tl.full([BK], 1.0, tl.float32)
+        for i in tl.static_range(BK):
+            best = tl.argmax(score, 0)
+            here = (lane == i) & (rank < K)
+            partition = tl.where(here, best, partition)
+            weight = tl.where(here, tl.sum(tl.where(n == best, e, 0.0), 0), weight)
+            score = tl.where(n == best, float("-inf"), score)
+    return partition, weight, score
