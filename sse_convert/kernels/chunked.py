@@ -5,6 +5,7 @@ Chunks are worked through in slabs of consecutive steps of the state scan. Insid
 autograd of the reference): it keeps the inputs and the states between chunks, and makes the rest again.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from sse_convert.kernels.doubling import (
     within_chunks,
     within_chunks_backward,
 )
+from sse_convert.kernels.triton.namespace import operator_name
 
 CHUNK_SIZE = 64
 """tokens per chunk, a power of two (benchmarks/kernels/torch_backends.py measures it)"""
@@ -54,15 +56,22 @@ def gated_linear_attention(
         o [T, H, G, V] and the states after each segment [S, H, D, V]; an empty segment returns its state unchanged.
     """
     assert chunk_size.bit_count() == 1, f"chunk_size is {chunk_size}, a power of two is needed"
-    (_, H, G, D), device = q_THGD.shape, q_THGD.device
-    rows_per_slab = SLAB_BYTES.get(device.type, SLAB_BYTES["cuda"]) // (G * D * q_THGD.element_size())
-    layout = chunk_layout(cu_seqlens, H, chunk_size, rows_per_slab, device)
     inputs = (q_THGD, k_THD, v_THV, log_decay_THD, state_SHDV)
+    if torch.compiler.is_compiling():
+        o_THGV, final_SHDV = _opaque(*inputs, cu_seqlens, chunk_size)
+        return o_THGV, final_SHDV
+    layout = _layout(q_THGD, cu_seqlens, chunk_size)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         o_THGV, final_SHDV = _GatedLinearAttention.apply(*inputs, layout)  # type: ignore[no-untyped-call]
     else:
         o_THGV, final_SHDV = _forward(*inputs, layout, befores=None)
     return o_THGV, final_SHDV
+
+
+def _layout(q_THGD: Tensor, cu_seqlens: Tensor, chunk_size: int) -> ChunkLayout:
+    (_, H, G, D), device = q_THGD.shape, q_THGD.device
+    rows_per_slab = SLAB_BYTES.get(device.type, SLAB_BYTES["cuda"]) // (G * D * q_THGD.element_size())
+    return chunk_layout(cu_seqlens, H, chunk_size, rows_per_slab, device)
 
 
 def _forward(
@@ -104,17 +113,66 @@ class _GatedLinearAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
-        layout: ChunkLayout = ctx.layout
-        q_THGD, k_THD, v_THV, log_decay_THD, *befores = ctx.saved_tensors
-        inputs = (q_THGD, k_THD, v_THV, log_decay_THD)
-        gradients = [x.new_empty(x.shape[0] * x.shape[1] + 1, *x.shape[2:]) for x in inputs]
-        d_state = d_final_SHDV.index_select(0, layout.segment_order)
-        for slab, before_EDV in zip(reversed(layout.slabs), reversed(befores), strict=True):
-            parts = _slab_backward(slab, d_state, before_EDV, *(slab.take(x) for x in (*inputs, d_out_THGV)))
-            for whole, part in zip(gradients, parts, strict=True):
-                slab.put(whole, part)
-        d_state_SHDV = torch.empty_like(d_state).index_copy_(0, layout.segment_order, d_state)
-        return *(g[:-1].view(x.shape) for g, x in zip(gradients, inputs, strict=True)), d_state_SHDV, None
+        inputs, befores = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        return *_backward(inputs, befores, ctx.layout, d_out_THGV, d_final_SHDV), None
+
+
+@torch.library.custom_op(operator_name(__name__, "gated_linear_attention"), mutates_args=())
+def _opaque(
+    q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor, cu_seqlens: Tensor,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The whole of it as one node of a compiled graph, whose loops depend on the offsets' values."""
+    layout = _layout(q_THGD, cu_seqlens, chunk_size)
+    return _forward(q_THGD, k_THD, v_THV, log_decay_THD, state_SHDV, layout, befores=None)
+
+
+@torch.library.custom_op(operator_name(__name__, "gated_linear_attention_backward"), mutates_args=())
+def _opaque_backward(
+    q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor, cu_seqlens: Tensor,
+    d_out_THGV: Tensor, d_final_SHDV: Tensor, chunk_size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    layout, inputs = _layout(q_THGD, cu_seqlens, chunk_size), (q_THGD, k_THD, v_THV, log_decay_THD)
+    befores: list[Tensor] = []
+    _forward(*inputs, state_SHDV, layout, befores)
+    return _backward(inputs, befores, layout, d_out_THGV, d_final_SHDV)
+
+
+@_opaque.register_fake
+def _(q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor, *rest: Any) -> Any:
+    return v_THV.new_empty(*q_THGD.shape[:3], v_THV.shape[2]), torch.empty_like(state_SHDV)
+
+
+@_opaque_backward.register_fake
+def _(*inputs: Any) -> Any:
+    return tuple(x.new_empty(x.shape) for x in inputs[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.chunk_size = inputs[6]
+
+
+def _backward_of_opaque(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = _opaque_backward(*ctx.saved_tensors, d_out_THGV, d_final_SHDV, ctx.chunk_size)
+    return *gradients, None, None
+
+
+_opaque.register_autograd(_backward_of_opaque, setup_context=_keep)
+
+
+def _backward(
+    inputs: Sequence[Tensor], befores: Sequence[Tensor], layout: ChunkLayout, d_out_THGV: Tensor, d_final_SHDV: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, log_decay and the states, from the states before each chunk, slab by slab from the end."""
+    gradients = [x.new_empty(x.shape[0] * x.shape[1] + 1, *x.shape[2:]) for x in inputs]
+    d_state = d_final_SHDV.index_select(0, layout.segment_order)
+    for slab, before_EDV in zip(reversed(layout.slabs), reversed(befores), strict=True):
+        parts = _slab_backward(slab, d_state, before_EDV, *(slab.take(x) for x in (*inputs, d_out_THGV)))
+        for whole, part in zip(gradients, parts, strict=True):
+            slab.put(whole, part)
+    dq, dk, dv, d_decay = (g[:-1].view(x.shape) for g, x in zip(gradients, inputs, strict=True))
+    return dq, dk, dv, d_decay, torch.empty_like(d_state).index_copy_(0, layout.segment_order, d_state)
 
 
 def _slab_backward(

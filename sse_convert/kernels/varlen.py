@@ -19,7 +19,7 @@ def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
     routing = x.route()
     (T, N), K, S = routing.gate_TN.shape, routing.used().shape[1], x.num_sequences
     segment_R = (x.sequences()[:, None] * N + routing.used()).flatten()
-    slot_R = torch.sort(segment_R, stable=True).indices
+    sorted_R, slot_R = torch.sort(segment_R, stable=True)
     token_R, partition_R = slot_R // K, routing.used().flatten()[slot_R]
     write_R11, read_R111 = (w.flatten()[slot_R].view(-1, 1, 1) for w in slot_weights(x, routing))
     read_R111 = read_R111[..., None]
@@ -31,16 +31,15 @@ def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
     log_decay_RHD = x.log_decay_THD.index_select(0, token_R)
     if x.read_top_k > x.top_k:
         log_decay_RHD = log_decay_RHD.masked_fill(~written_R11, 0.0)
-    lengths = torch.bincount(segment_R, minlength=S * N)
+    cu_slots = torch.searchsorted(sorted_R, torch.arange(S * N + 1, device=sorted_R.device))
     state_SHDV = x.state_SMHDV[:, :N].flatten(0, 1)
     if x.shared is not None:
         q_RHGD = torch.cat([q_RHGD, x.shared.q_THGD])
         k_RHD = torch.cat([k_RHD, x.shared.k_THD])
         v_RHV = torch.cat([v_RHV, x.shared.v_THV])
         log_decay_RHD = torch.cat([log_decay_RHD, x.shared.log_decay_THD])
-        lengths = torch.cat([lengths, x.cu_seqlens.diff().to(lengths.device)])
+        cu_slots = torch.cat([cu_slots, T * K + x.cu_seqlens[1:].to(cu_slots.device)])
         state_SHDV = torch.cat([state_SHDV, x.state_SMHDV[:, N]])
-    cu_slots = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
     o_RHGV, final_SHDV = gated_linear_attention(
         q_RHGD, k_RHD, v_RHV, log_decay_RHD, cu_slots, state_SHDV, chunk_size=chunk_size

@@ -220,7 +220,8 @@ class SSECausalLMMixin(_Source):
         Raises:
             UsageError: the last forward ran under reentrant gradient checkpointing.
         """
-        losses = [loss for layer in self.sse_layers().values() if (loss := layer.balance_loss()) is not None]
+        each = [layer.balance_loss() for layer in self.sse_layers().values()]
+        losses = [loss for loss in each if loss is not None]
         if not losses:
             return torch.zeros((), device=self.device)
         return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
