@@ -1,0 +1,58 @@
+"""Whether the Triton kernels can be trusted on a device of this machine, and if not, why."""
+
+import importlib.util
+import os
+
+import torch
+
+LOWEST_CAPABILITY = (8, 0)
+"""Ampere: the first with bfloat16 tensor cores"""
+
+_reasons: dict[int, str | None] = {}
+
+
+def unavailable_reason(device: torch.device) -> str | None:
+    """Why the kernels cannot run on `device`; None if they can.
+
+    The first call for a GPU runs the self-check, which compiles kernels and waits for the device; later ones only look
+    its result up. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and meant for tests.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"the kernels need an NVIDIA GPU, not {'an AMD one' if device.type == 'cuda' else device.type}"
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _reasons:
+        if torch.cuda.is_current_stream_capturing():
+            return "the self-check has not run, and cannot while a CUDA graph is being captured"
+        _reasons[index] = _examine(index)
+    return _reasons[index]
+
+
+def _examine(index: int) -> str | None:
+    name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+    if capability < LOWEST_CAPABILITY:
+        lowest = ".".join(map(str, LOWEST_CAPABILITY))
+        return f"{name} has compute capability {capability[0]}.{capability[1]}, below {lowest}"
+    from sse_convert.kernels.triton.selfcheck import self_check
+
+    with torch.cuda.device(index):
+        wrong = self_check(torch.device("cuda", index))
+    return None if wrong is None else f"self-check failed on {name}: {wrong}; {_toolchain(capability)}"
+
+
+def _toolchain(capability: tuple[int, int]) -> str:
+    """Versions of what compiled the kernels, and how to replace it."""
+    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    tool = get_ptxas(10 * capability[0] + capability[1])
+    variable = "TRITON_PTXAS_BLACKWELL_PATH" if "blackwell" in os.path.basename(tool.path) else "TRITON_PTXAS_PATH"
+    return (
+        f"compiled by triton {triton.__version__} with ptxas {tool.version} ({tool.path}): "
+        f"set {variable} to the ptxas of a newer CUDA toolkit (13.1 or later), or install another triton"
+    )

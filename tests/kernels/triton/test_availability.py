@@ -1,0 +1,152 @@
+"""The kernels are refused where they cannot run and where the self-check finds them wrong, with the reason in words."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.operands import operands_of
+from sse_convert.kernels.triton import availability, selfcheck
+from sse_convert.kernels.triton.availability import unavailable_reason
+from sse_convert.kernels.triton.selfcheck import self_check
+from sse_convert.kernels.varlen import sse_attention_varlen
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+
+
+def right(x: Inputs) -> tuple[Tensor, Tensor]:
+    o_THGV, final = sse_attention_varlen(operands_of(x))
+    return o_THGV.flatten(1, 2).to(x.v.dtype), final
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Torch in the place of the kernels, to be sabotaged."""
+    monkeypatch.setattr(selfcheck, "_kernels", right)
+    return monkeypatch
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A machine with one GPU on which the self-check finds nothing."""
+    monkeypatch.setattr(availability, "_reasons", {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
+    monkeypatch.setattr(selfcheck, "self_check", lambda device: None)
+    return monkeypatch
+
+
+def test_self_check_passes_what_is_right(kernels: pytest.MonkeyPatch) -> None:
+    assert self_check(CPU) is None
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_self_check_passes_in_any_mode_and_leaves_random_numbers_alone(kernels: pytest.MonkeyPatch, mode) -> None:
+    before = torch.get_rng_state()
+    with mode():
+        assert self_check(CPU) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_self_check_names_a_wrong_output_and_its_error(kernels: pytest.MonkeyPatch) -> None:
+    def wrong(x: Inputs) -> tuple[Tensor, Tensor]:
+        o, final = right(x)
+        return o * 1.1, final
+
+    kernels.setattr(selfcheck, "_kernels", wrong)
+    assert "is off by 1.0e-01 of its size (bound 1e-02)" in str(self_check(CPU))
+
+
+def test_self_check_names_a_wrong_gradient(kernels: pytest.MonkeyPatch) -> None:
+    def wrong(x: Inputs) -> tuple[Tensor, Tensor]:
+        x.k.register_hook(lambda grad: grad * 0.7)
+        return right(x)
+
+    kernels.setattr(selfcheck, "_kernels", wrong)
+    assert self_check(CPU) == "the gradient of k is off by 3.0e-01 of its size (bound 1e-02)"
+
+
+def test_self_check_sees_a_nan(kernels: pytest.MonkeyPatch) -> None:
+    def wrong(x: Inputs) -> tuple[Tensor, Tensor]:
+        o, final = right(x)
+        return o, final.index_fill(0, torch.tensor([1]), float("nan"))
+
+    kernels.setattr(selfcheck, "_kernels", wrong)
+    assert self_check(CPU) == "the final state is off by inf of its size (bound 1e-02)"
+
+
+def test_self_check_sees_runs_that_differ(kernels: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def changing(x: Inputs) -> tuple[Tensor, Tensor]:
+        calls.append(x)
+        o, final = right(x)
+        return o, final + 1e-6 * len(calls) * final.detach()
+
+    kernels.setattr(selfcheck, "_kernels", changing)
+    assert self_check(CPU) == "two runs differ in the final state"
+
+
+def test_self_check_survives_a_failing_compiler(kernels: pytest.MonkeyPatch) -> None:
+    def broken(x: Inputs) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("ptxas died\nof many causes")
+
+    kernels.setattr(selfcheck, "_kernels", broken)
+    assert self_check(CPU) == "RuntimeError: ptxas died"
+
+
+def test_a_right_gpu_is_examined_once(gpu: pytest.MonkeyPatch) -> None:
+    examined = []
+    gpu.setattr(selfcheck, "self_check", lambda device: examined.append(device))
+    assert unavailable_reason(GPU) is None
+    assert unavailable_reason(GPU) is None
+    assert examined == [GPU]
+
+
+def test_a_wrong_build_is_refused_with_versions_and_a_way_out(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(selfcheck, "self_check", lambda device: "the output is off by 3.0e-01 of its size (bound 1e-02)")
+    reason = str(unavailable_reason(GPU))
+    assert reason.startswith("self-check failed on Some GPU: the output is off by 3.0e-01 of its size (bound 1e-02); ")
+    for part in ("compiled by triton ", " with ptxas ", "set TRITON_PTXAS_"):
+        assert part in reason
+    assert unavailable_reason(GPU) == reason
+
+
+def test_an_old_gpu_is_refused(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    assert unavailable_reason(GPU) == "Some GPU has compute capability 7.5, below 8.0"
+
+
+def test_the_self_check_does_not_run_while_a_graph_is_captured(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert "while a CUDA graph is being captured" in str(unavailable_reason(GPU))
+    gpu.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert unavailable_reason(GPU) is None
+
+
+def test_amd_gpus_are_refused(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.version, "hip", "6.0")
+    assert unavailable_reason(GPU) == "the kernels need an NVIDIA GPU, not an AMD one"
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
+    assert unavailable_reason(GPU) == "triton is not installed"
+
+
+def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert unavailable_reason(CPU) is None
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert unavailable_reason(CPU) == "the kernels need an NVIDIA GPU, not cpu"
+
+
+def test_a_device_of_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert unavailable_reason(GPU) == "there is no CUDA device"
