@@ -1,0 +1,1 @@
+"""Triton kernels of the SSE operator: routing, forward, backward and decode."""

@@ -1,0 +1,269 @@
+"""The SSE operator on Triton kernels: routing, layout, and the chunked passes as torch operators with gradients."""
+
+import dataclasses as dc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.triton.config import CHUNK
+from sse_convert.kernels.triton.config import group_chunks
+from sse_convert.kernels.triton.launch import Forward
+from sse_convert.kernels.triton.launch import Problem
+from sse_convert.kernels.triton.launch import run_backward
+from sse_convert.kernels.triton.launch import run_forward
+from sse_convert.kernels.triton.namespace import operator_name
+from sse_convert.kernels.triton.routing import SlotLayout
+from sse_convert.kernels.triton.routing import select
+from sse_convert.kernels.triton.routing import select_by
+from sse_convert.kernels.triton.routing import slot_layout
+
+PADDING_BEARABLE = 0.25
+"""segments share chunks when aligning them would add more than this share of padding"""
+
+
+def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor, Tensor | None]:
+    """`sse_attention` for any number of tokens per sequence.
+
+    Without states, many short segments are packed into shared chunks; otherwise the results of a token depend on
+    nothing after it and on no other sequence, to the bit.
+
+    Returns:
+        o [T, Hq, V] in v's dtype, and the final state [S, M, H, D, V] in float32 if wanted.
+    """
+    offsets, used_k = x.cu_seqlens.to(x.q.device), max(x.top_k, x.read_top_k)
+    if x.partition_gate is None:
+        used, gate = select(x.router_logits, x.router_bias, used_k)
+    else:
+        used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, _positions(x, offsets))
+    initial = _initial_state(x, output_final_state)
+    packed = initial is None and _padding(x, used_k) > PADDING_BEARABLE
+    chunks = (x.num_tokens * used_k + x.num_tokens) // CHUNK
+    layout = slot_layout(
+        used,
+        offsets,
+        num_partitions=x.num_partitions,
+        shared=x.shared is not None,
+        packed=packed,
+        states=initial is not None,
+        group_chunks=group_chunks(chunks, x.q.shape[2]),
+    )
+    o, final = _forward(
+        x.q.contiguous(), x.k.contiguous(), x.v.contiguous(), x.log_decay.contiguous(), gate, used, *_shared(x),
+        x.k_scale, initial, [getattr(layout, name) for name in _TABLES],
+        [layout.num_shared_chunks, packed, x.num_sequences, x.top_k, x.read_top_k, x.write_gate, x.read_gate],
+        x.scale, x.k_map, x.decay_normalizer,
+    )[:2]  # fmt: skip
+    return o, final if output_final_state else None
+
+
+_TABLES = tuple(field.name for field in dc.fields(SlotLayout) if field.name != "num_shared_chunks")
+
+
+def _positions(x: Inputs, offsets: Tensor) -> Tensor:
+    if x.positions is not None:
+        return x.positions
+    tokens = torch.arange(x.num_tokens, device=offsets.device)
+    return tokens - offsets[torch.searchsorted(offsets[1:], tokens, right=True)]
+
+
+def _initial_state(x: Inputs, final: bool) -> Tensor | None:
+    if x.initial_state is not None:
+        return x.initial_state.float().contiguous()
+    shape = (x.num_sequences, x.num_states, x.k.shape[2], x.k.shape[3], x.v.shape[3])
+    return x.q.new_zeros(shape, dtype=torch.float32) if final else None
+
+
+def _padding(x: Inputs, used_k: int) -> float:
+    """Padding of aligned segments as a share of the slots, if every segment ends in the middle of a chunk."""
+    slots = x.num_tokens * (used_k + (x.shared is not None))
+    segments = min(x.num_sequences * x.num_partitions, x.num_tokens * used_k)
+    return CHUNK / 2 * (segments + x.num_sequences) / max(slots, 1)
+
+
+def _shared(x: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    if x.shared is None:
+        return None, None, None, None
+    values = x.shared.v.contiguous() if x.shared.own_values else None
+    return x.shared.q.contiguous(), x.shared.k.contiguous(), x.shared.log_decay.contiguous(), values
+
+
+@torch.library.custom_op(operator_name(__name__, "forward"), mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    gate: Tensor,
+    used: Tensor,
+    shared_q: Tensor | None,
+    shared_k: Tensor | None,
+    shared_g: Tensor | None,
+    shared_v: Tensor | None,
+    k_scale: Tensor | None,
+    initial: Tensor | None,
+    layout: list[Tensor],
+    settings: list[int],
+    scale: float,
+    k_map: str,
+    normalizer: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """o, final state (empty without states), and what `_backward` needs."""
+    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
+                 k_map, normalizer)  # fmt: skip
+    done = run_forward(x)
+    final = q.new_empty(0, dtype=torch.float32) if done.final is None else done.final
+    return done.o, final, done.qd, done.kd, done.products, done.decay, done.strong, done.entering
+
+
+@_forward.register_fake
+def _forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, gate: Tensor, used: Tensor, shared_q: Tensor | None,
+    shared_k: Tensor | None, shared_g: Tensor | None, shared_v: Tensor | None, k_scale: Tensor | None,
+    initial: Tensor | None, layout: list[Tensor], settings: list[int], scale: float, k_map: str,
+    normalizer: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    (T, _, Hq, D), (H, V) = q.shape, v.shape[-2:]
+    tables = dict(zip(_TABLES, layout, strict=True))
+    chunks, groups = tables["head"].shape[0], tables["group_first"].shape[0]
+    low = torch.float32 if q.dtype == k.dtype == v.dtype == torch.float32 else torch.bfloat16
+    return (
+        v.new_empty(T, Hq, V),
+        q.new_empty(0, dtype=torch.float32) if initial is None else torch.empty_like(initial),
+        q.new_empty(chunks, Hq, CHUNK, D, dtype=low),
+        q.new_empty(chunks, H, CHUNK, D, dtype=low),
+        q.new_empty(chunks, Hq, CHUNK, CHUNK, dtype=low),
+        q.new_empty(chunks, H, D, dtype=torch.float32),
+        q.new_empty(chunks, H, dtype=torch.int32),
+        q.new_empty(groups, H, D, V, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op(operator_name(__name__, "backward"), mutates_args=())
+def _backward(
+    do: Tensor,
+    dfinal: Tensor | None,
+    saved: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    gate: Tensor,
+    shared_q: Tensor | None,
+    shared_k: Tensor | None,
+    shared_g: Tensor | None,
+    shared_v: Tensor | None,
+    k_scale: Tensor | None,
+    initial: Tensor | None,
+    layout: list[Tensor],
+    settings: list[int],
+    scale: float,
+    k_map: str,
+    normalizer: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients by slot of q, k, g and v; those of the gates, of k_scale and of the initial state (empty if none)."""
+    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
+                 k_map, normalizer)  # fmt: skip
+    grads = run_backward(x, Forward(do, None, *saved), do, dfinal)
+    rest = (q.new_empty(0) if grad is None else grad for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
+    return grads.dq, grads.dk, grads.dg, grads.dv, *rest
+
+
+@_backward.register_fake
+def _backward_fake(
+    do: Tensor, dfinal: Tensor | None, saved: list[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor, gate: Tensor,
+    shared_q: Tensor | None, shared_k: Tensor | None, shared_g: Tensor | None, shared_v: Tensor | None,
+    k_scale: Tensor | None, initial: Tensor | None, layout: list[Tensor], settings: list[int], scale: float,
+    k_map: str, normalizer: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    (T, _, Hq, D), (H, V), ranks = q.shape, v.shape[-2:], gate.shape[1] + (shared_q is not None)
+    gated = settings[5] or settings[6]
+    return (
+        q.new_empty(ranks, T, Hq, D),
+        k.new_empty(ranks, T, H, D),
+        g.new_empty(ranks, T, H, D),
+        v.new_empty(ranks, T, H, V),
+        torch.empty_like(gate) if gated else q.new_empty(0),
+        q.new_empty(0) if k_scale is None else k_scale.new_empty(k_scale.shape, dtype=torch.float32),
+        q.new_empty(0) if dfinal is None else torch.empty_like(dfinal),
+    )
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, gate: Tensor, shared_q: Tensor | None, shared_k: Tensor | None,
+    shared_g: Tensor | None, shared_v: Tensor | None, k_scale: Tensor | None, initial: Tensor | None,
+    layout: list[Tensor], settings: list[int], scale: float, k_map: str, normalizer: float | None,
+) -> Problem:  # fmt: skip
+    shared = None
+    if shared_q is not None and shared_k is not None and shared_g is not None:
+        shared = (shared_q, shared_k, shared_g, v if shared_v is None else shared_v)
+    return Problem(
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        gate=gate,
+        shared=shared,
+        own_values=shared_v is not None,
+        k_scale=k_scale,
+        initial=initial,
+        layout=SlotLayout(**dict(zip(_TABLES, layout, strict=True)), num_shared_chunks=settings[0]),
+        packed=bool(settings[1]),
+        num_sequences=settings[2],
+        top_k=settings[3],
+        read_top_k=settings[4],
+        write_gate=bool(settings[5]),
+        read_gate=bool(settings[6]),
+        scale=scale,
+        k_map=k_map,
+        normalizer=normalizer,
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, layout, settings, scale, k_map, normalizer = inputs
+    ctx.present = [x is not None for x in tensors]
+    ctx.options = settings, scale, k_map, normalizer
+    ctx.save_for_backward(*(x for x in tensors if x is not None), *layout, *output[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    flat = list(ctx.saved_tensors)
+    q, k, v, g, gate, used, *optional = (flat.pop(0) if there else None for there in ctx.present)
+    layout, saved = flat[: len(_TABLES)], flat[len(_TABLES) :]
+    shared_q, _, _, shared_v, k_scale, initial = optional
+    if do is None:
+        do = v.new_zeros(q.shape[0], q.shape[2], v.shape[-1])
+    if initial is not None:
+        dfinal = torch.zeros_like(initial) if dfinal is None else dfinal.contiguous()
+    dq, dk, dg, dv, dgate, dk_scale, dinitial = _backward(
+        do.contiguous(), None if initial is None else dfinal, saved, q, k, v, g, gate, *optional, layout, *ctx.options
+    )
+    K = gate.shape[1]
+    sparse = [_by_partition(x[:K], used, like) for x, like in ((dq, q), (dk, k))]
+    if shared_q is None:
+        of_shared = [None] * 4
+    else:
+        of_shared = [dq[K], dk[K], dg[K], None if shared_v is None else dv[K]]
+    dv = _by_partition(dv[:K] if shared_v is not None else dv, used, v)
+    tail = [dk_scale.to(k_scale.dtype) if k_scale is not None else None, dinitial if initial is not None else None]
+    gates = dgate if dgate.numel() else None
+    return *sparse, dv, _sum(dg[:K]), gates, None, *of_shared, *tail, [None] * len(_TABLES), *[None] * 4
+
+
+torch.library.register_autograd(operator_name(__name__, "forward"), _gradients, setup_context=_setup)
+
+
+def _sum(slots: Tensor) -> Tensor:
+    """Over the slots of each token, [ranks, T, ...] to [T, ...]."""
+    return slots[0] if slots.shape[0] == 1 else slots.sum(0)
+
+
+def _by_partition(slots: Tensor, used: Tensor, like: Tensor) -> Tensor:
+    """Gradient [T, P, ...] from slots [K, T, ...]; zeros for partitions that a token does not use."""
+    if like.shape[1] == 1:
+        return _sum(slots)[:, None]
+    tokens = torch.arange(like.shape[0], device=like.device)[:, None]
+    return torch.zeros_like(like).index_put((tokens, used.long()), slots.transpose(0, 1))

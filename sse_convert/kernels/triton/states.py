@@ -1,0 +1,88 @@
+"""The recurrent state across chunks: a local pass over groups of chunks, a scan over groups, and a pass that stores
+the state of every chunk.
+
+One recurrence serves both directions. Forward: S <- decay S + kd^T v. Backward, over chunks in reverse, with dS the
+gradient of the state that leaves a chunk: dS <- decay dS + sum over query heads of qd^T do.
+"""
+
+import triton
+import triton.language as tl
+
+from sse_convert.kernels.triton.tiles import gather_rows
+from sse_convert.kernels.triton.tiles import matmul
+
+
+@triton.jit(do_not_specialize=["S", "num_shared"])
+def state_kernel(
+    x, y, y_shared, decay, token, segment, inject, group_first, group_end, initial, local, carry, chunk_states,
+    S, num_shared,
+    P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr, STORE: tl.constexpr, HAS_STATE: tl.constexpr,
+    IEEE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (groups, H, V blocks). Without STORE a group starts from zero and writes its own state to `local` and its
+    decay to `carry`; with STORE it starts from `local`, then the state entering it, and writes each chunk's."""
+    group = tl.program_id(0)
+    h = tl.program_id(1)
+    d = tl.arange(0, BD)
+    v = tl.program_id(2) * BV + tl.arange(0, BV)
+    i = tl.arange(0, C)
+    first = tl.load(group_first + group)
+    count = tl.load(group_end + group) - first
+    inside = (d < D)[:, None] & (v < V)[None, :]
+    tile = d[:, None] * V + v[None, :]
+    place = (group.to(tl.int64) * H + h) * D
+    if STORE:
+        state = tl.load(local + place * V + tile, mask=inside, other=0.0)
+    else:
+        state = tl.zeros([BD, BV], tl.float32)
+    passed = tl.full([BD], 1.0, tl.float32)
+    for step in tl.range(count * G, num_stages=STAGES):
+        n = step % G
+        opening = n == 0
+        c = first + step // G
+        if REVERSE:
+            c = first + count - 1 - step // G
+        if HAS_STATE:
+            row = tl.load(inject + c)
+            if opening & (row >= 0):
+                state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+                passed = tl.zeros([BD], tl.float32)
+        here = tl.cast(c, tl.int64) * H + h
+        if STORE:
+            tl.store(chunk_states + here * D * V + tile, state.to(chunk_states.dtype.element_ty), mask=inside)
+        factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+        if G > 1:
+            factor = tl.where(opening, factor, 1.0)
+        bx = tl.load(x + ((here * G + n) * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+        y_base = y
+        if P > 0:
+            y_base = tl.where(c < num_shared, y_shared, y)
+        by = gather_rows(y_base, token, segment, c, h * G + n, v, S, num_shared, P, H * G, V, C)
+        state = matmul(bx, by, state * factor[:, None], IEEE)
+        passed = passed * factor
+    if not STORE:
+        tl.store(local + place * V + tile, state, mask=inside)
+        tl.store(carry + place + d, passed, mask=d < D)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def scan_kernel(
+    local, carry, groups,
+    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (H, blocks of ROWS of D). Replaces each group's own state in `local` by the state entering it."""
+    h = tl.program_id(0)
+    d = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    v = tl.arange(0, BV)
+    inside = (d < D)[:, None] & (v < V)[None, :]
+    tile = d[:, None] * V + v[None, :]
+    state = tl.zeros([ROWS, BV], tl.float32)
+    for step in tl.range(groups, num_stages=STAGES):
+        group = groups - 1 - step if REVERSE else step
+        at = (tl.cast(group, tl.int64) * H + h) * D
+        factor = tl.load(carry + at + d, mask=d < D, other=0.0)
+        own = tl.load(local + at * V + tile, mask=inside, other=0.0)
+        tl.store(local + at * V + tile, state, mask=inside)
+        state = state * factor[:, None] + own

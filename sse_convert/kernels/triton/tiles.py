@@ -1,0 +1,176 @@
+"""What the forward and backward kernels share: loading a chunk of slots, key maps, decays and exact row sums.
+
+Tiles are [C, D] with C = 64 slots; decays are base-2 logarithms inside the kernels.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+FAST_BITS = tl.constexpr(60.0)
+"""a chunk whose channels all decay by fewer bits than this is factorised around its first row (docs: numerics)"""
+
+
+@triton.jit
+def matmul(a, b, acc, IEEE: tl.constexpr):
+    """acc + a @ b: bf16 operands with float32 sums, or float32 throughout."""
+    if IEEE:
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    return acc
+
+
+@triton.jit
+def sum_rows(select, x, IEEE: tl.constexpr):
+    """select @ x for a 0/1 matrix and float32 x: bf16 tensor cores on x split in two halves, good to 2^-17."""
+    zero = tl.zeros([select.shape[0], x.shape[1]], tl.float32)
+    if IEEE:
+        total = tl.dot(select.to(tl.float32), x, zero, input_precision="ieee")
+    else:
+        ones = select.to(tl.bfloat16)
+        high = x.to(tl.bfloat16)
+        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(ones, high, tl.dot(ones, low, zero))
+    return total
+
+
+@triton.jit
+def load_rows(base, row, d, ok, stride, WIDTH: tl.constexpr):
+    """Rows [C, BLOCK] of a matrix whose rows start at base + row * stride; zeros for padding."""
+    at = base + row[:, None].to(tl.int64) * stride + d[None, :]
+    return tl.load(at, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def log2_decay(raw, normalizer, FROM_LOGITS: tl.constexpr):
+    """Base-2 log decay from natural log decays, or from gate logits x as logsigmoid(x) / normalizer."""
+    x = raw.to(tl.float32)
+    if FROM_LOGITS:
+        soft = tl.log2(1.0 + tl.exp2(-tl.abs(x) * LOG2_E))
+        out = (tl.minimum(x, 0.0) * LOG2_E - soft) / normalizer
+    else:
+        out = x * LOG2_E
+    return out
+
+
+@triton.jit
+def key_norm(k, d, k_scale, D: tl.constexpr, K_MAP: tl.constexpr):
+    """What softmax subtracts from every entry of whole keys [C, BLOCK]: their log-sum-exp, base 2; else zeros."""
+    if K_MAP == "softmax":
+        x = tl.where((d < D)[None, :], k.to(tl.float32) * (k_scale * LOG2_E), float("-inf"))
+        top = tl.max(x, 1)
+        norm = top + tl.log2(tl.sum(tl.exp2(x - top[:, None]), 1))
+    else:
+        norm = tl.zeros([k.shape[0]], tl.float32)
+    return norm
+
+
+@triton.jit
+def map_keys(k, norm, k_scale, K_MAP: tl.constexpr):
+    """phi of some channels of keys, in float32, after the head's scale."""
+    x = k.to(tl.float32) * k_scale
+    if K_MAP == "softmax":
+        x = tl.exp2(x * LOG2_E - norm[:, None])
+    elif K_MAP == "silu":
+        x = x * tl.sigmoid(x)
+    elif K_MAP == "relu":
+        x = tl.maximum(x, 0.0)
+    return x
+
+
+@triton.jit
+def unmap_keys(dphi, phi, dot, k, k_scale, K_MAP: tl.constexpr):
+    """Gradient with respect to the scaled keys from that with respect to phi; `dot` is the row sum of phi * dphi."""
+    if K_MAP == "softmax":
+        dphi = phi * (dphi - dot[:, None])
+    elif K_MAP == "silu":
+        x = k.to(tl.float32) * k_scale
+        s = tl.sigmoid(x)
+        dphi = dphi * s * (1.0 + x * (1.0 - s))
+    elif K_MAP == "relu":
+        dphi = tl.where(k.to(tl.float32) * k_scale > 0, dphi, 0.0)
+    return dphi
+
+
+@triton.jit
+def slot_weight(gate, tok, rank, ok, K: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr):
+    """What multiplies q (or k) of each slot: its gate or 1, and 0 where its rank is not read (written). Slots of the
+    shared partition have rank K and weight 1."""
+    sparse = ok & (rank < K)
+    w = tl.where(ok, 1.0, 0.0)
+    if GATED:
+        w = tl.where(sparse, tl.load(gate + tok.to(tl.int64) * K + rank, mask=sparse, other=1.0), w)
+    if LIMIT < K:
+        w = tl.where(sparse & (rank >= LIMIT), 0.0, w)
+    return w
+
+
+@triton.jit
+def of_segment(x, segment, c, kept, PACKED: tl.constexpr, C: tl.constexpr):
+    """x [C, BLOCK] without the rows of segments other than `kept`; all rows of an aligned chunk are of one segment,
+    which may be none of them (kept = -2)."""
+    if PACKED:
+        rows = tl.load(segment + c * C + tl.arange(0, C)) == kept
+        x = tl.where(rows[:, None], x, 0.0)
+    else:
+        x = tl.where(kept >= 0, x, 0.0)
+    return x
+
+
+@triton.jit
+def within_segments(x, segment, c, PACKED: tl.constexpr, C: tl.constexpr):
+    """Products [C, C] without those of two segments. Padding needs no mask: its q, k, v and do are zeros."""
+    if PACKED:
+        seg = segment + c * C + tl.arange(0, C)
+        x = tl.where(tl.load(seg)[:, None] == tl.load(seg)[None, :], x, 0.0)
+    return x
+
+
+@triton.jit
+def level_masks(i, level):
+    """Halving level of a chunk: which decays join each row to the border between the halves of its block of
+    2^(level+1) rows (all of them <= 0, so no factor exceeds 1), and the pairs of a later and an earlier half."""
+    half = i >> level
+    later = (half & 1) == 1
+    start = half << level
+    end = start + (1 << level)
+    r = i[None, :]
+    after = (r >= start[:, None]) & (r <= i[:, None])
+    before = (r > i[:, None]) & (r < end[:, None])
+    joins = tl.where(later[:, None], after, before)
+    block = i >> (level + 1)
+    pairs = (block[:, None] == block[None, :]) & later[:, None] & (((i >> level) & 1) == 0)[None, :]
+    return joins, pairs
+
+
+@triton.jit
+def chunk_slots(token, out, c, T, C: tl.constexpr):
+    """Of each slot of a chunk: its token, its rank among the token's slots, and whether it is real."""
+    at = c * C + tl.arange(0, C)
+    tok = tl.load(token + at)
+    ok = tok >= 0
+    return tl.where(ok, tok, 0), tl.where(ok, tl.load(out + at), 0) // T, ok
+
+
+@triton.jit
+def gather_rows(base, token, segment, c, head, d, S, num_shared, P: tl.constexpr, HEADS: tl.constexpr,
+                D: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """The [C, BLOCK] rows of a chunk's slots in x [T, P, HEADS, D] (in [T, HEADS, D], for the shared partition)."""
+    at = c * C + tl.arange(0, C)
+    tok = tl.load(token + at)
+    ok = tok >= 0
+    row = tl.where(ok, tok, 0)
+    if P > 1:
+        partition = tl.minimum(tl.where(ok, tl.load(segment + at), 0) // S, P - 1)
+        row = tl.where(c < num_shared, row, row * P + partition)
+    return load_rows(base + head * D, row, d, ok, HEADS * D, D)
+
+
+@triton.jit
+def scatter_rows(x, value, token, out, c, head, d, HEADS: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+    """Write the rows of a chunk's slots to x [slots, HEADS, D]."""
+    at = c * C + tl.arange(0, C)
+    ok = tl.load(token + at) >= 0
+    place = (tl.load(out + at).to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
+    tl.store(x + place, value.to(x.dtype.element_ty), mask=ok[:, None] & (d < D)[None, :])

@@ -1,0 +1,68 @@
+"""Backward pass over the states: gradients of the values, and of the state leaving every chunk."""
+
+import triton
+import triton.language as tl
+
+from sse_convert.kernels.triton.tiles import gather_rows
+from sse_convert.kernels.triton.tiles import load_rows
+from sse_convert.kernels.triton.tiles import matmul
+from sse_convert.kernels.triton.tiles import scatter_rows
+
+
+@triton.jit(do_not_specialize=["S", "num_shared", "slots"])
+def value_gradient_kernel(
+    qd, kd, products, values, values_shared, do, decay, token, out, segment, load, store, group_first, group_end,
+    entering, dfinal, dinitial, dstates, dv, value_dots,
+    S, num_shared, slots,
+    P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, HAS_STATE: tl.constexpr, DOTS: tl.constexpr, IEEE: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (groups, H, V blocks), chunks in reverse. dv is [slots, H, V]; dstates [chunks, H, D, V] is the gradient of
+    the state leaving each chunk; value_dots [V blocks, slots, H], with DOTS, the sum of v * dv."""
+    group = tl.program_id(0)
+    h = tl.program_id(1)
+    d = tl.arange(0, BD)
+    v = tl.program_id(2) * BV + tl.arange(0, BV)
+    i = tl.arange(0, C)
+    first = tl.load(group_first + group)
+    end = tl.load(group_end + group)
+    inside = (d < D)[:, None] & (v < V)[None, :]
+    tile = d[:, None] * V + v[None, :]
+    dstate = tl.load(entering + (group.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+    for step in tl.range(end - first, num_stages=STAGES):
+        c = end - 1 - step
+        here = tl.cast(c, tl.int64) * H + h
+        if HAS_STATE:
+            row = tl.load(store + c)
+            if row >= 0:
+                dstate = tl.load(dfinal + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+        low = dstate.to(dstates.dtype.element_ty)
+        tl.store(dstates + here * D * V + tile, low, mask=inside)
+        tok = tl.load(token + c * C + i)
+        ok = tok >= 0
+        tok = tl.where(ok, tok, 0)
+        bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+        factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+        acc = matmul(bk, low, tl.zeros([C, BV], tl.float32), IEEE)
+        dstate = dstate * factor[:, None]
+        for n in tl.static_range(G):
+            slot = (here * G + n) * C + i[None, :]
+            bo = load_rows(do + (h * G + n) * V, tok, v, ok, H * G * V, V)
+            a = tl.load(products + slot * C + i[:, None])
+            bq = tl.load(qd + slot * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            acc = matmul(a, bo, acc, IEEE)
+            dstate = matmul(bq, bo, dstate, IEEE)
+        scatter_rows(dv, acc, token, out, c, h, v, H, V, C)
+        if DOTS:
+            v_base = values
+            if P > 0:
+                v_base = tl.where(c < num_shared, values_shared, values)
+            bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, P, H, V, C)
+            dots = tl.sum(bv.to(tl.float32) * acc, 1)
+            slot = tl.load(out + c * C + i)
+            tl.store(value_dots + (tl.program_id(2) * slots.to(tl.int64) + slot) * H + h, dots, mask=ok)
+        if HAS_STATE:
+            begun = tl.load(load + c)
+            if begun >= 0:
+                tl.store(dinitial + (begun.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)
