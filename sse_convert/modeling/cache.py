@@ -22,8 +22,6 @@ class _CountingLayer(CacheLayerMixin):
     """What both cache layers share: the token counter and how it shows to transformers."""
 
     is_sliding = False
-    is_compileable = False
-    """a static cache works, without compilation of the forward pass: the torch operator breaks graphs"""
     is_croppable = True
     supports_early_init = False
 
@@ -36,6 +34,11 @@ class _CountingLayer(CacheLayerMixin):
     @property
     def is_static(self) -> bool:
         return self.static_length is not None
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether a one-token step keeps all shapes; also what makes transformers mask the unfilled slots of a step."""
+        return self.is_static
 
     def get_seq_length(self) -> Any:
         return self.seen
@@ -88,7 +91,7 @@ class _CountingLayer(CacheLayerMixin):
 class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
     """The recurrent state of one SSE layer, [B, partitions, H, D, V] in float32 (float64 in a float64 model)."""
 
-    is_compileable = False
+    is_compileable = _CountingLayer.is_compileable
     is_croppable = True
 
     def __init__(self, *, static_length: int | None = None) -> None:
@@ -105,7 +108,7 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
         """Store the state after `tokens` more tokens per row (padding included).
 
         Args:
-            state: [B, partitions, H, D, V].
+            state: [B, partitions, H, D, V]; the layer's own tensor if it was overwritten in place.
             tokens: columns that the forward added.
             replay: recomputes the state after fewer of them, from the state before; kept only while recording.
         """
@@ -113,10 +116,8 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
             self.lazy_initialization(state)
         if self.record_past:
             self._past.append((tokens, self.recurrent_states[0].clone(), replay))
-        if self.is_static:
-            self.recurrent_states[0].copy_(state)
-        else:
-            self.recurrent_states[0] = state
+        if state is not self.recurrent_states[0]:
+            self._restore(state)
         self.has_previous_state[0] = True
         self._advance(tokens)
 
@@ -333,6 +334,12 @@ class SlidingCacheLayer(_CountingLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         self._each_tensor(lambda tensor: tensor[indices.to(tensor.device)])
+
+
+def counting_layer(cache: Any) -> Any:
+    """A layer of a converted model in the cache, which knows the length; None if there is no cache or no such layer."""
+    layers = [] if cache is None else cache.layers
+    return next((layer for layer in layers if isinstance(layer, _CountingLayer)), None)
 
 
 def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, tuple[int, int]]) -> None:

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import output_capturing
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.mixers import SlidingMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
-from sse_convert.modeling.cache import install
+from sse_convert.modeling.cache import counting_layer, install
 from sse_convert.modeling.configuration import config_class_for, layer_mixers
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
@@ -32,6 +34,7 @@ from sse_convert.modeling.layout import (
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
+from sse_convert.modeling.tracing import traced
 
 _Source: Any = object
 """what the mixins are put in front of; to a type checker, a class with any attribute"""
@@ -100,8 +103,12 @@ class SSEBaseMixin(_Source):
         mask = starts = None
         if self._sse_converted():
             self._refuse_sharded()
-            mask = padding_mask(attention_mask, length)
-            starts = self._documents(mask, position_ids, past_key_values, use_cache, batch)
+            self.sse_install(past_key_values)
+            one_step = length == 1 and past_key_values is not None
+            if not (one_step and traced()):  # who generates token by token pads none of them
+                mask = padding_mask(self._sse_filled(attention_mask, length, past_key_values), length)
+            if not one_step:
+                starts = self._documents(mask, position_ids, past_key_values, use_cache, batch)
         if starts is not None:
             attention_mask, use_cache = None, False
         if use_cache is None:
@@ -153,6 +160,13 @@ class SSEBaseMixin(_Source):
             LAYOUT: layout,
             MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},
         }
+
+    def _sse_filled(self, attention_mask: Any, length: int, cache: Any) -> Any:
+        """The mask up to the new tokens, of one that has a column for every slot of a static cache."""
+        layer = counting_layer(cache)
+        if layer is None or attention_mask is None or attention_mask.shape[-1] != layer.static_length:
+            return attention_mask
+        return attention_mask[..., : int(layer.seen) + length]
 
     def _sse_converted(self) -> bool:
         return bool(self._sse_windows or self._sse_indices)
@@ -245,6 +259,16 @@ class SSECausalLMMixin(_Source):
         if cache is not None and generation_config.is_assistant:  # recording began before our layers were in
             cache.activate_past_recording()
         return result
+
+    def create_masks_for_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """What generation with a static cache hands to the forward: the padding mask, since the backbone makes all
+        masks itself. For a one-token step it has a column for every slot, so that its shape stays."""
+        layer, mask = counting_layer(kwargs["past_key_values"]), kwargs["attention_mask"]
+        if layer is None:
+            return getattr(super(), "create_masks_for_generate", create_masks_for_generate)(*args, **kwargs)
+        if mask is None or kwargs["inputs_embeds"].shape[1] > 1:
+            return mask
+        return F.pad(mask, (0, layer.static_length - mask.shape[1]))
 
     def _sse_backbone(self) -> Any:
         return getattr(self, source_spec(self.config.model_type).backbone)
