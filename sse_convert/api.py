@@ -14,6 +14,7 @@ from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, p
 from sse_convert.report import TextReport, table
 
 if TYPE_CHECKING:
+    from sse_convert.analysis.report import AnalysisReport
     from sse_convert.evaluation.report import EvalReport
     from sse_convert.export.export import ExportReport
     from sse_convert.export.push import PushReport
@@ -321,6 +322,40 @@ def inspect(checkpoint: Path | str, *, revision: str | None = None) -> "InspectR
     from sse_convert.surgery import inspect as inspection
 
     return inspection.inspect(checkpoint, revision)
+
+
+def analyze(
+    model: Path | str,
+    text: Path | str,
+    *,
+    teacher: Path | str | None = None,
+    tokens: int = 16384,
+    length: int | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+) -> "AnalysisReport":
+    """Look inside the converted layers of a model while it reads a text.
+
+    Args:
+        model: converted checkpoint, folder or hub id.
+        text: UTF-8 file.
+        teacher: the model it was made from, for output errors and attention distances.
+        tokens: of the text, at most.
+        length: tokens per row; unset takes 2048, or the model's context or the text if they are shorter.
+        out: new folder for the report, its arrays and figures.
+        device: unset picks the accelerator, or the CPU.
+
+    Raises:
+        DataError: the text is missing, empty, not UTF-8, or shorter than a row (128 tokens at least).
+        CheckpointError, HubError: a model cannot be read, is not converted, or is not this model's teacher.
+        UsageError: `tokens` or `length` is out of range.
+        HardwareError: the device does not exist here.
+        DependencyError: `out` is given and matplotlib is not installed.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    from sse_convert.analysis import analyze as analysis
+
+    return analysis.analyze(model, Path(text), teacher=teacher, tokens=tokens, length=length, out=out, device=device)
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":

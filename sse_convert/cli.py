@@ -278,6 +278,29 @@ def inspect(checkpoint: CheckpointArgument, as_json: JsonOption = False) -> Repo
     return api.inspect(checkpoint)
 
 
+@command(app, "analyze")
+def analyze(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Converted checkpoint, folder or hub id.", show_default=False)
+    ],
+    text: Annotated[Path, typer.Option("--text", help="UTF-8 text file for the model to read.", show_default=False)],
+    teacher: Annotated[
+        str | None, typer.Option("--teacher", help="Teacher folder or hub id, for what compares with it.")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the text to use at most.")] = 16384,
+    length: Annotated[
+        int | None, typer.Option("--length", help="Tokens per row; unset takes 2048, or what model and text allow.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New folder for the report as JSON, arrays and figures.")
+    ] = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Look inside the converted layers: states, memory, routing, branches, errors, with the paper's figures."""
+    return api.analyze(model, text, teacher=teacher, tokens=tokens, length=length, out=out, device=device)
+
+
 @command(app, "verify")
 def verify(
     checkpoint: Annotated[

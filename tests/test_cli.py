@@ -8,15 +8,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from sse_convert import __version__, api, errors
 from sse_convert.cli import app
 from sse_convert.command import EXIT_CODES, run_app
+from sse_convert.recipe.checks import BACKENDS
 from sse_convert.report import TextReport
 from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
 COMMANDS = ["plan", "convert", *TRAINING, "eval", "export", "push", "generate", "chat", "inspect", "verify", "doctor"]
+COMMANDS += ["analyze"]
 ERRORS = [
     cls
     for cls in vars(errors).values()
@@ -284,7 +287,9 @@ def test_doctor(capsys, monkeypatch):
     assert code == 0
     result = answer["result"]
     assert result["versions"]["torch"]
-    assert result["backends"]["triton"] == "triton kernels are not built yet"
+    assert list(result["backends"]) == list(BACKENDS)
+    if not torch.cuda.is_available():
+        assert result["backends"]["triton"] == "not available: there is no CUDA device"
     assert result["hub_login"] is True
     assert "hf_secret" not in json.dumps(answer)
 

@@ -3,7 +3,6 @@
 import dataclasses as dc
 import gc
 import os
-import platform
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import transformers
 
 from sse_convert.console import Bar, progress
 from sse_convert.errors import DataError, RecipeError
-from sse_convert.evaluation.loading import context_limit, load_model, load_tokenizer, pick_device
+from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.evaluation.needle import NeedleSample, load_words
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.plot import plot as draw
@@ -227,10 +226,9 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
 
 
 def _conditions(recipe: Recipe, device: torch.device, dtype: torch.dtype, tasks: Tasks) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     settings = recipe.eval.needle
     return {
-        "device": f"{device.type} ({name})",
+        "device": device_name(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "cores": os.cpu_count(),
         "dtype": str(dtype).removeprefix("torch."),

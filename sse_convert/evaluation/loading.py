@@ -1,5 +1,6 @@
 """Open a model and its tokenizer for measuring and generating, with errors a user can act on."""
 
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,14 @@ def pick_device(name: str | None = None) -> "torch.device":
             f"device {name!r} is not on this machine", expected=f"cpu or {accelerator or 'nothing else'}"
         )
     return device
+
+
+def device_name(device: "torch.device") -> str:
+    """The kind of a device and what it is, for reports."""
+    import torch
+
+    machine = platform.processor() or platform.machine()
+    return f"{device.type} ({torch.cuda.get_device_name(device) if device.type == 'cuda' else machine})"
 
 
 def load_model(

@@ -1,0 +1,256 @@
+"""Run a converted model over a text and say what its layers do with it."""
+
+import dataclasses as dc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors.torch import save
+from torch import Tensor
+
+from sse_convert.analysis.branches import BranchNorms
+from sse_convert.analysis.capture import Seen, Sizes, watching
+from sse_convert.analysis.clustering import Clustering
+from sse_convert.analysis.decay import HalfLife
+from sse_convert.analysis.keys import RowSparsity
+from sse_convert.analysis.plot import draw, require_matplotlib
+from sse_convert.analysis.quantity import Quantity
+from sse_convert.analysis.receptive import ReceptiveField
+from sse_convert.analysis.report import FILE, AnalysisReport, LayerAnalysis, LeftOut
+from sse_convert.analysis.routing import RouterHealth
+from sse_convert.analysis.similarity import RowSimilarity
+from sse_convert.analysis.states import StateEntropy
+from sse_convert.analysis.teacher import attention_distances, check_pair, output_errors
+from sse_convert.analysis.text import Text, check_file, read_text
+from sse_convert.analysis.tokens import TopTokens
+from sse_convert.console import Bar, progress
+from sse_convert.errors import CheckpointError
+from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.mixers import FULL
+from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
+from sse_convert.surgery.output import check_output, new_folder
+from sse_convert.surgery.teacher import open_teacher, source_view
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS_PER_PASS = 8192
+"""tokens of one forward pass, at least one row"""
+QUANTITIES: tuple[type[Quantity], ...] = (
+    *(StateEntropy, RowSimilarity, RowSparsity, ReceptiveField, HalfLife),
+    *(RouterHealth, TopTokens, Clustering, BranchNorms),
+)
+"""what is asked of recurrent layers"""
+TEACHER_QUANTITIES = ("output_error", "attention")
+"""what needs the teacher"""
+ARRAYS = "arrays.safetensors"
+
+
+def analyze(
+    model: str | Path,
+    text: Path,
+    *,
+    teacher: str | Path | None = None,
+    tokens: int = 16384,
+    length: int | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+) -> AnalysisReport:
+    """Analyse a converted model.
+
+    The model runs in float32 on a CPU and in its stored type elsewhere; what is measured is summed in float64.
+
+    Args:
+        model: converted checkpoint, folder or hub id.
+        text: UTF-8 file.
+        teacher: the model it was made from, for output errors and attention distances.
+        tokens: of the text, at most.
+        length: tokens per row; None for 2048, or the model's context or the text if they are shorter.
+        out: new folder for the report, its arrays and figures.
+        device: unset picks the accelerator, or the CPU.
+
+    Raises:
+        DataError: the text is missing, empty, not UTF-8, or shorter than a row.
+        CheckpointError, HubError: a model cannot be read, is not converted, or is not this model's teacher.
+        UsageError: `tokens` or `length` is out of range.
+        HardwareError: the device does not exist here.
+        DependencyError: `out` is given and matplotlib is not installed.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    check_file(text)
+    files = _converted(model)
+    if teacher is not None:
+        check_pair(open_teacher(teacher), source_view(files))
+    place = pick_device(device)
+    if out is not None:
+        require_matplotlib()
+        check_output(out)
+    student = _load(model, place)
+    config = student.config
+    tokenizer = load_tokenizer(model)
+    limit = context_limit(config)
+    rows = read_text(text, tokenizer, tokens=tokens, length=length, limit=limit, vocab_size=config.vocab_size)
+    passes = 1 if teacher is None else 3
+    with progress("analysing", passes * len(rows.ids)) as bar:
+        layers = measure(student, rows, bar=bar)
+        found = {i: {quantity.name: quantity.result() for quantity in layer} for i, layer in layers.items()}
+        conditions = _conditions(place, student.dtype, text, rows)
+        if teacher is not None:
+            conditions["attention_length"] = _compare(found, student, _load(teacher, place), rows, bar)
+    report = AnalysisReport(
+        model=str(model),
+        teacher=None if teacher is None else str(teacher),
+        conditions=conditions,
+        layers=tuple(_layer(student, i, found.get(i, {})) for i in range(config.num_hidden_layers)),
+        left_out=left_out(student, with_teacher=teacher is not None),
+    )
+    return report if out is None else write(report, arrays_of(layers), out)
+
+
+@torch.no_grad()
+def measure(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[int, list[Quantity]]:
+    """The quantities of every recurrent layer, summed over the text.
+
+    Args:
+        student: converted model in evaluation mode.
+        text: what it sees.
+        bar: advanced by one per row.
+
+    Returns:
+        Index of each recurrent layer -> what applies to it.
+    """
+    layers: dict[int, SSEAttention] = student.sse_layers()
+    found = {
+        i: [kind(Sizes.of(layer), text) for kind in QUANTITIES if kind.absent(layer.mixer) is None]
+        for i, layer in layers.items()
+    }
+
+    def add(index: int, seen: Seen) -> None:
+        for quantity in found[index]:
+            quantity.add(seen)
+
+    for ids, index in text.batches(_rows_per_pass(text)):
+        with watching(layers, index, add):
+            student.base_model(input_ids=ids.to(student.device), use_cache=False)
+        bar.update(len(ids))
+    return found
+
+
+def arrays_of(layers: dict[int, list[Quantity]]) -> dict[str, Tensor]:
+    """What is too large for JSON, named `layers.3.similarity.matrix` and so on."""
+    return {
+        f"layers.{index}.{quantity.name}.{name}": array.contiguous()
+        for index, layer in layers.items()
+        for quantity in layer
+        for name, array in quantity.arrays().items()
+    }
+
+
+def left_out(student: "PreTrainedModel", *, with_teacher: bool) -> tuple[LeftOut, ...]:
+    """What does not apply to which layers, and why.
+
+    Args:
+        student: converted model.
+        with_teacher: whether a teacher was given.
+    """
+    reasons: dict[tuple[int, str], list[str]] = {}
+    recurrent: dict[int, SSEAttention] = student.sse_layers()
+    for i, mixer in enumerate(layer_mixers(student.config)):
+        for kind in QUANTITIES:
+            reason = kind.absent(recurrent[i].mixer) if i in recurrent else "softmax attention: no recurrent state"
+            if reason is not None:
+                reasons.setdefault((i, reason), []).append(kind.name)
+        if not with_teacher:
+            reasons[i, "no teacher was given (--teacher)"] = list(TEACHER_QUANTITIES)
+        elif mixer is None:
+            reasons[i, "not converted: the output is its teacher's"] = list(TEACHER_QUANTITIES[:1])
+    layers: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for (i, reason), names in reasons.items():
+        layers.setdefault((reason, tuple(names)), []).append(i)
+    return tuple(LeftOut(layers=tuple(i), quantities=names, reason=reason) for (reason, names), i in layers.items())
+
+
+def write(report: AnalysisReport, arrays: dict[str, Tensor], out: Path) -> AnalysisReport:
+    """Write the report, its arrays and figures into a new folder.
+
+    Args:
+        report: what was found.
+        arrays: from `arrays_of`.
+        out: the folder to make.
+
+    Returns:
+        The report with the names of its files.
+
+    Raises:
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    with new_folder(out) as folder:
+        names = draw(report.to_dict(), arrays, folder)
+        if arrays:
+            (folder / ARRAYS).write_bytes(save(arrays))
+            names.append(ARRAYS)
+        report = dc.replace(report, folder=out, files=tuple(names))
+        report.write(folder / FILE)
+    return report
+
+
+def _converted(model: str | Path) -> CheckpointFiles:
+    files = open_checkpoint(model)
+    if not isinstance(files.config.get("sse"), dict):
+        raise CheckpointError(
+            f"{model} is a plain {files.model_type} checkpoint",
+            expected="a converted checkpoint",
+            fix="run `sse-convert convert` first and give its folder",
+        )
+    return files
+
+
+def _load(source: str | Path, place: torch.device) -> "PreTrainedModel":
+    return load_model(source, device=str(place), dtype=torch.float32 if place.type == "cpu" else None)
+
+
+def _compare(
+    found: dict[int, dict[str, dict[str, Any]]],
+    student: "PreTrainedModel",
+    teacher: "PreTrainedModel",
+    text: Text,
+    bar: Bar,
+) -> int:
+    """Add what needs the teacher; returns the tokens of each row that its attention distances are from."""
+    error, attention = TEACHER_QUANTITIES
+    for i, values in output_errors(student, teacher, text, rows=_rows_per_pass(text), bar=bar).items():
+        found.setdefault(i, {})[error] = values
+    distances, length = attention_distances(teacher, text, bar=bar)
+    for i, distance in distances.items():
+        found.setdefault(i, {})[attention] = {"distance": distance}
+    return length
+
+
+def _layer(student: "PreTrainedModel", index: int, quantities: dict[str, dict[str, Any]]) -> LayerAnalysis:
+    mixer = layer_mixers(student.config)[index]
+    data: dict[str, Any] = {"kind": FULL if mixer is None else mixer.kind}
+    if (layer := student.sse_layers().get(index)) is not None:
+        sizes = Sizes.of(layer)
+        data |= {name: getattr(sizes, name) for name in ("partitions", "shared", "heads", "query_heads", "head_dim")}
+    return LayerAnalysis(index=index, mixer=student.config.sse["layers"][index], sizes=data, quantities=quantities)
+
+
+def _rows_per_pass(text: Text) -> int:
+    return max(1, TOKENS_PER_PASS // text.length)
+
+
+def _conditions(place: torch.device, dtype: torch.dtype, text: Path, rows: Text) -> dict[str, Any]:
+    return {
+        "device": device_name(place),
+        "threads": torch.get_num_threads() if place.type == "cpu" else None,
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "text": str(text),
+        "tokens": rows.tokens,
+        "rows": len(rows.ids),
+        "length": rows.length,
+    }

@@ -1,0 +1,178 @@
+"""What a recurrent layer did with a batch: its operator's inputs, its routing, its branches and its states.
+
+Shape letters: B rows, T tokens of all rows, Hq query heads, H state heads, D key dim, V value dim, N partitions, M = N
+and the shared one, K partitions written.
+"""
+
+import dataclasses as dc
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.kernels.operands import Operands, gather_rows, operands_of
+from sse_convert.kernels.routing import Routing
+from sse_convert.kernels.validation import build_inputs
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.surgery.statistics import layer_inputs
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Sizes of a layer's state."""
+
+    partitions: int
+    """N, without the shared one"""
+    shared: bool
+    """whether there is a shared partition"""
+    heads: int
+    """H, states per partition"""
+    query_heads: int
+    """Hq"""
+    head_dim: int
+    """D = V"""
+    device: torch.device
+    """where the layer is"""
+
+    @staticmethod
+    def of(layer: SSEAttention) -> "Sizes":
+        """The sizes of a layer."""
+        return Sizes(
+            partitions=layer.mixer.num_partitions,
+            shared=layer.mixer.shared_partition,
+            heads=layer.state_heads,
+            query_heads=layer.dims.query_heads,
+            head_dim=layer.dims.head_dim,
+            device=layer.sse_out_scale.device,
+        )
+
+    @property
+    def states(self) -> int:
+        """M."""
+        return self.partitions + self.shared
+
+    def zeros(self, *shape: int) -> Tensor:
+        """A float64 sum to begin with."""
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """One layer, one batch. Each row is a sequence that starts from an empty state."""
+
+    operands: Operands
+    """scaled queries, phi(k), values, log decays"""
+    routing: Routing | None
+    """None where the partition gate reads the state, so that routes exist only step by step"""
+    tokens_T: Tensor
+    """int64, each token's place in the text's vocabulary"""
+    sparse_TQV: Tensor
+    """output of the partitions before the output norm"""
+    shared_TQV: Tensor | None
+    """output of the shared partition, None without one"""
+    states_SMHDV: Tensor
+    """states at the end of each row; the shared one last"""
+
+    @property
+    def routes(self) -> Routing:
+        """The routing, of a quantity that is only asked of layers that have one."""
+        assert self.routing is not None, "a quantity that needs routing met a gate that reads the state"
+        return self.routing
+
+    def written(self) -> Tensor:
+        """bool [T, N], whether a token decays and writes a partition."""
+        return _members(self.routes, self.routes.write_TK)
+
+    def read(self) -> Tensor:
+        """bool [T, N], whether a token reads a partition."""
+        return _members(self.routes, self.routes.read_TK)
+
+    def of_written(self, x_TP: Tensor) -> Tensor:
+        """Of keys or values [T, P, ...], those of the partitions written [T, K, ...], best first; as they are if P = 1."""
+        if x_TP.shape[1] == 1:
+            return x_TP
+        write_TK = self.routes.write_TK
+        tokens = torch.arange(len(write_TK), device=write_TK.device)[:, None].expand_as(write_TK)
+        return gather_rows(x_TP, tokens, write_TK)
+
+
+def see(inputs: dict[str, Any], cu_seqlens: Tensor, tokens_T: Tensor, *, backend: str = "auto") -> Seen:
+    """Run the branches of one layer apart.
+
+    Args:
+        inputs: arguments of `sse_attention` but for sequences and states.
+        cu_seqlens: [rows + 1] offsets of the rows.
+        tokens_T: int64 [T], each token's place in the text's vocabulary.
+        backend: of the operator.
+    """
+    run = functools.partial(sse_attention, cu_seqlens=cu_seqlens, output_final_state=True, backend=backend)
+    operands = operands_of(build_inputs(**inputs, cu_seqlens=cu_seqlens))
+    gate = operands.partition_gate
+    sparse_TQV, state = run(**{**inputs, "shared": None})
+    shared_TQV, states = None, [state]
+    if inputs["shared"] is not None:
+        shared_TQV, state = run(**_shared_branch(inputs))
+        states.append(state)
+    return Seen(
+        operands=operands,
+        routing=operands.route() if gate is None or not gate.needs_state else None,
+        tokens_T=tokens_T,
+        sparse_TQV=sparse_TQV,
+        shared_TQV=shared_TQV,
+        states_SMHDV=torch.cat([state for state in states if state is not None], 1),
+    )
+
+
+@contextmanager
+def watching(layers: dict[int, SSEAttention], tokens_BT: Tensor, each: Callable[[int, Seen], None]) -> Iterator[None]:
+    """While the model runs on a batch, call `each` with the index of every recurrent layer and what it does.
+
+    Args:
+        layers: index -> recurrent layer.
+        tokens_BT: int64 [B, tokens], each token's place in the text's vocabulary.
+        each: called before the layer's own forward.
+    """
+    handles = [
+        layer.register_forward_pre_hook(functools.partial(_before, index, tokens_BT, each), with_kwargs=True)
+        for index, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _before(
+    index: int,
+    tokens_BT: Tensor,
+    each: Callable[[int, Seen], None],
+    layer: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    assert isinstance(layer, SSEAttention)
+    hidden, layout = args[0] if args else kwargs["hidden_states"], kwargs["sse_layout"]
+    inputs = layer_inputs(layer, hidden, kwargs.get("position_embeddings"), layout)
+    tokens_T = layout.pack(tokens_BT).to(hidden.device)
+    each(index, see(inputs, layout.cu_seqlens, tokens_T, backend=layer.backend))
+
+
+def _shared_branch(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The shared partition alone: one partition that all tokens use, without gate."""
+    q, k, log_decay, *own_values = inputs["shared"]
+    (v,) = own_values or (inputs["v"],)
+    return {
+        **inputs,
+        **{"q": q, "k": k, "v": v, "log_decay": log_decay, "router_logits": k.new_zeros(len(k), 1), "shared": None},
+        **{"top_k": 1, "read_top_k": None, "write_gate": False, "read_gate": False},
+        **{"router_bias": None, "partition_gate": None},
+    }
+
+
+def _members(routing: Routing, chosen_TK: Tensor) -> Tensor:
+    return torch.zeros_like(routing.gate_TN, dtype=torch.bool).scatter_(1, chosen_TK, True)
