@@ -89,17 +89,17 @@ class Run:
             yield name, build(case, name, device=self.device, dtype=self.dtype, backend=self.options.backend)
             release(self.device)
 
-    def best_kernel(self, case: Subject, context: int) -> str:
-        """The attention kernel with which the teacher trained fastest at a context, or at the longest one before it."""
+    def best_kernel(self, section: str, case: Subject, context: int, **wanted: Any) -> str:
+        """The attention kernel with which the teacher was fastest at a context, or at the longest one before it."""
+        wanted |= {"shape": case.name, "model": TEACHER, "compiled": False}
         rows = [
-            row for row in self.report.get("training", [])
-            if (row["shape"], row["model"], row["compiled"]) == (case.name, TEACHER, False) and "seconds" in row
-            and row["context"] <= context
-        ]  # fmt: skip
+            row
+            for row in self.report.get(section, [])
+            if "tokens_per_s" in row and row["context"] <= context and wanted.items() <= row.items()
+        ]
         if not rows:
             return attention_choices(self.device)[0]
-        nearest = max(row["context"] for row in rows)
-        return str(min((r for r in rows if r["context"] == nearest), key=lambda r: r["seconds"])["attention"])
+        return str(max(rows, key=lambda row: (row["context"], row["tokens_per_s"]))["attention"])
 
 
 def check(run: Run, case: Subject) -> None:
@@ -122,7 +122,7 @@ def train(run: Run, case: Subject) -> None:
         for context in run.options.contexts or case.training:
             batch = max(1, run.options.step_tokens // context)
             both = name == TEACHER and context <= BOTH_KERNELS_UP_TO
-            for choice in attention_choices(run.device) if both else [run.best_kernel(case, context)]:
+            for choice in attention_choices(run.device) if both else [run.best_kernel("training", case, context)]:
                 _training_row(run, case, trainer, name, context, batch, choice, compiled=False)
         del model, trainer
 
@@ -136,7 +136,9 @@ def compiled_train(run: Run, case: Subject) -> None:
         trainer = Trainer(model)
         compile_layers(model)
         batch = max(1, run.options.step_tokens // context)
-        _training_row(run, case, trainer, name, context, batch, run.best_kernel(case, context), compiled=True)
+        _training_row(
+            run, case, trainer, name, context, batch, run.best_kernel("training", case, context), compiled=True
+        )
         del model, trainer
         torch.compiler.reset()
 
@@ -174,19 +176,21 @@ def compiled_decode(run: Run, case: Subject) -> None:
 def _decoding_rows(run: Run, case: Subject, name: str, model: PreTrainedModel, context: int,
                    *, compiled: bool) -> None:  # fmt: skip
     """Prefill of one row, then decoding of one row and of many."""
-    choice = run.best_kernel(case, context)
-    shared = {"shape": case.name, "model": name, "context": context, "attention": choice}
+    choice = run.best_kernel("training", case, context)
+    shared = {"shape": case.name, "model": name, "context": context}
     generation = Generation(model, context, choice)
     read = functools.partial(generation.prefill, budget=run.options.seconds, compiles=name != TEACHER)
-    if "error" in run.attempt("prefill", dict(shared), read):
+    if "error" in run.attempt("prefill", {**shared, "attention": choice}, read):
         return
     if compiled:
         compile_layers(model)
     many = min(MOST_ROWS, run.options.decode_tokens // context) if case.full else 1
     graph = run.device.type == "cuda"
     for batch in sorted({1, max(1, many)}):
-        row = {**shared, "batch": batch, "graph": graph, "compiled": compiled}
-        run.attempt("decoding", row, functools.partial(generation.decode, batch, graph=graph))
+        best = run.best_kernel("decoding", case, context, batch=batch)
+        for choice in attention_choices(run.device) if name == TEACHER and not compiled else [best]:
+            row = {**shared, "batch": batch, "attention": choice, "graph": graph, "compiled": compiled}
+            run.attempt("decoding", row, functools.partial(generation.decode, batch, choice, graph=graph))
 
 
 def where(run: Run, case: Subject) -> None:
@@ -194,7 +198,7 @@ def where(run: Run, case: Subject) -> None:
     context = _long_context(run, case)
     for name, model in run.models(case):
         trainer, ids = Trainer(model), random_ids(model, max(1, run.options.step_tokens // context), context)
-        choice = run.best_kernel(case, context)
+        choice = run.best_kernel("training", case, context)
         with attention(choice):
             row = {"shape": case.name, "model": name, "context": context, "attention": choice}
             run.attempt("profiles", row, functools.partial(profile, functools.partial(trainer.step, ids)))

@@ -121,7 +121,7 @@ class Generation:
     Args:
         model: in evaluation mode.
         context: tokens that the cache holds at the end.
-        choice: attention kernel of softmax layers.
+        choice: attention kernel of softmax layers in the prefill.
     """
 
     def __init__(self, model: PreTrainedModel, context: int, choice: str) -> None:
@@ -148,13 +148,13 @@ class Generation:
         return {"prefill_seconds": timing.seconds, "prefill_tokens_per_s": tokens_per_s, **figures}
 
     @torch.no_grad()
-    def decode(self, batch: int, *, graph: bool) -> dict[str, Any]:
+    def decode(self, batch: int, choice: str, *, graph: bool) -> dict[str, Any]:
         """Decode the last tokens of `batch` equal rows. Memory is without the prefill's own copy of the cache."""
         model, device = self._model, self._model.device
         release(device)
         figures: dict[str, Any] = {}
         model.set_attn_implementation(ALL_SLOTS)
-        with attention(self._choice), peak_memory(device, figures, "peak_gib"):
+        with attention(choice), peak_memory(device, figures, "peak_gib"):
             cache = static_copy(model, self._cache, self._context, batch)
             decoder = Decoder(model, cache, random_ids(model, batch, 1), self._context - UNFILLED)
             if graph:

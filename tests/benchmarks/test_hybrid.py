@@ -161,6 +161,18 @@ def figures(*rows):
     return made
 
 
+def test_a_hybrid_gets_the_kernel_that_was_best_for_the_teacher(tmp_path):
+    run = hybrid.Run(hybrid.parse(["--out", str(tmp_path / "r.json"), "--device", "cpu"]))
+    case = subject("0.6b")
+    assert run.best_kernel("training", case, 8192) == "default"
+    for context, kernel, compiled, speed in ((2048, "flash", False, 9.0), (8192, "flash", False, 1.0),
+                                             (8192, "cudnn", False, 2.0), (8192, "flash", True, 3.0)):  # fmt: skip
+        _, entry = row("training", "teacher", context, tokens_per_s=speed)
+        run.report.setdefault("training", []).append({**entry, "attention": kernel, "compiled": compiled})
+    found = [run.best_kernel("training", case, context) for context in (2048, 8192, 2**17)]
+    assert found == ["flash", "cudnn", "cudnn"]
+
+
 def test_verdicts_take_the_best_of_both_sides():
     made = figures(
         row("training", "teacher", 2**15, tokens_per_s=100.0),
