@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from sse_convert.report import format_bytes, json_ready
 
 SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "accelerate": ((1, 15), (2, 0))}
 """package: lowest version, and the first that is too new"""
+if sys.platform == "linux":
+    SUPPORTED["triton"] = (3, 6), (4, 0)
 REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "matplotlib")
 OPTIONAL = {
-    "triton": "GPU kernels",
     "lm-eval": "eval: language-model-evaluation-harness",
     "tensorboard": "train: TensorBoard tracker",
     "wandb": "train: Weights & Biases tracker",
@@ -137,7 +139,7 @@ def _devices() -> list[dict[str, Any]]:
 def _backends() -> dict[str, str]:
     from sse_convert.kernels import dispatch
 
-    return {name: dispatch.explain(name) for name in (*dispatch.available_backends(), "triton")}
+    return {name: dispatch.explain(name) for name in dispatch.BACKENDS}
 
 
 def _hub_login() -> bool:

@@ -14,6 +14,7 @@ from sse_convert.kernels.operands import Operands, operands_of
 from sse_convert.kernels.recurrent import sse_attention_recurrent
 from sse_convert.kernels.reference import sse_attention_reference
 from sse_convert.kernels.sequential import sse_attention_sequential
+from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
 from sse_convert.kernels.validation import build_inputs
 from sse_convert.kernels.varlen import sse_attention_varlen
 
@@ -24,7 +25,10 @@ _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = 
     "varlen": (sse_attention_varlen, "paper's Algorithm 2: tokens reordered by partition; work grows with k, not N"),
     "recurrent": (sse_attention_recurrent, "decoding: touches the selected partitions' states only"),
 }
-_TRITON_REASON = "triton kernels are not built yet"
+_GPU = "cuda"
+_TRITON = "GPU kernels for training, prefill and decoding; work grows with k, not N"
+BACKENDS = ("auto", *_BACKENDS, "triton")
+"""every name, available here or not"""
 STEP_BY_STEP = ("reference", "recurrent")
 """backends that can run a partition gate which reads the state"""
 
@@ -91,15 +95,16 @@ def sse_attention(
         positions: [T] integer position of each token for `partition_gate`; None counts from each sequence's start.
         inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
             it; needs gradients off.
-        backend: auto | reference | sequential | masked | varlen | recurrent. auto takes recurrent when every sequence
-            has one token and no gradient is wanted, or when the partition gate reads the state, else varlen.
+        backend: auto | reference | sequential | masked | varlen | recurrent | triton. auto takes triton for what it can
+            run on a GPU; else recurrent when every sequence has one token and no gradient is wanted, or when the
+            partition gate reads the state; else varlen.
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
 
     Raises:
         ShapeError: a tensor disagrees with the others in shape or kind of dtype.
-        UsageError: an argument is out of range, the backend is unknown, or it cannot run the gate.
+        UsageError: an argument is out of range, the backend is unknown, or it cannot run the gate or the dtype.
         HardwareError: the backend is not available here.
 
     Source: arXiv:2507.16577, section "SSE" and Algorithms 1 and 2.
@@ -115,32 +120,47 @@ def sse_attention(
         )  # fmt: skip
         if inplace_state:
             _check_inplace(x)
-        o_THGV, final_SMHDV = _run(_chosen(backend, x), operands_of(x), inplace_state)
-    o = o_THGV.flatten(1, 2).to(v.dtype)
-    return o, final_SMHDV if output_final_state else None
+        chosen = _chosen(backend, x)
+        if chosen == "triton":
+            o, final = sse_attention_on_triton(x, output_final_state=output_final_state, inplace_state=inplace_state)
+        else:
+            o, final = _on_torch(chosen, x, inplace_state)
+    return o, final if output_final_state else None
 
 
 def available_backends() -> list[str]:
     """Names that `sse_attention` accepts here, `auto` first."""
-    return ["auto", *_BACKENDS]
+    triton = [] if unavailable_reason(_gpu()) else ["triton"]
+    return ["auto", *_BACKENDS, *triton]
 
 
 def explain(backend: str) -> str:
     """One line on what a backend is, or why it is not available."""
-    if backend == "auto":
-        return "recurrent for one token per sequence without gradients, else varlen"
     if backend == "triton":
-        return _TRITON_REASON
+        reason = unavailable_reason(_gpu())
+        return _TRITON if reason is None else f"not available: {reason}"
+    if backend == "auto":
+        fallback = "recurrent for one token per sequence without gradients, else varlen"
+        return fallback if unavailable_reason(_gpu()) else f"triton for what it can run on a GPU; {fallback}"
     if backend not in _BACKENDS:
         raise _unknown(backend)
     return _BACKENDS[backend][1]
 
 
-def _run(backend: str, x: Operands, inplace_state: bool) -> tuple[Tensor, Tensor]:
+def _gpu() -> torch.device:
+    """The device that inputs on a GPU are on, or would be."""
+    return torch.device(_GPU, torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
+def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
+    x = operands_of(given)
     if backend == "recurrent":
-        return sse_attention_recurrent(x, inplace_state=inplace_state)
-    o_THGV, final_SMHDV = _BACKENDS[backend][0](x)
-    return o_THGV, x.state_SMHDV.copy_(final_SMHDV) if inplace_state else final_SMHDV
+        o_THGV, final_SMHDV = sse_attention_recurrent(x, inplace_state=inplace_state)
+    else:
+        o_THGV, final_SMHDV = _BACKENDS[backend][0](x)
+        if inplace_state:
+            final_SMHDV = x.state_SMHDV.copy_(final_SMHDV)
+    return o_THGV.flatten(1, 2).to(given.v.dtype), final_SMHDV
 
 
 def _check_inplace(x: Inputs) -> None:
@@ -160,12 +180,7 @@ def _unknown(backend: str) -> UsageError:
 
 
 def _check_backend(backend: str, gate: PartitionGate | None) -> None:
-    if backend == "triton":
-        raise HardwareError(
-            f"backend 'triton': {_TRITON_REASON}", expected=f"one of {', '.join(available_backends())}",
-            fix="use backend: auto",
-        )  # fmt: skip
-    if backend != "auto" and backend not in _BACKENDS:
+    if backend not in BACKENDS:
         raise _unknown(backend)
     if gate is not None and gate.needs_state and backend not in ("auto", *STEP_BY_STEP):
         raise UsageError(
@@ -175,9 +190,22 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
         )
 
 
+def _check_triton(x: Inputs) -> None:
+    others = f"one of auto, {', '.join(_BACKENDS)}"
+    if (reason := unavailable_reason(x.q.device)) is not None:
+        raise HardwareError(f"backend 'triton' is not available: {reason}", expected=others, fix="use backend: auto")
+    if (reason := unsupported_reason(x)) is not None:
+        raise UsageError(f"backend 'triton' cannot run this: {reason}", expected=others, fix="use backend: auto")
+
+
 def _chosen(backend: str, x: Inputs) -> str:
+    if backend == "triton":
+        _check_triton(x)
     if backend != "auto":
         return backend
+    on_gpu = x.q.device.type == _GPU
+    if on_gpu and x.num_tokens and unsupported_reason(x) is None and unavailable_reason(x.q.device) is None:
+        return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"
     return "recurrent" if x.one_token_each and not x.wants_grad() else "varlen"

@@ -101,9 +101,23 @@ class Inputs:
         """Whether the host knows that every sequence has one token."""
         return self.max_seqlen is not None and self.max_seqlen <= 1 and self.num_tokens == self.num_sequences
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Every float tensor that was given, by argument name."""
+        own = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "log_decay": self.log_decay,
+            "router_logits": self.router_logits,
+            "initial_state": self.initial_state,
+            "router_bias": self.router_bias,
+            "k_scale": self.k_scale,
+        }
+        if self.shared is not None:
+            own |= {f"shared {name}": getattr(self.shared, name) for name in ("q", "k", "v", "log_decay")}
+        return {name: tensor for name, tensor in own.items() if tensor is not None}
+
     def wants_grad(self) -> bool:
         """Whether a gradient to any input is recorded."""
-        own = [self.q, self.k, self.v, self.log_decay, self.router_logits, self.initial_state, self.k_scale]
-        if self.shared is not None:
-            own += [self.shared.q, self.shared.k, self.shared.v, self.shared.log_decay]
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in own)
+        given = (tensor for name, tensor in self.tensors().items() if name != "router_bias")
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)

@@ -1,0 +1,54 @@
+"""The door to the Triton kernels: whether they run here, whether they run these inputs, and running them.
+
+Triton is imported inside functions only, so that everything else works without it.
+"""
+
+import torch
+from torch import Tensor
+
+from sse_convert.kernels.gates import gate_name
+from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.triton.config import MAX_DIM
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unavailable_reason(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a device; None if they can. The first call on a GPU runs their self-check."""
+    from sse_convert.kernels.triton.availability import unavailable_reason as reason
+
+    return reason(device)
+
+
+def unsupported_reason(x: Inputs) -> str | None:
+    """Why the kernels cannot run these inputs, wherever they are; None if they can."""
+    if x.partition_gate is not None and x.partition_gate.needs_state:
+        return f"the partition gate {gate_name(x.partition_gate)!r} reads the state"
+    for name, tensor in x.tensors().items():
+        if tensor.dtype == torch.float64:
+            return f"{name} is float64"
+    dim = max(x.k.shape[-1], x.v.shape[-1])
+    return f"the head dim is {dim}, more than {MAX_DIM}" if dim > MAX_DIM else None
+
+
+def sse_attention_on_triton(
+    x: Inputs, *, output_final_state: bool, inplace_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    """o [T, Hq, V] in v's dtype and the final states [S, M, H, D, V] in float32, or None if nobody wants them.
+
+    One token per sequence without gradients takes the decode kernel, which overwrites the state of the partitions used;
+    everything else the chunked kernels, whose final state is copied into `initial_state` for `inplace_state`.
+    """
+    final: Tensor | None
+    if x.one_token_each and not x.wants_grad():
+        from sse_convert.kernels.triton.decode import sse_attention_decode
+
+        overwrites = inplace_state and x.initial_state is not None and x.initial_state.is_contiguous()
+        o, final = sse_attention_decode(x, inplace_state=overwrites)
+    else:
+        from sse_convert.kernels.triton.operator import sse_attention_triton
+
+        overwrites = False
+        o, final = sse_attention_triton(x, output_final_state=output_final_state or inplace_state)
+    if inplace_state and not overwrites and x.initial_state is not None and final is not None:
+        final = x.initial_state.copy_(final)
+    return o, final

@@ -1,0 +1,142 @@
+"""When the Triton kernels are taken, refused, or left for torch. What they compute is tested beside them."""
+
+import ast
+import dataclasses as dc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sse_convert.errors import HardwareError, UsageError
+from sse_convert.kernels import dispatch
+from sse_convert.kernels.dispatch import available_backends, explain
+from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.validation import build_inputs
+from tests.kernels.cases import Case, run
+
+
+class Gate:
+    """Softmax, with or without a claim to the state."""
+
+    def __init__(self, needs_state: bool) -> None:
+        self.needs_state = needs_state
+
+    def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
+        return torch.softmax(router_logits_RN, -1)
+
+
+@pytest.fixture
+def reason(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """What availability answers, last entry first; None to begin with. The GPU is the meta device: it has no values, so
+    reading one fails.
+    """
+    answers: list[str | None] = [None]
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: answers[-1])
+    monkeypatch.setattr(dispatch, "_GPU", "meta")
+    return answers
+
+
+def on_gpu(case: Case, *, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Inputs:
+    """Checked inputs that nobody can look into."""
+    x = {name: t.to("meta", dtype) for name, t in case.inputs().items()}
+    return build_inputs(**x, **{**case.options(), "cu_seqlens": case.cu_seqlens.to("meta"), **options})
+
+
+SHORT, STEP = Case(lengths=(3, 4), shared=False), Case(lengths=(1, 1), shared=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "expected"),
+    [
+        (SHORT, {}, "triton"),
+        (STEP, {"max_seqlen": 1}, "triton"),
+        (SHORT, {"partition_gate": Gate(needs_state=False)}, "triton"),
+        (SHORT, {"partition_gate": Gate(needs_state=True)}, "recurrent"),
+        (SHORT, {"dtype": torch.float64}, "varlen"),
+        (STEP, {"dtype": torch.float64, "max_seqlen": 1}, "recurrent"),
+        (STEP, {"dtype": torch.float64}, "varlen"),
+        (Case(lengths=(4,), dim=512, shared=False), {}, "varlen"),
+        (Case(lengths=(0, 0), shared=False), {"max_seqlen": 0}, "varlen"),
+    ],
+    ids=str,
+)
+def test_auto_on_a_gpu(case: Case, options: dict[str, Any], expected: str, reason: list[str | None]) -> None:
+    x = on_gpu(case, **options)
+    assert dispatch._chosen("auto", x) == expected
+    reason.append("no luck")
+    assert dispatch._chosen("auto", x) == ("recurrent" if x.one_token_each or expected == "recurrent" else "varlen")
+
+
+def test_one_float64_tensor_is_enough_to_leave_triton(reason: list[str | None]) -> None:
+    x = on_gpu(SHORT)
+    double = x.router_logits.double()
+    assert dispatch._chosen("auto", dc.replace(x, router_logits=double)) == "varlen"
+
+
+def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
+    assert dispatch._chosen("auto", build_inputs(**SHORT.inputs(torch.float32), **SHORT.options())) == "varlen"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": torch.float64}, "backend 'triton' cannot run this: q is float64\nexpected: one of auto, reference"),
+        ({"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=300)}, "the head dim is 300, more than 256"),
+    ],
+    ids=str,
+)
+def test_triton_says_what_it_cannot_run(options: dict[str, Any], message: str, reason: list[str | None]) -> None:
+    case = options.get("case", SHORT)
+    with pytest.raises(UsageError, match=message):
+        run(case, "triton", case.inputs(options["dtype"]))
+
+
+def test_triton_refuses_a_state_gate_by_name() -> None:
+    with pytest.raises(
+        UsageError, match="backend 'triton' cannot run the partition gate 'Gate', which reads the state"
+    ):
+        run(SHORT, "triton", SHORT.inputs(torch.float32), partition_gate=Gate(needs_state=True))
+
+
+def test_triton_is_refused_with_the_reason(reason: list[str | None]) -> None:
+    reason.append("the kernels are on strike")
+    with pytest.raises(
+        HardwareError, match="'triton' is not available: the kernels are on strike\nexpected: one of au"
+    ):
+        run(SHORT, "triton")
+    assert explain("triton") == "not available: the kernels are on strike"
+    assert "triton" not in available_backends()
+    assert "triton" not in explain("auto")
+
+
+def test_triton_is_listed_where_it_runs(reason: list[str | None]) -> None:
+    assert available_backends()[-1] == "triton"
+    assert "GPU" in explain("triton")
+    assert explain("auto").startswith("triton for what it can run on a GPU; recurrent")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_real_reason_without_a_gpu() -> None:
+    assert "triton" not in available_backends()
+    assert explain("triton") == "not available: there is no CUDA device"
+
+
+def test_triton_is_imported_in_its_folder_only() -> None:
+    """And what imports it is imported inside functions only, so that the rest works where Triton is missing."""
+    package = Path(dispatch.__file__).parents[1]
+    for path in [*package.glob("kernels/*.py"), *package.glob("modeling/*.py")]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        every = {name for node in ast.walk(tree) for name in imported(node)}
+        assert "triton" not in {name.partition(".")[0] for name in every}, path
+        for name in {name for node in tree.body for name in imported(node)}:
+            if name.startswith("sse_convert.kernels.triton."):
+                text = (package.parent / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
+                assert "import triton" not in text, f"{path} imports {name}"
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
