@@ -124,55 +124,88 @@ def slot_layout(
     """
     assert not (packed and states), "states need aligned segments"
     (T, K), S, N = used_TK.shape, cu_seqlens.shape[0] - 1, num_partitions
-    block_tokens = max(1, PIECE_SLOTS // K)
-    pieces = T // block_tokens + S
-    shared_chunks, chunks, groups = _sizes(T, K, S, N, shared, packed, group_chunks)
-    M, device = N + shared, used_TK.device
-    counts, before, table = _carve(device, [N * pieces, N * (pieces + 1), 3 * M * (S + 1)])
-    slots = _carve(device, 3 * [chunks * CHUNK] + 4 * [chunks] + 2 * [groups])
-    layout = SlotLayout(**dict(zip(_TABLES, slots, strict=True)), num_shared_chunks=shared_chunks)
-    piece = {"N": N, "K": K, "BLOCK_TOKENS": block_tokens, "BLOCK": triton.next_power_of_2(block_tokens * K)}
-    steps = S.bit_length()
-    with torch.cuda.device_of(used_TK):
-        count_kernel[(pieces,)](used_TK, cu_seqlens, counts, T, S, steps, pieces, **piece, num_warps=4)
-        sum_kernel[(M,)](
-            counts, before, table, cu_seqlens, S, pieces,
-            N=N, M=M, BLOCK_TOKENS=block_tokens, GROUP=group_chunks, PACKED=packed, CHUNK=CHUNK, BLOCK=SCAN,
-            num_warps=4,
-        )  # fmt: skip
-        scatter_kernel[(pieces,)](
-            used_TK, cu_seqlens, before, table, layout.token, layout.out, layout.segment,
-            T, S, steps, pieces, shared_chunks, **piece, M=M, PACKED=packed, CHUNK=CHUNK, num_warps=4,
-        )  # fmt: skip
-        kernel = packed_chunks_kernel if packed else aligned_chunks_kernel
-        kernel[(triton.cdiv(chunks, TABLE_CHUNKS),)](
-            cu_seqlens, table, *slots, T, S, steps, chunks, groups, shared_chunks,
-            N=N, M=M, K=K, STATES=states, GROUP=group_chunks, CHUNK=CHUNK, BLOCK=TABLE_CHUNKS, num_warps=4,
-        )  # fmt: skip
-    return layout
-
-
-_TABLES = ("token", "out", "segment", "head", "tail", "load", "store", "group_first", "group_end")
+    sizes = _sizes(T, K, S, N, shared, packed, group_chunks)
+    tables = _sort(used_TK, cu_seqlens, N, shared, packed, states, group_chunks, *sizes)
+    return SlotLayout(**_carve(tables, _table_lengths(*sizes[1:])), num_shared_chunks=sizes[0])
 
 
 def _sizes(T: int, K: int, S: int, N: int, shared: bool, packed: bool, group_chunks: int) -> tuple[int, int, int]:
     """Shared chunks, all chunks and groups: exact when packed, else bounds that hold for any routing."""
     if packed:
-        shared_chunks = triton.cdiv(T, CHUNK) if shared else 0
-        chunks = shared_chunks + triton.cdiv(T * K, CHUNK)
-        return shared_chunks, chunks, triton.cdiv(chunks, group_chunks)
+        shared_chunks = _ceil(T, CHUNK) if shared else 0
+        chunks = shared_chunks + _ceil(T * K, CHUNK)
+        return shared_chunks, chunks, _ceil(chunks, group_chunks)
     shared_segments, sparse_segments = min(S, T) if shared else 0, min(S * N, T * K)
     shared_chunks = (T + (CHUNK - 1) * shared_segments) // CHUNK if shared else 0
     chunks = shared_chunks + (T * K + (CHUNK - 1) * sparse_segments) // CHUNK
-    groups = triton.cdiv(chunks, group_chunks) + shared_segments + sparse_segments
-    return shared_chunks, chunks, min(chunks, groups)
+    return shared_chunks, chunks, min(chunks, _ceil(chunks, group_chunks) + shared_segments + sparse_segments)
 
 
-def _carve(device: torch.device, sizes: list[int]) -> list[Tensor]:
-    """Uninitialised int32 vectors from one allocation, each at a multiple of 256 bytes."""
-    padded = [triton.cdiv(size, 64) * 64 for size in sizes]
-    parts = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)
-    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+def _table_lengths(chunks: int, groups: int) -> dict[str, int]:
+    """Entries of each tensor of a layout."""
+    slots = dict.fromkeys(("token", "out", "segment"), chunks * CHUNK)
+    return (
+        slots | dict.fromkeys(("head", "tail", "load", "store"), chunks) | {"group_first": groups, "group_end": groups}
+    )
+
+
+def _carve(memory: Tensor, lengths: dict[str, int]) -> dict[str, Tensor]:
+    """Vectors in one allocation, each at a multiple of 256 bytes."""
+    parts, start = {}, 0
+    for name, length in lengths.items():
+        parts[name] = memory[start : start + length]
+        start += _ceil(length, 64) * 64
+    return parts
+
+
+def _memory(lengths: dict[str, int], like: Tensor) -> Tensor:
+    """Uninitialised int32 memory for `_carve`."""
+    size = sum(_ceil(length, 64) * 64 for length in lengths.values())
+    return torch.empty(size, dtype=torch.int32, device=like.device)
+
+
+def _ceil(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+@torch.library.custom_op(operator_name(__name__, "sort"), mutates_args=())
+def _sort(
+    used_TK: Tensor, cu_seqlens: Tensor, num_partitions: int, shared: bool, packed: bool, states: bool,
+    group_chunks: int, shared_chunks: int, chunks: int, groups: int,
+) -> Tensor:  # fmt: skip
+    """The tensors of a layout in one."""
+    (T, K), S, N, M = used_TK.shape, cu_seqlens.shape[0] - 1, num_partitions, num_partitions + shared
+    block_tokens = max(1, PIECE_SLOTS // K)
+    pieces, steps = T // block_tokens + S, S.bit_length()
+    tables = _memory(_table_lengths(chunks, groups), used_TK)
+    out = _carve(tables, _table_lengths(chunks, groups))
+    lengths = {"counts": N * pieces, "before": N * (pieces + 1), "table": 3 * M * (S + 1)}
+    counts, before, table = _carve(_memory(lengths, used_TK), lengths).values()
+    piece = {"N": N, "K": K, "BLOCK_TOKENS": block_tokens, "BLOCK": triton.next_power_of_2(block_tokens * K)}
+    with torch.cuda.device_of(used_TK):
+        count_kernel[(pieces,)](used_TK, cu_seqlens, counts, T, S, steps, pieces, **piece, num_warps=4)
+        sum_kernel[(M,)](
+            counts, before, table, cu_seqlens, S, pieces, group_chunks,
+            N=N, M=M, BLOCK_TOKENS=block_tokens, PACKED=packed, CHUNK=CHUNK, BLOCK=SCAN, num_warps=4,
+        )  # fmt: skip
+        scatter_kernel[(pieces,)](
+            used_TK, cu_seqlens, before, table, out["token"], out["out"], out["segment"],
+            T, S, steps, pieces, shared_chunks, **piece, M=M, PACKED=packed, CHUNK=CHUNK, num_warps=4,
+        )  # fmt: skip
+        kernel = packed_chunks_kernel if packed else aligned_chunks_kernel
+        kernel[(_ceil(chunks, TABLE_CHUNKS),)](
+            cu_seqlens, table, *out.values(), T, S, steps, chunks, groups, shared_chunks, group_chunks,
+            N=N, M=M, K=K, STATES=states, CHUNK=CHUNK, BLOCK=TABLE_CHUNKS, num_warps=4,
+        )  # fmt: skip
+    return tables
+
+
+@_sort.register_fake
+def _sort_fake(
+    used_TK: Tensor, cu_seqlens: Tensor, num_partitions: int, shared: bool, packed: bool, states: bool,
+    group_chunks: int, shared_chunks: int, chunks: int, groups: int,
+) -> Tensor:  # fmt: skip
+    return _memory(_table_lengths(chunks, groups), used_TK)
 
 
 @torch.library.custom_op(operator_name(__name__, "select"), mutates_args=())

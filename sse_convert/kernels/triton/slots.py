@@ -9,7 +9,7 @@ import triton.language as tl
 
 PARTITIONS_AT_ONCE = tl.constexpr(32)
 """partitions compared with at once, so that registers suffice for any number of them"""
-_INTEGERS = ["T", "S", "search_steps", "pieces", "chunks", "groups", "num_shared"]
+_INTEGERS = ["T", "S", "search_steps", "pieces", "chunks", "groups", "num_shared", "group_chunks"]
 
 
 @triton.jit
@@ -55,9 +55,9 @@ def count_kernel(
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def sum_kernel(
-    counts, before, table, cu, S, pieces,
-    N: tl.constexpr, M: tl.constexpr, BLOCK_TOKENS: tl.constexpr, GROUP: tl.constexpr, PACKED: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    counts, before, table, cu, S, pieces, group_chunks,
+    N: tl.constexpr, M: tl.constexpr, BLOCK_TOKENS: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per partition. before [N, pieces + 1]: slots of the partition before each piece. When aligned also
     table [3, M, S + 1]: chunks and groups of the partition before each sequence, and slots in the sequence."""
@@ -87,7 +87,7 @@ def sum_kernel(
                 length = tl.load(row + end // BLOCK_TOKENS + s + 1, mask=inside, other=0)
                 length -= tl.load(row + first // BLOCK_TOKENS + s, mask=inside, other=0)
             its_chunks = tl.cdiv(length, CHUNK)
-            its_groups = tl.cdiv(its_chunks, GROUP)
+            its_groups = tl.cdiv(its_chunks, group_chunks)
             tl.store(line + s, chunks + tl.cumsum(its_chunks, 0) - its_chunks, mask=inside)
             tl.store(line + size + s, groups + tl.cumsum(its_groups, 0) - its_groups, mask=inside)
             tl.store(line + 2 * size + s, length, mask=inside)
@@ -136,9 +136,8 @@ def scatter_kernel(
 @triton.jit(do_not_specialize=_INTEGERS)
 def aligned_chunks_kernel(
     cu, table, token, out, segment, head, tail, load, store, group_first, group_end,
-    T, S, search_steps, chunks, groups, num_shared,
-    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STATES: tl.constexpr, GROUP: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    T, S, search_steps, chunks, groups, num_shared, group_chunks,
+    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STATES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Everything about a chunk, the groups that start in it, its padding, and the slots of the shared partition."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -184,10 +183,10 @@ def aligned_chunks_kernel(
     tl.store(load + c, tl.where(first, state, -1), mask=c < chunks)
     tl.store(store + c, tl.where(last, state, -1), mask=c < chunks)
 
-    group = groups_before + tl.load(line + size + s) + nth // GROUP
-    starts = ok & (nth % GROUP == 0)
+    group = groups_before + tl.load(line + size + s) + nth // group_chunks
+    starts = ok & (nth % group_chunks == 0)
     tl.store(group_first + group, c, mask=starts)
-    tl.store(group_end + group, c + tl.minimum(its_chunks - nth, GROUP), mask=starts)
+    tl.store(group_end + group, c + tl.minimum(its_chunks - nth, group_chunks), mask=starts)
     tl.store(group_first + c, tl.zeros_like(c), mask=(c >= all_groups) & (c < groups))
     tl.store(group_end + c, tl.zeros_like(c), mask=(c >= all_groups) & (c < groups))
 
@@ -213,9 +212,8 @@ def _packed_segment(segment, cu, at, ok, shared, S, search_steps, offset, N: tl.
 @triton.jit(do_not_specialize=_INTEGERS)
 def packed_chunks_kernel(
     cu, table, token, out, segment, head, tail, load, store, group_first, group_end,
-    T, S, search_steps, chunks, groups, num_shared,
-    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STATES: tl.constexpr, GROUP: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    T, S, search_steps, chunks, groups, num_shared, group_chunks,
+    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STATES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Everything about a chunk, the group that starts at it, its padding, and the slots of the shared partition."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -235,9 +233,9 @@ def packed_chunks_kernel(
     tl.store(tail + c, tl.where(following == last_segment, last_segment, -2), mask=inside)
     tl.store(load + c, tl.zeros_like(c) - 1, mask=inside)
     tl.store(store + c, tl.zeros_like(c) - 1, mask=inside)
-    starts = inside & (c % GROUP == 0)
-    tl.store(group_first + c // GROUP, c, mask=starts)
-    tl.store(group_end + c // GROUP, tl.minimum(c + GROUP, chunks), mask=starts)
+    starts = inside & (c % group_chunks == 0)
+    tl.store(group_first + c // group_chunks, c, mask=starts)
+    tl.store(group_end + c // group_chunks, tl.minimum(c + group_chunks, chunks), mask=starts)
 
     i = tl.arange(0, CHUNK)
     slot = c[:, None] * CHUNK + i[None, :]

@@ -184,6 +184,14 @@ def test_offsets_may_be_int32(packed: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
+def test_sorting_passes_opcheck(packed: bool, device: str) -> None:
+    case = Case((70, 65), packed=packed)
+    sizes = routing._sizes(135, 1, 2, case.N, True, packed, case.group)
+    arguments = (case.used().to(device), case.cu_seqlens.to(device), case.N, True, packed, False, case.group, *sizes)
+    torch.library.opcheck(routing._sort, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
 def test_layout_of_more_pieces_than_are_summed_at_once(
     packed: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
