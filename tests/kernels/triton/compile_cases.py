@@ -1,17 +1,27 @@
-"""Calls whose kernels are compiled for each architecture: add one for every configuration that is pinned."""
+"""Calls whose kernels are compiled for each architecture: add one for every configuration that is pinned.
+
+The tensors live on the CPU; only their shapes and dtypes matter.
+"""
 
 import dataclasses as dc
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.triton.decode import sse_attention_decode
+from sse_convert.kernels.triton.operator import sse_attention_triton
 from sse_convert.kernels.triton.routing import select, slot_layout
+from sse_convert.kernels.validation import build_inputs
 
 
 @dc.dataclass(frozen=True)
 class CompileCase:
-    """A call on CPU tensors, of which only shapes and dtypes matter."""
+    """A call that launches kernels."""
 
     call: Callable[[], object]
     slow: bool = False
@@ -29,8 +39,40 @@ def lay_out(N: int, K: int, packed: bool, states: bool, offsets: torch.dtype) ->
     )  # fmt: skip
 
 
+def inputs(
+    T: int, dims: tuple[int, int], dtype: torch.dtype, heads: tuple[int, int] = (2, 1), shared: bool = True,
+    partitions: int = 0, states: bool = False, **options: Any,
+) -> Inputs:  # fmt: skip
+    """Inputs with H heads of G query heads, D and V channels; `partitions`: one q, k and v for each of so many."""
+    (H, G), (D, V), N = heads, dims, partitions or 4
+
+    def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, requires_grad=not torch.is_inference_mode_enabled())
+
+    own = (N,) if partitions else ()
+    of_shared = (leaf(T, H * G, D), leaf(T, H, D), leaf(T, H, D), *([leaf(T, H, V)] if partitions else []))
+    return build_inputs(
+        leaf(T, *own, H * G, D), leaf(T, *own, H, D), leaf(T, *own, H, V), leaf(T, H, D), leaf(T, N),
+        of_shared if shared else None,
+        initial_state=leaf(2, N + shared, H, D, V, dtype=torch.float32) if states else None,
+        cu_seqlens=torch.tensor([0, T // 2, T]), **{"top_k": 1, **options},
+    )  # fmt: skip
+
+
+def train(**settings: Any) -> None:
+    x = inputs(256, **settings)
+    o, final = sse_attention_triton(x, output_final_state=x.initial_state is not None)
+    (o.sum() if final is None else o.sum() + final.sum()).backward()
+
+
+def decode(**settings: Any) -> None:
+    with torch.inference_mode():
+        sse_attention_decode(inputs(2, **settings), inplace_state=False)
+
+
+BF16 = torch.bfloat16
 COMPILE_CASES = {
-    "select": CompileCase(partial(route_tokens, 4, 1, torch.bfloat16, False)),
+    "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
     "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
     "select of 1": CompileCase(partial(route_tokens, 1, 1, torch.float32, False), slow=True),
     "select all of 128": CompileCase(partial(route_tokens, 128, 128, torch.float16, True), slow=True),
@@ -40,4 +82,27 @@ COMPILE_CASES = {
     "packed, 64 partitions": CompileCase(partial(lay_out, 64, 3, True, False, torch.int32), slow=True),
     "aligned, all of 64": CompileCase(partial(lay_out, 64, 64, False, True, torch.int32), slow=True),
     "aligned, 300 partitions": CompileCase(partial(lay_out, 300, 1, False, True, torch.int32), slow=True),
-}
+    "train": CompileCase(partial(train, dims=(128, 128), dtype=BF16)),
+    "train as the layer does": CompileCase(
+        partial(train, dims=(128, 128), dtype=BF16, heads=(2, 2), states=True, k_map="softmax", decay_normalizer=16.0)
+    ),
+    "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32), slow=True),
+    "train with everything": CompileCase(
+        partial(
+            train, dims=(64, 128), dtype=BF16, heads=(2, 3), partitions=3, states=True, top_k=2, read_top_k=3,
+            k_scale=torch.ones(2, requires_grad=True), k_map="silu",
+        ),
+        slow=True,
+    ),
+    "decode": CompileCase(partial(decode, dims=(128, 128), dtype=BF16)),
+    "decode with everything": CompileCase(
+        partial(decode, dims=(80, 96), dtype=BF16, heads=(2, 3), states=True, k_map="softmax", decay_normalizer=16.0,
+                top_k=2, read_top_k=3, router_bias=torch.zeros(4)),
+        slow=True,
+    ),
+}  # fmt: skip
+for D, (name, dtype) in product(
+    (32, 64, 80, 96, 256), (("bf16", BF16), ("fp16", torch.float16), ("fp32", torch.float32))
+):
+    COMPILE_CASES[f"train, {D} channels in {name}"] = CompileCase(partial(train, dims=(D, D), dtype=dtype), slow=True)
+    COMPILE_CASES[f"decode, {D} channels in {name}"] = CompileCase(partial(decode, dims=(D, D), dtype=dtype), slow=True)

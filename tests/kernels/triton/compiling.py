@@ -1,66 +1,82 @@
 """Compile, without a GPU, every kernel that some calls would launch, and report what each uses of a multiprocessor.
 
-`python -m tests.kernels.triton.compiling 90 CASE...` prints one JSON line per compiled kernel. It is a process of its
-own, because the kernels of a test process are interpreted.
+`python -m tests.kernels.triton.compiling 90 CASE...` prints a JSON line per case. It is a process of its own, because
+the kernels of a test process are interpreted.
 """
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import traceback
 from pathlib import Path
 from typing import Any
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 """bytes of shared memory a block may ask for, by compute capability"""
 
+Report = dict[str, Any]
+"""case, and either error or kernels: name, registers, stack, local and shared bytes, warps, constants of each"""
 
-def compile_in_subprocess(capability: int, cases: list[str]) -> list[dict[str, Any]]:
-    """What each kernel of the cases uses: kernel, registers, stack, local, shared (bytes), warps, constants."""
+
+@functools.cache
+def compile_in_subprocess(capability: int, *cases: str) -> dict[str, Report]:
+    """The report of each case."""
     command = [sys.executable, "-m", __name__, str(capability), *cases]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    return {report["case"]: report for report in reports}
 
 
-def collect(capability: int, calls: list[Callable[[], None]]) -> list[dict[str, Any]]:
-    """Run the calls with every launch replaced by a compilation."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.jit import JITFunction
+class Compiler:
+    """Replaces launches by compilation for one architecture, and keeps what they compiled."""
 
-    class Driver:
-        def get_current_target(self) -> Any:
-            return GPUTarget("cuda", capability, 32)
+    def __init__(self, capability: int) -> None:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime.jit import JITFunction
 
-        def get_current_device(self) -> int:
-            return 0
+        self.target = GPUTarget("cuda", capability, 32)
+        self.seen: dict[str, Report] = {}
+        self.launched: dict[str, Report] = {}
+        triton.runtime.driver.set_active(self)
+        run = JITFunction.run
 
-        def get_current_stream(self, device: int) -> int:
-            return 0
+        def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            kernel = run(function, *args, grid=grid, warmup=True, **options)
+            if kernel.hash not in self.seen:
+                constants = {name: value for name, value in options.items() if name in function.arg_names}
+                self.seen[kernel.hash] = {"kernel": kernel.name, **usage(kernel), "constants": constants}
+            self.launched[kernel.hash] = self.seen[kernel.hash]
+            return kernel
 
-    triton.runtime.driver.set_active(Driver())
-    found: dict[str, dict[str, Any]] = {}
-    run = JITFunction.run
+        JITFunction.run = compile_only
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        if kernel.hash not in found:
-            constants = {name: value for name, value in options.items() if name in self.arg_names}
-            found[kernel.hash] = {"kernel": kernel.name, "constants": constants, **usage(kernel)}
-        return kernel
+    def get_current_target(self) -> Any:
+        """Called by triton, as are the next two."""
+        return self.target
 
-    JITFunction.run = compile_only
-    try:
-        for call in calls:
-            call()
-    finally:
-        JITFunction.run = run
-    return list(found.values())
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def report(self, case: str) -> Report:
+        """Run one case."""
+        from tests.kernels.triton.compile_cases import COMPILE_CASES
+
+        self.launched = {}
+        try:
+            COMPILE_CASES[case].call()
+        except Exception:
+            return {"case": case, "error": traceback.format_exc()}
+        return {"case": case, "kernels": list(self.launched.values())}
 
 
 def usage(kernel: Any) -> dict[str, int]:
@@ -81,10 +97,9 @@ def usage(kernel: Any) -> dict[str, int]:
 
 def main() -> None:
     """Entry point of the subprocess."""
-    from tests.kernels.triton.compile_cases import COMPILE_CASES
-
-    for line in collect(int(sys.argv[1]), [COMPILE_CASES[name].call for name in sys.argv[2:]]):
-        print(json.dumps(line))
+    compiler = Compiler(int(sys.argv[1]))
+    for case in sys.argv[2:]:
+        print(json.dumps(compiler.report(case), default=str), flush=True)
 
 
 if __name__ == "__main__":
