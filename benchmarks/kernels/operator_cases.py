@@ -1,0 +1,116 @@
+"""What the operator benchmark measures: the cases of each group and who takes part in each.
+
+The group `figure` has the setting of the paper's Figure "ops_speed": 8 heads, head dim 128, two sequences of half the
+tokens each, N partitions and a shared one.
+"""
+
+import dataclasses as dc
+import random
+
+OURS = "ours"
+VARLEN, MASK, LOOP = "published-varlen", "published-mask", "published-loop"
+GLA, GLA_TWICE = "gla", "gla-2x"
+FLASH, CUDNN = "flash", "cudnn"
+RECURRENT, FLA_STEP = "torch-recurrent", "fla-recurrent"
+SSE = (OURS, VARLEN, MASK, LOOP)
+CANDIDATES = (*SSE, GLA, GLA_TWICE, FLASH, CUDNN, RECURRENT, FLA_STEP)
+
+TARGET_TOKENS = (2**16, 2**18, 2**13, 2**10)
+"""first, so that a run that is cut off has them; and 64k before all, since fla tunes its kernels on their first call"""
+MASK_TOKENS = 2**14
+"""more fails: N + 1 copies of everything"""
+LOOP_TOKENS = 2**16
+PROFILED_TOKENS = (2**10, 2**16)
+"""where launches are counted in the group figure"""
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One setting of the operator. D = V."""
+
+    group: str
+    lengths: tuple[int, ...]
+    """tokens of each packed sequence"""
+    candidates: tuple[str, ...]
+    partitions: int = 4
+    top_k: int = 1
+    heads: int = 8
+    """of the states, keys and values"""
+    query_heads: int = 8
+    dim: int = 128
+    busiest: float | None = None
+    """share of the tokens whose first choice is partition 0; None for even routing"""
+    backward: bool = True
+    """whether forward + backward is measured too"""
+    note: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def profiled(self) -> bool:
+        """Whether launches are counted."""
+        return self.group != "figure" or self.tokens in PROFILED_TOKENS
+
+    def key(self) -> dict[str, int | float | str | bool | None]:
+        """What tells a case from the others, as JSON."""
+        lengths = {"sequences": len(self.lengths), "shortest": min(self.lengths), "longest": max(self.lengths)}
+        rest = {f.name: getattr(self, f.name) for f in dc.fields(self) if f.name not in ("lengths", "candidates")}
+        return {"group": self.group, "tokens": self.tokens, **lengths, **rest}
+
+
+def _halves(tokens: int) -> tuple[int, int]:
+    return tokens // 2, tokens - tokens // 2
+
+
+def _figure() -> list[Case]:
+    more = (2**6, 2**8, 2**11, 2**12, 2**14, 2**15)
+    cases = []
+    for tokens in (*TARGET_TOKENS, *more):
+        published = [VARLEN, *([MASK] if tokens <= MASK_TOKENS else []), *([LOOP] if tokens <= LOOP_TOKENS else [])]
+        everyone = (*published, GLA, GLA_TWICE, FLASH, CUDNN, OURS)
+        cases.append(Case(group="figure", lengths=_halves(tokens), candidates=everyone))
+    cases.append(Case(group="figure", lengths=_halves(2**20), candidates=(OURS,), backward=False))
+    for partitions, top_k in ((64, 1), (16, 1), (4, 2), (1, 1), (16, 2), (64, 2)):
+        for tokens in (*TARGET_TOKENS, 2**6, 2**8, 2**12, 2**14):
+            cases.append(Case(group="figure", lengths=_halves(tokens), candidates=(VARLEN, OURS),
+                              partitions=partitions, top_k=top_k))  # fmt: skip
+    return cases
+
+
+def _skewed() -> list[Case]:
+    return [Case(group="skewed", lengths=_halves(tokens), candidates=(VARLEN, OURS), partitions=partitions, busiest=0.9)
+            for partitions in (4, 64) for tokens in (2**16, 2**13)]  # fmt: skip
+
+
+def _short() -> list[Case]:
+    """32k tokens in sequences of 128 to 1024."""
+    draw, lengths = random.Random(0), list[int]()
+    while sum(lengths) < 2**15:
+        lengths.append(min(draw.randint(128, 1024), 2**15 - sum(lengths)))
+    return [Case(group="short", lengths=tuple(lengths), candidates=(VARLEN, *peers, OURS), partitions=partitions)
+            for partitions, peers in ((4, (GLA,)), (64, ()))]  # fmt: skip
+
+
+def _shapes() -> list[Case]:
+    """Grouped heads of real models: states per key-value head, and per query head."""
+    models = {"Qwen3-0.6B": (16, 8, 128), "Qwen3-4B, Qwen3-8B": (32, 8, 128), "Llama-3.2-1B": (32, 8, 64)}
+    return [
+        Case(group="shapes", lengths=_halves(tokens), query_heads=queries, heads=heads, dim=dim, note=f"{name}, {kind}",
+             candidates=(FLASH, CUDNN, OURS))
+        for tokens in (2**16, 2**13)
+        for name, (queries, kv, dim) in models.items()
+        for kind, heads in (("state_heads: kv", kv), ("state_heads: query", queries))
+    ]  # fmt: skip
+
+
+def _decode() -> list[Case]:
+    everyone = (VARLEN, FLA_STEP, RECURRENT, OURS)
+    return [Case(group="decode", lengths=(1,) * batch, partitions=partitions, candidates=everyone, backward=False)
+            for partitions in (4, 64) for batch in (64, 1, 8, 256)]  # fmt: skip
+
+
+GROUPS = {"figure": _figure, "decode": _decode, "skewed": _skewed, "short": _short, "shapes": _shapes}
+SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 60.0}
+"""by group: after so long nothing new starts"""

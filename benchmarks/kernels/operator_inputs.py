@@ -1,0 +1,77 @@
+"""Random inputs of one case, the same for all who take part. T tokens, N partitions, H heads, D = V."""
+
+import dataclasses as dc
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.kernels.operator_cases import Case
+
+
+@dc.dataclass(frozen=True)
+class Inputs:
+    """Tensors of a call; those in `leaves` want gradients."""
+
+    case: Case
+    leaves: dict[str, Tensor]
+    """q, k, v, log_decay, router_logits of the partitions; shared q, shared k and shared log_decay of the shared one"""
+    d_o: Tensor
+    """[T, Hq, V], the gradient that comes into a backward"""
+    cu_seqlens: Tensor
+    """[S + 1] int64, on the device"""
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """[T], the sequence of each token."""
+        return torch.repeat_interleave(torch.arange(len(self.case.lengths), device=self.d_o.device), self.lengths)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[T], where in its sequence each token is."""
+        tokens = torch.arange(self.case.tokens, device=self.d_o.device)
+        return tokens - self.cu_seqlens[:-1].index_select(0, self.sequences)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[S], tokens of each sequence."""
+        return self.cu_seqlens.diff()
+
+
+def make(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Inputs:
+    """Queries, values and incoming gradient are normal, keys softmax of normal, log decays logsigmoid / 16 in float32.
+
+    Router logits are float32: in bfloat16 a token in twenty-five has two equal largest ones of 64, and who breaks ties
+    differently computes something else.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    T, N, H, Hq, D = case.tokens, case.partitions, case.heads, case.query_heads, case.dim
+    leaves = {"q": normal(T, Hq, D).to(dtype), "shared q": normal(T, Hq, D).to(dtype), "v": normal(T, H, D).to(dtype)}
+    for name in ("k", "shared k"):
+        leaves[name] = normal(T, H, D).softmax(-1).to(dtype)
+    for name in ("log_decay", "shared log_decay"):
+        leaves[name] = F.logsigmoid(normal(T, H, D) + 3) / 16
+    leaves["router_logits"] = _logits(normal(T, N), case.busiest, generator)
+    cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], device=device)
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    return Inputs(case, leaves, normal(T, Hq, D).to(dtype), cu_seqlens)
+
+
+def _logits(logits_TN: Tensor, busiest: float | None, generator: torch.Generator) -> Tensor:
+    if busiest is not None:
+        first = torch.rand(len(logits_TN), generator=generator, device=logits_TN.device) < busiest
+        logits_TN[:, 0] = torch.where(first, logits_TN.amax(1) + 1, logits_TN.amin(1) - 1)
+    return logits_TN
+
+
+def make_state(case: Case, device: torch.device) -> Tensor:
+    """States before a decoding step [S, N + 1, H, D, V], float32; the shared partition is the last."""
+    shape = len(case.lengths), case.partitions + 1, case.heads, case.dim, case.dim
+    return torch.randn(*shape, generator=torch.Generator(device).manual_seed(1), device=device)
