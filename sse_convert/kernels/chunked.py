@@ -113,8 +113,8 @@ class _GatedLinearAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, befores = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
-        return *_backward(inputs, befores, ctx.layout, d_out_THGV, d_final_SHDV), None
+        saved = ctx.saved_tensors  # once: under checkpointing a second look would compute them again
+        return *_backward(saved[:4], saved[4:], ctx.layout, d_out_THGV, d_final_SHDV), None
 
 
 @torch.library.custom_op(operator_name(__name__, "gated_linear_attention"), mutates_args=())

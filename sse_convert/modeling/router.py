@@ -55,9 +55,16 @@ class RoutedLayer(NewTensors):
         """
         if traced() and not torch.is_grad_enabled():
             return  # a recorded forward is run again without this code, and its tensors are overwritten
+        if not traced() and torch._C._current_graph_task_id() != -1:
+            return  # gradient checkpointing repeats a forward inside the backward pass, which would keep its graph alive
         self.trace.logits_TN, self.trace.positions_T = logits, positions
-        if self.mixer.balance == "bias" and self.training and (routing := self.routing()) is not None:
-            count = load(routing) * logits.shape[0]
+        if self.mixer.balance == "bias" and self.training:
+            self._count(logits.shape[0])
+
+    @torch.no_grad()
+    def _count(self, tokens: int) -> None:
+        if (routing := self.routing()) is not None:
+            count = load(routing) * tokens
             self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
 
     def routing(self) -> Routing | None:

@@ -48,6 +48,19 @@ def test_gradient_checkpointing_changes_nothing(model_type: str, reentrant: bool
         torch.testing.assert_close(recomputed[name], gradient, atol=1e-11, rtol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_is_no_second_forward_to_the_router(reentrant: bool) -> None:
+    """What a layer remembers is the forward's routing, once; not the repetition's, whose graph would stay alive."""
+    model = tiny_model("llama", ("sse", "full", "full", "full"), BIAS).train()
+    layer, (ids, mask) = model.sse_layers()[0], prompts()
+    checkpoint(model, reentrant)
+    loss = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+    remembered = layer.trace.logits_TN
+    loss.backward()
+    assert layer.trace.logits_TN is remembered
+    assert layer.trace.load_N.sum() == mask.sum()
+
+
 def test_reentrant_checkpointing_refuses_to_lose_the_balance_loss() -> None:
     model = tiny_model("llama").train()
     checkpoint(model, reentrant=True)
