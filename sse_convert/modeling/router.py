@@ -56,7 +56,7 @@ class RoutedLayer(NewTensors):
         if traced() and not torch.is_grad_enabled():
             return  # a recorded forward is run again without this code, and its tensors are overwritten
         if not traced() and torch._C._current_graph_task_id() != -1:
-            return  # gradient checkpointing repeats a forward inside the backward pass, which would keep its graph alive
+            return  # checkpointing repeats a forward inside the backward pass; the repetition's graph would stay alive
         self.trace.logits_TN, self.trace.positions_T = logits, positions
         if self.mixer.balance == "bias" and self.training:
             self._count(logits.shape[0])
