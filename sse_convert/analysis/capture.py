@@ -92,7 +92,7 @@ class Seen:
         return _members(self.routes, self.routes.read_TK)
 
     def of_written(self, x_TP: Tensor) -> Tensor:
-        """Of keys or values [T, P, ...], those of the partitions written [T, K, ...], best first; as they are if P = 1."""
+        """Keys or values [T, P, ...] of the partitions written, best first, [T, K, ...]; as they are where P = 1."""
         if x_TP.shape[1] == 1:
             return x_TP
         write_TK = self.routes.write_TK

@@ -146,9 +146,9 @@ def _similarity(layers: list[Layer], arrays: Arrays) -> "Figure":
     figure, axes = _panels(layers, "|cosine| of state rows, mean over heads", 2.7, 2.6)
     for axis, layer in zip(axes, layers, strict=True):
         states = layer["partitions"] + layer["shared"]
-        matrix: Any = arrays.get(f"layers.{layer['index']}.similarity.matrix")
-        if matrix is None:
-            matrix = [[math.nan if x is None else x for x in row] for row in layer["similarity"]["absolute"]]
+        array = arrays.get(f"layers.{layer['index']}.similarity.matrix")
+        blocks = [[math.nan if x is None else x for x in row] for row in layer["similarity"]["absolute"]]
+        matrix = blocks if array is None else array.tolist()
         size = len(matrix) / states
         image = axis.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
         for p in range(1, states):
@@ -274,15 +274,16 @@ def _clustering(layers: list[Layer], arrays: Arrays) -> "Figure":
         place = partition.long() * layer["head_dim"] + row.long()
         used, counts = place.unique(return_counts=True)
         order = used[counts.argsort(descending=True, stable=True)].tolist()
-        rest = points[~sum((place == key for key in order[:ROWS_COLOURED]), place < 0)]
-        axis.scatter(rest[:, 0], rest[:, 1], s=2, color="#cccccc")
+        x, y = points.T.tolist()
+        axis.scatter(x, y, s=2, color="#cccccc")
         for i, key in enumerate(order[:ROWS_COLOURED]):
-            own = points[place == key]
             label = f"{key // layer['head_dim']}:{key % layer['head_dim']}" if layer["partitions"] > 1 else str(key)
-            axis.scatter(own[:, 0], own[:, 1], s=5, color=COLOURS[1 + i], label=label)
+            x, y = points[place == key].T.tolist()
+            axis.scatter(x, y, s=5, color=COLOURS[1 + i], label=label)
         shares = "+".join(f"{share:.0%}" for share in layer["clustering"]["plane_share"])
         explained = layer["clustering"]["explained_by_head"][0]
-        axis.set_xlabel(f"rows explain {explained or 0:.0%}, plane {shares}", fontsize=7)
+        rows = "nothing" if explained is None else f"{explained:.0%}"
+        axis.set_xlabel(f"rows explain {rows}, plane {shares}", fontsize=7)
         axis.set_xticks([])
         axis.set_yticks([])
         axis.legend(fontsize=5, markerscale=1.5, handletextpad=0.1, loc="best")
@@ -337,8 +338,7 @@ def _memory(layers: list[Layer], arrays: Arrays) -> "Figure":
             style: dict[str, Any] = {"fmt": "o", "color": colour, "markersize": 4, "capsize": 2}
             axis.errorbar(places, middle, yerr=spread, label=f"{label} (80% of the channels)", **style)
     axis.set_yscale("log", base=2)
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, 16 * high)  # room for the legend
+    axis.set_ylim(top=16 * axis.get_ylim()[1])  # room for the legend
     axis.yaxis.set_major_formatter(lambda tokens, _: f"{tokens:g}")
     axis.legend(fontsize=7, loc="upper left")
     return figure

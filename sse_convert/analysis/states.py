@@ -37,24 +37,21 @@ class StateEntropy(Quantity):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._names = [str(p) for p in range(self.sizes.partitions)] + ["shared"] * self.sizes.shared
-        self._entropies: list[Tensor] = []
+        self._sum, self._count = torch.zeros(self.sizes.states + 2).double(), torch.zeros(self.sizes.states + 2)
 
     def add(self, seen: Seen) -> None:
-        """Add the states of a batch of rows."""
+        """Add the states of a batch of rows; a state of zeros has no entropy and does not count."""
         states_SMHDV = seen.states_SMHDV.double().cpu()
         gram_SMHVV = states_SMHDV.mT @ states_SMHDV
-        sparse_SHVV = gram_SMHVV[:, : self.sizes.partitions].sum(1)
-        self._entropies.append(
-            torch.cat(
-                [
-                    self._entropy(gram_SMHVV, 1),
-                    self._entropy(sparse_SHVV, self.sizes.partitions)[:, None],
-                    self._entropy(gram_SMHVV.sum(1), self.sizes.states)[:, None],
-                ],
-                dim=1,
-            )
-        )
+        sparse_S1HVV = gram_SMHVV[:, : self.sizes.partitions].sum(1, keepdim=True)
+        parts = [
+            self._entropy(gram_SMHVV, 1),
+            self._entropy(sparse_S1HVV, self.sizes.partitions),
+            self._entropy(gram_SMHVV.sum(1, keepdim=True), self.sizes.states),
+        ]
+        entropy_SEH = torch.cat(parts, 1)
+        self._sum += entropy_SEH.nansum((0, 2))
+        self._count += entropy_SEH.isfinite().sum((0, 2))
 
     def _entropy(self, gram: Tensor, partitions: int) -> Tensor:
         rows, columns = partitions * self.sizes.head_dim, self.sizes.head_dim
@@ -62,7 +59,7 @@ class StateEntropy(Quantity):
 
     def result(self) -> dict[str, Any]:
         """Of each partition, of the shared one (null without), of the sparse ones stacked and of all stacked."""
-        mean = torch.cat(self._entropies).nanmean((0, 2)).tolist()
+        mean = (self._sum / self._count).tolist()
         states = mean[: self.sizes.states]
         return {
             "partitions": states[: self.sizes.partitions],
