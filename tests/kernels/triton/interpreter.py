@@ -13,6 +13,7 @@ NumPy 2.4 or newer needs Triton 3.9 (triton issue 9171).
 
 import dataclasses as dc
 import os
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +58,26 @@ def _mend(interpreter: Any) -> None:
         return hosts
 
     executor._init_args_hst = note_arguments
+    interpreter._patch_lang = _patch_once(interpreter)
+
+
+def _patch_once(interpreter: Any) -> Callable[[Any], Any]:
+    """Swap triton.language for the interpreted one once per launch, not at every call of a device function as well."""
+    import triton.language as tl
+
+    patch, nothing, active = interpreter._patch_lang, interpreter._LangPatchScope(), []
+    everything = types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
+
+    def patch_once(fn: Any) -> Any:
+        if active:
+            return nothing
+        scope = patch(everything)
+        restore = scope.restore
+        scope.restore = lambda: (active.clear(), restore())
+        active.append(scope)
+        return scope
+
+    return patch_once
 
 
 def _builder_class(interpreter: Any) -> type:

@@ -150,3 +150,10 @@ def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_of_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert unavailable_reason(GPU) == "there is no CUDA device"
+
+
+def test_self_check_passes_the_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        monkeypatch.setattr(selfcheck, "DIM", 16)
+        monkeypatch.setattr(selfcheck, "OFFSETS", (0, 70, 70, 83))
+    assert self_check(torch.device(device)) is None
