@@ -1,0 +1,186 @@
+"""What the recall experiment measured, and whether it bears out the paper's claims.
+
+Shape letters beside those of the package: N examples.
+"""
+
+import dataclasses as dc
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from torch import Tensor
+
+from sse_convert.evaluation.intervals import ratio_standard_error
+from sse_convert.row_sparse.model import ModelSettings
+from sse_convert.row_sparse.recall import Questions, Run
+
+CERTAIN = 2.0
+"""a difference counts from this many standard errors on"""
+FAR = 0.5
+"""queries at least this share of a row's length behind their key are far"""
+Outcome = Literal["holds", "mixed", "undecided", "fails"]
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Measured:
+    """Accuracy of the models that differ in their seeds alone."""
+
+    by_seed: tuple[float, ...]
+    """one per seed"""
+    sampling_error: float
+    """standard error of their mean from the choice of the test examples"""
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return sum(self.by_seed) / len(self.by_seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"mean": self.mean, "by_seed": list(self.by_seed), "sampling_error": self.sampling_error}
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One point of the figure, at the learning rate that did best on validation rows."""
+
+    mixer: str
+    """token mixer"""
+    noise: bool
+    """setting 2, else setting 1"""
+    width: int
+    """model dimension"""
+    state_size: int
+    """numbers in the state of a sequence"""
+    rows: int | None
+    """k, rows of a head's state that a token updates; None for all"""
+    learning_rate: float
+    """the best"""
+    validation: dict[float, float]
+    """mean accuracy over seeds by learning rate"""
+    accuracy: Measured
+    """all test queries"""
+    far: Measured
+    """test queries far behind their key"""
+
+    @property
+    def curve(self) -> tuple[str, bool]:
+        """What a panel of the figure shows."""
+        return self.mixer, self.noise
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        own = {f.name: getattr(self, f.name) for f in dc.fields(self)}
+        return {**own, "accuracy": self.accuracy.to_dict(), "far": self.far.to_dict()}
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence of the paper on one panel of the figure."""
+
+    claim: str
+    """what the paper says"""
+    mixer: str
+    """token mixer"""
+    noise: bool
+    """setting 2, else setting 1"""
+    outcome: Outcome
+    """what the data say"""
+    differences: tuple[tuple[float, float], ...]
+    """the differences that were judged, by width, each with its standard error"""
+
+
+def score(
+    settings: ModelSettings,
+    runs: Sequence[Run],
+    validation_RNK: Tensor,
+    test_RNK: Tensor,
+    test: Questions,
+) -> list[Cell]:
+    """Cells of models that were trained together.
+
+    Args:
+        settings: their shape.
+        runs: one per model.
+        validation_RNK: right answers to the questions that choose the learning rate.
+        test_RNK: right answers to the test questions.
+        test: the test questions.
+    """
+    groups: dict[tuple[bool, int | None], dict[float, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i, run in enumerate(runs):
+        groups[run.noise, run.update.rows if run.update else None][run.learning_rate].append(i)
+    cells = []
+    far_NK = test.distances_NK >= FAR * test.inputs_SNT.shape[-1]
+    for (noise, rows), by_rate in groups.items():
+        validation = {rate: validation_RNK[own].double().mean().item() for rate, own in by_rate.items()}
+        best = max(validation, key=lambda rate: validation[rate])
+        correct = test_RNK[by_rate[best]]
+        cells.append(
+            Cell(
+                mixer=settings.mixer,
+                noise=noise,
+                width=settings.width,
+                state_size=settings.state_size,
+                rows=rows,
+                learning_rate=best,
+                validation=validation,
+                accuracy=_measured(correct, far_NK | ~far_NK),
+                far=_measured(correct, far_NK),
+            )
+        )
+    return cells
+
+
+def claims(cells: Iterable[Cell]) -> list[Claim]:
+    """The caption's three sentences, for every mixer and setting that has both dense and row-sparse cells."""
+    panels: dict[tuple[str, bool], list[Cell]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda cell: cell.width):
+        panels[cell.curve].append(cell)
+    found = []
+    for (mixer, noise), panel in panels.items():
+        dense, sparse = ([c for c in panel if (c.rows is None) == is_dense] for is_dense in (True, False))
+        better = [difference(s.accuracy, d.accuracy) for s, d in zip(sparse, dense, strict=True)]
+        further = [difference(s.far, d.far) for s, d in zip(sparse, dense, strict=True)]
+        growth = [difference(b.accuracy, a.accuracy) for a, b in pairwise(sparse)]
+        whole = difference(sparse[-1].accuracy, sparse[0].accuracy)
+        found += [
+            Claim("row-sparse beats dense", mixer, noise, _ahead(better), tuple(better)),
+            Claim("longer effective context", mixer, noise, _ahead(further), tuple(further)),
+            Claim("row-sparse grows with state size", mixer, noise, _grows(growth, whole), (*growth, whole)),
+        ]
+    return found
+
+
+def difference(a: Measured, b: Measured) -> tuple[float, float]:
+    """Mean of a - b over the seeds they share, and its standard error (over seeds, and over examples)."""
+    apart = [x - y for x, y in zip(a.by_seed, b.by_seed, strict=True)]
+    mean, n = sum(apart) / len(apart), len(apart)
+    over_seeds = sum((x - mean) ** 2 for x in apart) / (n * (n - 1)) if n > 1 else 0.0
+    return mean, math.sqrt(over_seeds + a.sampling_error**2 + b.sampling_error**2)
+
+
+def _measured(correct_RNK: Tensor, counted_NK: Tensor) -> Measured:
+    """Accuracy over the counted questions; NaN if there is none."""
+    hits_RN, counts_N = (correct_RNK & counted_NK).double().sum(-1), counted_NK.sum(-1)
+    total = int(counts_N.sum())
+    error = ratio_standard_error(hits_RN.mean(0).tolist(), counts_N.tolist())
+    by_seed = [hits / total if total else math.nan for hits in hits_RN.sum(-1).tolist()]
+    return Measured(tuple(by_seed), math.nan if error is None else error)
+
+
+def _ahead(differences: Sequence[tuple[float, float]]) -> Outcome:
+    """Ahead somewhere and behind nowhere, both beyond doubt: the claim holds."""
+    ahead = any(value > CERTAIN * error for value, error in differences)
+    behind = any(value < -CERTAIN * error for value, error in differences)
+    if ahead and behind:
+        return "mixed"
+    return "holds" if ahead else "fails" if behind else "undecided"
+
+
+def _grows(steps: Sequence[tuple[float, float]], whole: tuple[float, float]) -> Outcome:
+    """From the narrowest to the widest model up beyond doubt, and from none to the next down beyond doubt."""
+    overall = _ahead([whole])
+    falls = any(value < -CERTAIN * error for value, error in steps)
+    return "mixed" if falls and overall != "fails" else overall
