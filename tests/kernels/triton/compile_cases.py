@@ -16,6 +16,7 @@ from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.triton.decode import sse_attention_decode
 from sse_convert.kernels.triton.operator import sse_attention_triton
 from sse_convert.kernels.triton.routing import select, slot_layout
+from sse_convert.kernels.triton.token_attention import token_attention
 from sse_convert.kernels.validation import build_inputs
 
 
@@ -70,6 +71,12 @@ def decode(**settings: Any) -> None:
         sse_attention_decode(inputs(2, **settings), inplace_state=False)
 
 
+def attend(D: int, dtype: torch.dtype) -> None:
+    with torch.inference_mode():
+        q, cached = torch.zeros(2, 4, D, dtype=dtype), torch.zeros(2, 2, 300, D, dtype=dtype)
+        token_attention(q, cached, cached, torch.ones(2, 300, dtype=torch.bool), 0.1)
+
+
 BF16 = torch.bfloat16
 COMPILE_CASES = {
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
@@ -95,6 +102,7 @@ COMPILE_CASES = {
         slow=True,
     ),
     "decode": CompileCase(partial(decode, dims=(128, 128), dtype=BF16)),
+    "token attention": CompileCase(partial(attend, 128, BF16)),
     "decode with everything": CompileCase(
         partial(decode, dims=(80, 96), dtype=BF16, heads=(2, 3), states=True, k_map="softmax", decay_normalizer=16.0,
                 top_k=2, read_top_k=3, router_bias=torch.zeros(4)),
@@ -106,3 +114,4 @@ for D, (name, dtype) in product(
 ):
     COMPILE_CASES[f"train, {D} channels in {name}"] = CompileCase(partial(train, dims=(D, D), dtype=dtype), slow=True)
     COMPILE_CASES[f"decode, {D} channels in {name}"] = CompileCase(partial(decode, dims=(D, D), dtype=dtype), slow=True)
+    COMPILE_CASES[f"token attention, {D} channels in {name}"] = CompileCase(partial(attend, D, dtype), slow=True)

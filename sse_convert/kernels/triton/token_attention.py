@@ -1,0 +1,116 @@
+"""Softmax attention of one new token per sequence over a cache of fixed size, for the layers that stay softmax.
+
+Library kernels for one query either need the number of keys on the host, which a CUDA graph has not, or take a mask,
+copy the keys once per query head and work on one multiprocessor per head. Here the slots are split over programs and
+masked slots are not loaded, so the work follows what the cache holds.
+
+Shape letters: B sequences, H key heads, G query heads per key head, L slots of the cache, D key dim, V value dim.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sse_convert.kernels.triton.namespace import operator_name
+from sse_convert.kernels.triton.tiles import LOG2_E
+
+BLOCK_BYTES = 32768
+"""keys and values of one step of a program, of which two are on their way while one is used"""
+PROGRAMS = 512
+"""wanted in a launch, about four per multiprocessor"""
+MOST_SPLITS = 64
+
+
+@torch.library.custom_op(operator_name(__name__, "token_attention"), mutates_args=())
+def token_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """softmax(scale * q k^T over the visible slots) v, accumulated in float32.
+
+    Args:
+        q: [B, Hq, D], Hq a multiple of H.
+        k: [B, H, L, D], contiguous, of q's dtype.
+        v: [B, H, L, V], contiguous, of q's dtype.
+        mask: bool [B or 1, L], True where a sequence sees the slot; a sequence that sees none gets NaN.
+        scale: multiplies the products.
+
+    Returns:
+        [B, Hq, V] in v's dtype.
+    """
+    (B, Hq, D), (H, L, V) = q.shape, v.shape[1:]
+    G, BD, BV = Hq // H, max(16, triton.next_power_of_2(D)), max(16, triton.next_power_of_2(V))
+    block = min(64, BLOCK_BYTES // (2 * max(BD, BV) * q.dtype.itemsize))
+    splits = max(1, min(PROGRAMS // (B * H), MOST_SPLITS, triton.cdiv(L, block)))
+    chunk = triton.cdiv(triton.cdiv(L, splits), block) * block
+    splits = triton.cdiv(L, chunk)
+    part = q.new_empty(B, Hq, splits, V, dtype=torch.float32)
+    top, total = q.new_empty(2, B, Hq, splits, dtype=torch.float32)
+    attend_kernel[(B * H * splits,)](
+        q.contiguous(), k, v, mask, part, top, total,
+        scale, L, chunk, splits, mask.stride(0) if mask.shape[0] > 1 else 0,
+        H=H, G=G, D=D, V=V, BG=max(16, triton.next_power_of_2(G)), BD=BD, BV=BV, BL=block,
+        num_warps=4 if q.dtype.itemsize == 2 else 8, num_stages=3,
+    )  # fmt: skip
+    o = v.new_empty(B, Hq, V)
+    combine_kernel[(B * Hq,)](part, top, total, o, splits, V=V, BV=BV, BS=triton.next_power_of_2(splits), num_warps=4)
+    return o
+
+
+@token_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return v.new_empty(*q.shape[:2], v.shape[3])
+
+
+@triton.jit(do_not_specialize=["scale", "L", "chunk", "splits", "mask_stride"])
+def attend_kernel(
+    q, k, v, mask, part, top, total,
+    scale, L, chunk, splits, mask_stride,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Grid (B * H * splits). Each program attends to `chunk` slots; sums are relative to the largest one's exp2."""
+    split = tl.program_id(0) % splits
+    h = tl.program_id(0) // splits % H
+    b = (tl.program_id(0) // (splits * H)).to(tl.int64)
+    g = tl.arange(0, BG)
+    d = tl.arange(0, BD)
+    dv = tl.arange(0, BV)
+    row = b * (H * G) + h * G + g
+    bq = tl.load(q + row[:, None] * D + d[None, :], mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
+    largest = tl.full([BG], float("-inf"), tl.float32)
+    weight = tl.zeros([BG], tl.float32)
+    acc = tl.zeros([BG, BV], tl.float32)
+    first = split * chunk
+    for start in range(first, tl.minimum(first + chunk, L), BL):
+        slot = start + tl.arange(0, BL)
+        visible = tl.load(mask + b * mask_stride + slot, mask=slot < L, other=0) != 0
+        at = (b * H + h) * L + slot
+        bk = tl.load(k + at[None, :] * D + d[:, None], mask=visible[None, :] & (d < D)[:, None], other=0.0)
+        bv = tl.load(v + at[:, None] * V + dv[None, :], mask=visible[:, None] & (dv < V)[None, :], other=0.0)
+        products = tl.dot(bq, bk, input_precision="tf32x3")
+        products = tl.where(visible[None, :], products * (scale * LOG2_E), float("-inf"))
+        new = tl.maximum(largest, tl.max(products, 1))
+        anchor = tl.where(new == float("-inf"), 0.0, new)
+        old = tl.exp2(largest - anchor)
+        e = tl.exp2(products - anchor[:, None])
+        weight = weight * old + tl.sum(e, 1)
+        acc = tl.dot(e.to(bv.dtype), bv, acc * old[:, None], input_precision="tf32x3")
+        largest = new
+    at = row * splits + split
+    tl.store(part + at[:, None] * V + dv[None, :], acc, mask=(g < G)[:, None] & (dv < V)[None, :])
+    tl.store(top + at, largest, mask=g < G)
+    tl.store(total + at, weight, mask=g < G)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def combine_kernel(part, top, total, o, splits, V: tl.constexpr, BV: tl.constexpr, BS: tl.constexpr):
+    """Grid (B * Hq): joins the splits of one query."""
+    row = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, BS)
+    dv = tl.arange(0, BV)
+    largest = tl.load(top + row * splits + s, mask=s < splits, other=float("-inf"))
+    factor = tl.exp2(largest - tl.max(largest, 0))
+    weight = tl.load(total + row * splits + s, mask=s < splits, other=0.0) * factor
+    inside = (s < splits)[:, None] & (dv < V)[None, :]
+    parts = tl.load(part + (row * splits + s)[:, None] * V + dv[None, :], mask=inside, other=0.0)
+    out = tl.sum(parts * factor[:, None], 0) / tl.sum(weight, 0)
+    tl.store(o + row * V + dv, out.to(o.dtype.element_ty), mask=dv < V)
