@@ -120,23 +120,25 @@ class SSEAttention(RoutedLayer):
         """
         mixer = self.mixer
         flat_q, flat_k, flat_v = self.project(x)
-        delta_q, delta_k = self._side_path(x)
-        on_shared = mixer.qk_rank_on == "shared"
+        side = self._side_path(x)
+        of_shared, of_sparse = (side, None) if mixer.qk_rank_on == "shared" else (None, side)
         offset_q, offset_k, offset_v = (self._offset(flat, x, name) for flat, name in
                                         ((flat_q, "q"), (flat_k, "k"), (flat_v, "v")))  # fmt: skip
-        q = self._queries(offset_q, None if on_shared else delta_q, rotation)
-        k, rows = self._keys(offset_k, None if on_shared else delta_k, rotation)
-        log_decay = self._log_decay(x, "sse_decay")
+        q, k, rows = sparse = self._queries_and_keys(offset_q, offset_k, of_sparse, rotation)
+        precise = x.to(precise_dtype(x))
+        log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
-            shared_k, shared_rows = self._keys(flat_k, delta_k if on_shared else None, rotation)
+            same = mixer.shared_params and side is None
+            shared_q, shared_k, shared_rows = (
+                sparse if same else self._queries_and_keys(flat_q, flat_k, of_shared, rotation)
+            )
             separate = mixer.decay_params == "separate" and mixer.decay != "none"
-            shared_decay = self._log_decay(x, "sse_shared_decay") if separate else log_decay
-            shared_q = self._queries(flat_q, delta_q if on_shared else None, rotation)
+            shared_decay = self._log_decay(precise, "sse_shared_decay") if separate else log_decay
             shared = (shared_q, shared_k, self._decay_of_rows(shared_decay, shared_rows))
             if not mixer.shared_params:
                 shared = (*shared, self._values(flat_v))
-        logits = self._router_logits(x)
+        logits = self._router_logits(precise)
         v = self._values(offset_v)
         if mixer.num_partitions > 1 and not (mixer.gate.write or mixer.gate.read):
             v = v + (0 * logits.sum()).to(v.dtype)  # e is not used: a zero gradient for the router, which DDP waits for
@@ -169,7 +171,7 @@ class SSEAttention(RoutedLayer):
         """The residual branch [T, hidden] from the operator's o [T, Hq, V]; x [T, hidden] feeds the output gate."""
         y = o if o.dtype == torch.float64 else o.float()
         if self.mixer.output_norm == "rms":
-            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + NORM_EPS)
+            y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
         y = y.flatten(1) * self.sse_out_scale.to(y.dtype)
         if self.mixer.output_gate:
             y = y * torch.sigmoid(self.sse_gate_up(self.sse_gate_down(x)))
@@ -210,9 +212,10 @@ class SSEAttention(RoutedLayer):
         cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in embeddings)
         return cos, sin
 
-    def _side_path(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _side_path(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What is added to q [T, Hq*D] and to k [T, H*D]."""
         if not self.mixer.qk_rank:
-            return None, None
+            return None
         return self.sse_delta_q_up(self.sse_delta_q_down(x)), self.sse_delta_k_up(self.sse_delta_k_down(x))
 
     def _offset(self, flat: Tensor, x: Tensor, name: str) -> Tensor:
@@ -233,21 +236,28 @@ class SSEAttention(RoutedLayer):
             q = self.q_norm(q)
         return _rotate(q, rotation)
 
+    def _queries_and_keys(
+        self, q: Tensor, k: Tensor, side: tuple[Tensor, Tensor] | None, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q [T, (N,) Hq, D] and k [T, (N,) H, D] of flat projections, and the rows that decay if not all do."""
+        delta_q, delta_k = side or (None, None)
+        return self._queries(q, delta_q, rotation), *self._keys(k, delta_k, rotation)
+
     def _keys(
         self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor | None]:
         """k [T, (N,) H, D] for the operator to map; phi(k) if it is row-sparse, and the rows where only those decay."""
-        groups = self.state_heads // self.dims.kv_heads
-        k = self._per_state_head(flat)
+        kv_heads, dim = self.dims.kv_heads, self.dims.head_dim
+        k = _split(flat, kv_heads, 1, dim)
         if delta is not None:
-            side = _split(delta, self.dims.kv_heads, groups, self.dims.head_dim)
+            side = _split(delta, kv_heads, self.state_heads // kv_heads, dim)
             k = k + (side if k.dim() == 4 else side[:, None])
         if self.spec.qk_norm == "whole":
             whole = self.k_norm(k.transpose(-3, -2).flatten(-2))
-            k = _split(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
+            k = _split(whole, kv_heads, dim).transpose(-3, -2)
         elif self.spec.qk_norm == "head":
             k = self.k_norm(k)
-        k = _rotate(k.flatten(-3, -2), rotation)
+        k = self._per_state_head(_rotate(k.flatten(-3, -2), rotation))
         if self.mixer.row_top_k is None:
             return k, None
         scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
@@ -258,13 +268,14 @@ class SSEAttention(RoutedLayer):
 
     def _values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
-        v = self._per_state_head(flat).flatten(-3, -2)
+        v = self._per_state_head(_split(flat, self.dims.kv_heads, self.dims.head_dim))
         return v.float() if v.dtype == torch.float16 else v
 
-    def _per_state_head(self, flat: Tensor) -> Tensor:
-        """[..., kv heads, groups, D]: each key-value head, seen by every state that it feeds."""
-        heads = _split(flat, self.dims.kv_heads, 1, self.dims.head_dim)
-        return heads.expand(*heads.shape[:-2], self.state_heads // self.dims.kv_heads, self.dims.head_dim)
+    def _per_state_head(self, heads: Tensor) -> Tensor:
+        """[..., H, D] of key-value heads, or of state heads already: each for every state that it feeds."""
+        if heads.shape[-2] == self.state_heads:
+            return heads
+        return heads.repeat_interleave(self.state_heads // self.dims.kv_heads, -2)
 
     def _log_decay(self, x: Tensor, name: str) -> Tensor:
         """[T, H, D] gate logits (zeros, as log decays, for no decay); expanded where channels share them."""

@@ -183,6 +183,19 @@ def test_rope_is_applied_before_the_feature_map() -> None:
     assert (inputs["k_map"], inputs["k_scale"]) == ("softmax", layer.sse_k_scale)
 
 
+def test_what_both_kinds_of_partition_need_is_computed_once() -> None:
+    x = torch.randn(5, 32, dtype=torch.float64)
+    inputs = model_with(KNOBS["no side path"]).sse_layers()[0].operator_inputs(x, None)
+    for given, name in zip(inputs["shared"], ("q", "k", "log_decay"), strict=True):
+        assert given is inputs[name]
+    inputs = model_with({}).sse_layers()[0].operator_inputs(x, None)
+    assert inputs["shared"][2] is inputs["log_decay"]
+    assert not torch.equal(inputs["shared"][0], inputs["q"])
+    inputs = model_with({**KNOBS["no side path"], "shared_params": False}).sse_layers()[0].operator_inputs(x, None)
+    assert inputs["shared"][1].dim() == 3
+    assert inputs["k"].dim() == 4
+
+
 def test_a_layer_without_layout_refuses() -> None:
     layer = model_with({}).sse_layers()[3]
     with pytest.raises(UsageError, match="layer 3 received no sse_layout"):
