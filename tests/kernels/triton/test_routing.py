@@ -191,6 +191,26 @@ def test_sorting_passes_opcheck(packed: bool, device: str) -> None:
     torch.library.opcheck(routing._sort, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+def test_compiles_as_one_graph_for_all_lengths(device: str) -> None:
+    def routed(logits: Tensor, cu_seqlens: Tensor, group_chunks: int) -> tuple[Tensor, Tensor, int]:
+        used, gate = select(2 * logits, None, 2)
+        layout = slot_layout(
+            used, cu_seqlens, num_partitions=4, shared=True, packed=False, states=False, group_chunks=group_chunks
+        )
+        return gate.sum(), layout.token, layout.num_shared_chunks
+
+    compiled = torch.compile(routed, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch._dynamo.utils.counters.clear()
+    for T, group_chunks in ((100, 4), (130, 5), (200, 6)):
+        logits = torch.randn(T, 4, device=device, requires_grad=True)
+        arguments = logits, torch.tensor([0, 30, T], device=device), group_chunks
+        (loss, token, shared), expected = compiled(*arguments), routed(*arguments)
+        assert torch.equal(token, expected[1])
+        assert shared == expected[2]
+        assert torch.equal(*(torch.autograd.grad(x, logits)[0] for x in (loss, expected[0])))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_layout_of_more_pieces_than_are_summed_at_once(
     packed: bool, device: str, monkeypatch: pytest.MonkeyPatch
