@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rows", type=float, default=0.25, help="share of a head's state rows that a token updates")
     p.add_argument("--row-decay", choices=get_args(RowDecay), default="selected", help="which rows decay")
     p.add_argument("--convolution", type=int, default=4, help="tokens, 0 for none")
+    p.add_argument("--eager", action="store_true", help="on a GPU, no CUDA graphs")
     p.add_argument("--balance", type=float, default=0.0, help="coefficient of the row balance loss")
     return p
 
@@ -94,7 +95,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cel
     say(f"data: {time.monotonic() - start:.1f} s")
     cells: list[Cell] = []
     timings: list[dict[str, Any]] = []
-    budget = Budget(steps=options.steps, batch=options.batch, balance=options.balance)
+    budget = Budget(steps=options.steps, batch=options.batch, balance=options.balance, capture=not options.eager)
     for mixer in options.mixers:
         for width in options.widths:
             began = time.monotonic()

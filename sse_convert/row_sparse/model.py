@@ -62,7 +62,7 @@ class RecallModel(nn.Module):
         self.blocks = nn.ModuleList(Block(settings, updates) for _ in range(settings.layers))
         self.norm = RMSNorm(runs, width)
 
-    def forward(self, inputs_RBT: Tensor, positions_RBK: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs_RBT: Tensor, positions_RBK: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits at the asked positions alone.
 
         Args:
@@ -70,16 +70,20 @@ class RecallModel(nn.Module):
             positions_RBK: int64, where a prediction is wanted.
 
         Returns:
-            Logits [R, B, K, vocabulary], and the row balance losses [R], means over layers.
+            Logits [R, B, K, vocabulary], and of each layer the keys [R, B, T, H, D] that select rows.
         """
         x_RBTW = self._embed(inputs_RBT)
-        balance = []
+        keys = []
         for block in self.blocks:
-            x_RBTW, keys = block(x_RBTW)
-            balance.append(row_balance_loss(keys, self.updates))
+            x_RBTW, own = block(x_RBTW)
+            keys.append(own)
         asked_RBKW = x_RBTW.gather(2, positions_RBK[..., None].expand(-1, -1, -1, x_RBTW.shape[-1]))
         logits = torch.bmm(self.norm(asked_RBKW).flatten(1, 2), self.embedding.mT)
-        return torch.unflatten(logits, 1, positions_RBK.shape[1:]), torch.stack(balance).mean(0)
+        return torch.unflatten(logits, 1, positions_RBK.shape[1:]), keys
+
+    def balance_loss(self, keys: list[Tensor]) -> Tensor:
+        """Row balance loss [R] of the keys of a forward, mean over layers."""
+        return torch.stack([row_balance_loss(own, self.updates) for own in keys]).mean(0)
 
     def _embed(self, inputs_RBT: Tensor) -> Tensor:
         """Rows of each model's own table; the gradient of a token that is everywhere (the filler) costs no more."""

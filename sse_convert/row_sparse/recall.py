@@ -51,6 +51,8 @@ class Budget:
     """as published for the task"""
     balance: float = 0.0
     """coefficient of the row balance loss; sparse models alone have one"""
+    capture: bool = True
+    """on a GPU, replay the step as a CUDA graph"""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1:
@@ -95,7 +97,7 @@ def train(settings: ModelSettings, runs: Sequence[Run], questions: Questions, bu
     for i, (rows_RB, factor) in enumerate(_schedule(runs, len(questions.values_NK), budget)):
         step.rows_RB.copy_(rows_RB)
         step.factor.fill_(factor)
-        if device.type == "cuda" and i == EAGER_STEPS:
+        if budget.capture and device.type == "cuda" and i == EAGER_STEPS:
             call = _captured(step)
         call()
     return model
@@ -154,10 +156,11 @@ class _Step:
 
     def __call__(self) -> None:
         """The models are independent, so the gradient of the sum of their losses is the gradient of each."""
-        logits_RBKV, balance_R = self.model(*_inputs(self.questions, self.setting_R, self.rows_RB))
+        logits_RBKV, keys = self.model(*_inputs(self.questions, self.setting_R, self.rows_RB))
         values = self.questions.values_NK[self.rows_RB]
         loss = F.cross_entropy(logits_RBKV.flatten(0, 2), values.flatten(), reduction="sum") / values[0].numel()
-        loss = loss + self.balance * balance_R.sum()
+        if self.balance:
+            loss = loss + self.balance * self.model.balance_loss(keys).sum()
         self.optimizer.step(torch.autograd.grad(loss, self.parameters), self.factor)
 
 

@@ -67,7 +67,7 @@ def row_balance_loss(k: Tensor, updates: Updates) -> Tensor:
     """c/k sum_i f_i p_i of each model: 1 when tokens use all rows equally, c/k when all use the same k rows.
 
     c is the number of rows, f_i the share of tokens that select row i, p_i the mean of softmax(top-k(key)) in row i, by
-    head; the mean over heads is returned. Only p_i carries a gradient.
+    head; the mean over heads is returned. Only p_i carries a gradient, so a row that no token selects stays unused.
 
     Args:
         k: [R, ..., H, D] keys before the map.
