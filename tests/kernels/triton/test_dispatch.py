@@ -1,0 +1,86 @@
+"""The Triton kernels through the doors that callers use: the public operator, and a layer of a model, compiled too."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from sse_convert.modeling.layout import SequenceLayout, row_layout
+from tests.kernels.cases import Case, run
+from tests.modeling.test_layer import KNOBS, model_with
+from tests.tolerance import assert_as_accurate, assert_same
+
+CASE = Case(lengths=(9, 70), top_k=2, groups=2, dim=16, value_dim=16)
+STEP = Case(lengths=(1, 1, 1), top_k=2, dim=16, value_dim=16)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def inputs(case: Case, device: str) -> dict[str, Tensor]:
+    return {name: x.to(device) for name, x in case.inputs(torch.float32).items()}
+
+
+@pytest.mark.parametrize("case", [CASE, STEP], ids=["prefill", "step"])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_state_written_in_place(case: Case, contiguous: bool, device: str) -> None:
+    x = inputs(case, device)
+    expected_o, expected = run(case, "reference")
+    if not contiguous:
+        x["initial_state"] = x["initial_state"].transpose(-1, -2).contiguous().transpose(-1, -2)
+    o, final = run(case, "triton", x, inplace_state=True)
+    assert final is x["initial_state"] or final.data_ptr() == x["initial_state"].data_ptr()
+    assert_same(o.cpu(), expected_o, "o", 1e-5)
+    assert_same(x["initial_state"].cpu(), expected, "final", 1e-5)
+
+
+@pytest.mark.parametrize("case", [CASE, STEP], ids=["prefill", "step"])
+def test_initial_state_is_left_alone_otherwise(case: Case, device: str) -> None:
+    x = inputs(case, device)
+    before = x["initial_state"].clone()
+    run(case, "triton", x)
+    assert torch.equal(x["initial_state"], before)
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0)], ids=str)
+def test_no_tokens_return_the_states_as_they_are(lengths: tuple[int, ...], device: str) -> None:
+    case = Case(lengths=lengths, dim=16, value_dim=16)
+    x = inputs(case, device)
+    o, final = run(case, "triton", x)
+    assert o.shape == (0, 2, 16)
+    assert torch.equal(final, x["initial_state"])
+
+
+def trained(model: torch.nn.Module, layer: torch.nn.Module, layout: SequenceLayout, device: str) -> dict[str, Tensor]:
+    model.zero_grad()
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 9, 32, generator=generator).to(device).requires_grad_()
+    out = layer(x, None, layout)[0]
+    (out * torch.randn(out.shape, generator=generator).to(device)).sum().backward()
+    assert x.grad is not None
+    named = {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
+    return {"out": out.detach(), "x": x.grad, **{name.removeprefix("_orig_mod."): g for name, g in named.items()}}
+
+
+@pytest.mark.parametrize("name", ["paper", "reads more", "silu", "scalar decay", "query heads", "own projections"])
+def test_a_layer_trains_on_triton_as_on_torch(name: str, device: str) -> None:
+    """Eager and compiled in one graph: within 1e-5 of float64, or as near to it as the torch operator in float32."""
+    single = model_with(KNOBS[name], dtype=torch.float32).train().to(device)
+    double = copy.deepcopy(single).double()
+    layout = row_layout(2, 9, None, device)
+    layer, exact_layer = single.sse_layers()[0], double.sse_layers()[0]
+    exact_layer.register_forward_pre_hook(lambda module, args: (args[0].double(), *args[1:]))
+    exact = trained(double, exact_layer, layout, device)
+    on_torch = trained(single, layer, layout, device)
+    layer.backend = "triton"
+    eager = trained(single, layer, layout, device)
+    compiled = trained(single, torch.compile(layer, backend="aot_eager", fullgraph=True), layout, device)
+    assert eager.keys() == compiled.keys() == exact.keys()
+    for key, value in exact.items():
+        assert_as_accurate(eager[key], on_torch[key], value, key, floor=1e-5)
+        assert torch.equal(compiled[key], eager[key]), key
