@@ -295,6 +295,8 @@ def _branches(layers: list[Layer], arrays: Arrays) -> "Figure":
     for label, key, colour in (("partitions", "sparse_rms", SPARSE), ("shared partition", "shared_rms", SHARED)):
         left.plot(_values(layers, "branches", key), "o-", color=colour, markersize=4, label=label)
     left.set_yscale("log")
+    left.yaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    left.yaxis.set_minor_formatter(lambda size, _: f"{size:g}" if f"{size:e}"[0] in "25" else "")
     left.legend(fontsize=8)
     for x, layer in enumerate(layers):
         y = [100 * (share or 0) for share in layer["branches"]["sparse_share_by_head"]]

@@ -129,6 +129,19 @@ def test_families(family):
         assert all(math.isfinite(number) for quantity in quantities for number in flat(quantity.result()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_stored_types(dtype):
+    rows = text(tokens(2, 128))
+    exact, low = (
+        {q.name: q.result() for q in measure(tiny_model("qwen3", dtype=kind), rows, bar=Bar(None, "", 1))[0]}
+        for kind in (torch.float64, dtype)
+    )
+    assert list(exact) == list(low) == NAMES
+    for name, key in (("entropy", "stacked"), ("similarity", "within"), ("branches", "sparse_share")):
+        assert low[name][key] == pytest.approx(exact[name][key], rel=0.1)
+        assert low[name][key] != exact[name][key]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

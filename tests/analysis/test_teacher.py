@@ -11,7 +11,7 @@ from sse_convert.modeling.layout import row_layout
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.teacher import open_teacher, source_view
 from tests.analysis.cases import text
-from tests.modeling.tiny import tiny_model, tiny_source
+from tests.modeling.tiny import FAMILIES, tiny_model, tiny_source
 from tests.surgery.models import save_source, tokens
 
 BAR = Bar(None, "test", 1)
@@ -94,3 +94,16 @@ def test_another_models_teacher(converted, source, tmp_path, change, what):
     with pytest.raises(CheckpointError, match=what) as error:
         check_pair(other, student)
     assert "a qwen3 of 4 layers, width 32, 4 query and 2 key heads of 8" in error.value.expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family):
+    teacher = tiny_source(family)
+    student = tiny_model(family, ("sse", "sliding", "full", "gla"), {"gla": {"kind": "gla"}})
+    student.load_state_dict(teacher.state_dict(), strict=False)
+    rows = text(tokens(2, 40))
+    errors = output_errors(student, teacher, rows, rows=2, bar=BAR)
+    assert list(errors) == [0, 1, 3]
+    assert all(0.001 < error["relative"] < math.inf and abs(error["cosine"]) <= 1 for error in errors.values()), errors
+    distances, _ = attention_distances(teacher, rows, bar=BAR)
+    assert all(0 < distance < 40 for layer in distances.values() for distance in layer)
