@@ -265,6 +265,8 @@ def _continue(
     import torch
     from transformers import TextStreamer
 
+    from sse_convert.decoding import graphed
+
     new = [] if collect is None else collect
 
     class Follower(TextStreamer):
@@ -284,7 +286,8 @@ def _continue(
         choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
     row = torch.tensor([ids], device=model.device)
     devices = [] if model.device.type == "cpu" else [model.device]
-    with torch.random.fork_rng(devices, device_type=model.device.type if devices else "cuda"):
+    rng = torch.random.fork_rng(devices, device_type=model.device.type if devices else "cuda")
+    with rng, graphed(model, slots=len(ids) + sampling.max_new_tokens):
         torch.manual_seed(seed)
         model.generate(  # type: ignore[operator]
             row,

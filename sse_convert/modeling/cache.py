@@ -67,6 +67,19 @@ class _CountingLayer(CacheLayerMixin):
         else:
             self.seen = 0
 
+    def fix(self, slots: int) -> None:
+        """From now on keep the tensors where they are, as a static cache of `slots` columns does."""
+        self.static_length = slots
+        self.seen = torch.tensor(self.seen)
+        self._make_static(*self._tensors())
+
+    def release(self, length: int) -> None:
+        """Be a dynamic layer again, of `length` columns."""
+        self.static_length, self.seen = None, length
+
+    def _tensors(self) -> list[Tensor]:
+        raise NotImplementedError
+
     def _make_static(self, *tensors: Tensor) -> None:
         self.seen = self.seen.to(tensors[0].device)
         if not torch.compiler.is_compiling():
@@ -135,6 +148,9 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
         if kept:
             self._advance(kept)
 
+    def _tensors(self) -> list[Tensor]:
+        return [self.recurrent_states[0]]
+
     def _restore(self, state: Tensor) -> None:
         if self.is_static:
             self.recurrent_states[0].copy_(state)
@@ -146,7 +162,7 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
         self.dtype, self.device = state.dtype, state.device
         self.recurrent_states[0] = torch.zeros_like(state)
         if self.is_static:
-            self._make_static(self.recurrent_states[0])
+            self._make_static(*self._tensors())
         self.is_recurrent_states_initialized[0] = True
         self.is_initialized = True
 
@@ -228,8 +244,11 @@ class SlidingCacheLayer(_CountingLayer):
         self.keys, self.values = zeros(self.past_columns, key_states), zeros(self.past_columns, value_states)
         self.sink_keys, self.sink_values = zeros(self.sinks, key_states), zeros(self.sinks, value_states)
         if self.is_static:
-            self._make_static(self.keys, self.values, self.sink_keys, self.sink_values)
+            self._make_static(*self._tensors())
         self.is_initialized = True
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.keys, self.values, self.sink_keys, self.sink_values]
 
     def update(
         self, key_states: Tensor | None, value_states: Tensor | None, *args: Any, **kwargs: Any

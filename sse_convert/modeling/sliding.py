@@ -13,6 +13,8 @@ from sse_convert.modeling.cache import SlidingCacheLayer
 
 MASKS = "sse_sliding_masks"
 """keyword argument that carries the masks, one per (window, sinks), keyed by `mask_key`"""
+TOKEN_ATTENTION = "sse_token_attention"
+"""name under which one-token steps over fixed caches may have their own softmax attention; its masks are sdpa's"""
 ATTENTION_KINDS = ("sdpa", "eager")
 NOT_SEEN = 2**62
 """column of a token that has not arrived yet"""
@@ -147,13 +149,13 @@ def attention_mask_for(kind: str, sees: Tensor, dtype: torch.dtype) -> Tensor:
     Raises:
         UsageError: the implementation cannot follow a window with sinks.
     """
-    if kind not in ATTENTION_KINDS:
+    if kind not in (*ATTENTION_KINDS, TOKEN_ATTENTION):
         raise UsageError(
             f"attention implementation is {kind!r}, and the model has converted sliding layers",
             expected=f"one of {', '.join(ATTENTION_KINDS)}",
             fix='load the model with attn_implementation="sdpa"',
         )
-    if kind == "sdpa":
+    if kind != "eager":
         return sees
     hidden = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # eager attention's softmax is in float32
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, hidden)
