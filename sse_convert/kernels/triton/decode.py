@@ -77,7 +77,7 @@ def _decode(
         return o
     q_shared, k_shared, v_shared, decay_shared = shared or (q, k, v, log_decay)
     ranks = max(top_k, read_top_k) + bool(shared)
-    block_d, block_v, block_k = _blocks(S * H, D, V, ranks)
+    block_d, block_v, block_k, warps = _blocks(S * H, D, V, ranks)
     decode_kernel[(S * H * triton.cdiv(V, block_v),)](
         q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, k_scale, router_logits, router_bias, used, gate,
         state, o,
@@ -86,7 +86,7 @@ def _decode(
         READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
         FROM_LOGITS=decay_normalizer is not None, H=H, G=G, D=D, V=V,
         BN=triton.next_power_of_2(N), BG=triton.next_power_of_2(G), BD=block_d, BV=block_v, BK=block_k,
-        num_warps=4,
+        num_warps=warps,
     )  # fmt: skip
     return o
 
@@ -96,15 +96,15 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
     return v.new_empty(q.shape[0], q.shape[2], v.shape[3])
 
 
-def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int, int]:
-    """BD, BV and partitions at a time, for the number of sequences times heads.
+def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int, int, int]:
+    """BD, BV, partitions at a time and warps, for the number of sequences times heads.
 
     A program keeps at most 64 state elements per thread; few states are cut finer, so that all multiprocessors work.
     """
     block_d = max(16, triton.next_power_of_2(dim))
     block_v = min(triton.next_power_of_2(value_dim), 16 if states * value_dim < 8192 else 32)
     at_once = max(1, 8192 // (block_d * block_v))
-    return block_d, block_v, min(triton.next_power_of_2(ranks), at_once)
+    return block_d, block_v, min(triton.next_power_of_2(ranks), at_once), 4
 
 
 @triton.jit(do_not_specialize=["scale", "normalizer"])
