@@ -235,13 +235,14 @@ def test_a_full_disk(place, fails, converted, command, monkeypatch):
     assert not (place / "out").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_kernel_that_needs_a_gpu(place, fails, converted):
     for command in COMMANDS:
         code, message = fails(
             command, place / "r.yaml", "-c", converted, "-o", place / command, "--set", "train.backend=triton"
         )
         assert code == 5
-        assert "triton" in message
+        assert "backend 'triton': not available: there is no CUDA device" in message
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
