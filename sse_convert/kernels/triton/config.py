@@ -4,6 +4,9 @@ Four warps unless the row count is 128: with 64 rows Triton gives chained produc
 """
 
 import dataclasses as dc
+import functools
+
+import torch
 
 CHUNK = 64
 """slots per chunk"""
@@ -30,6 +33,7 @@ class Config:
     """Launches of the forward and backward kernels."""
 
     prepare: Launch
+    strong_products: Launch
     states: Launch
     scan: Launch
     output: Launch
@@ -38,37 +42,50 @@ class Config:
     finish_strong: Launch
 
 
-def config_for(dim: int, value_dim: int, ieee: bool) -> Config:
+def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) -> Config:
     """The launches for head dims D and V.
 
     Args:
         dim: D.
         value_dim: V.
+        groups: G, query heads per state head.
         ieee: float32 products instead of bf16 ones.
+        hopper: compute capability 9.0 or more, with the shared memory that goes with it.
     """
     d, v = block(dim), block(value_dim)
     scan = Launch(8, v, 4, 4)
     if ieee:
         carry, part = Launch(d, min(v, 16)), Launch(min(d, 32), min(v, 32))
-        return Config(part, carry, scan, carry, carry, part, part)
-    narrow = min(v, 64 if d <= 128 else 32)
+        return Config(part, part, carry, scan, carry, carry, part, part)
+    strong = Launch(min(d, 16), min(v, 32), 4, 1)
+    if not hopper or d > 128:
+        carry = Launch(d, min(v, 32), 4, 1)
+        part = Launch(min(d, 32), min(v, 32))
+        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, carry, part, strong)
+    wide, half = min(v, 128), min(v, 64)
     return Config(
         prepare=Launch(min(d, 64), 0),
-        states=Launch(d, narrow, 4, 3),
+        strong_products=Launch(min(d, 32), 0),
+        states=Launch(d, wide, 8, 3) if d == 128 else Launch(d, half, 4, 3),
         scan=scan,
-        output=Launch(d, narrow, 4, 2),
-        values=Launch(d, narrow, 4, 2),
-        finish=Launch(min(d, 64), min(v, 32), 4, 2),
-        finish_strong=Launch(min(d, 32), min(v, 32), 4, 2),
+        output=Launch(d, wide, 4, 2),
+        values=Launch(d, wide, 4, 3) if groups == 1 else Launch(d, half, 4, 2 if groups == 2 else 1),
+        finish=Launch(min(d, 64), min(v, 32), 4, 3),
+        finish_strong=strong,
     )
 
 
 def group_chunks(chunks: int, heads: int) -> int:
-    """Chunks that one program carries a state over: about four programs per multiprocessor, at least four chunks."""
-    groups = max(1, 528 // heads)
-    return min(64, max(4, -(-chunks // groups)))
+    """Chunks that one program carries a state over: about eight programs per multiprocessor, 4 to 16 chunks each."""
+    return min(16, max(4, -(-chunks * heads // 1056)))
 
 
 def block(dim: int) -> int:
     """The power of two, at least 16, that holds `dim` channels."""
     return max(16, 1 << (dim - 1).bit_length())
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device has compute capability 9.0 or more; taken for granted where kernels are interpreted."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)

@@ -5,16 +5,18 @@ import dataclasses as dc
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.triton.config import CHUNK
-from sse_convert.kernels.triton.config import block
-from sse_convert.kernels.triton.config import config_for
+from sse_convert.kernels.triton.config import CHUNK, Config, block, config_for, is_hopper
 from sse_convert.kernels.triton.finish import finish_kernel
 from sse_convert.kernels.triton.output import output_kernel
-from sse_convert.kernels.triton.prepare import prepare_kernel
+from sse_convert.kernels.triton.prepare import prepare_kernel, strong_products_kernel
 from sse_convert.kernels.triton.routing import SlotLayout
-from sse_convert.kernels.triton.states import scan_kernel
-from sse_convert.kernels.triton.states import state_kernel
+from sse_convert.kernels.triton.states import scan_kernel, state_kernel
 from sse_convert.kernels.triton.values import value_gradient_kernel
+
+SLAB_BYTES = 2**29
+"""most bytes of chunk states that a backward pass holds"""
+SEARCHERS = 1056
+"""programs that look for the few chunks with strong decays"""
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,10 @@ class Problem:
     layout: SlotLayout
     packed: bool
     """whether segments may share a chunk of the layout"""
+    group_chunks: int
+    """most chunks in a group of the layout"""
+    save: bool
+    """whether a backward pass may follow"""
     num_sequences: int
     top_k: int
     read_top_k: int
@@ -60,6 +66,12 @@ class Problem:
     def low(self) -> torch.dtype:
         """Type of what passes between kernels."""
         return torch.float32 if self.ieee else torch.bfloat16
+
+    @property
+    def config(self) -> Config:
+        """How the kernels are launched."""
+        H, V = self.v.shape[-2:]
+        return config_for(self.q.shape[-1], V, self.q.shape[2] // H, self.ieee, is_hopper(self.q.device))
 
     @property
     def ranks(self) -> int:
@@ -89,52 +101,95 @@ class Forward:
     """[T, Hq, V]"""
     final: Tensor | None
     """[S, M, H, D, V]"""
-    qd: Tensor
+    qt: Tensor
     """[chunks, Hq, C, D] queries decayed from the chunk's start"""
-    kd: Tensor
+    kt: Tensor
     """[chunks, H, C, D] keys decayed to the chunk's end"""
+    packed_q: Tensor | None
+    """qt without rows that read no entering state, if segments share chunks"""
+    packed_k: Tensor | None
+    """kt without rows whose state does not leave, if segments share chunks"""
+    falls: Tensor | None
+    """[chunks, H, C, D] decay from the chunk's start, if a backward pass may follow"""
     products: Tensor
     """[chunks, Hq, C, C] masked q k^T"""
     decay: Tensor
-    """[chunks, H, D] decay of a state that passes through"""
+    """[chunks, H, D] decay of a state that passes through, 0 where none does"""
+    full: Tensor
+    """[chunks, H, D] decay from the chunk's start to its end"""
+    norms: Tensor | None
+    """[chunks, H, C] log-sum-exp of the keys, base 2, with softmax"""
     strong: Tensor
     """[chunks, H] int32, whether a channel decays by more than the fast path bears"""
     entering: Tensor
     """[groups, H, D, V] state entering each group"""
+
+    @property
+    def qd(self) -> Tensor:
+        """Queries that read states."""
+        return self.qt if self.packed_q is None else self.packed_q
+
+    @property
+    def kd(self) -> Tensor:
+        """Keys that write states."""
+        return self.kt if self.packed_k is None else self.packed_k
 
 
 def run_forward(x: Problem) -> Forward:
     """o and what the backward pass needs."""
     T, _, Hq, D = x.q.shape
     H, V = x.v.shape[-2:]
-    chunks, groups = x.layout.head.numel(), x.layout.group_first.numel()
-    config, place = config_for(D, V, x.ieee), x.layout
-    new = x.q.new_empty
-    qd, kd = new(chunks, Hq, CHUNK, D, dtype=x.low), new(chunks, H, CHUNK, D, dtype=x.low)
-    products, decay = new(chunks, Hq, CHUNK, CHUNK, dtype=x.low), new(chunks, H, D, dtype=torch.float32)
-    strong = new(chunks, H, dtype=torch.int32)
-    entering, carry = new(groups, H, D, V, dtype=torch.float32), new(groups, H, D, dtype=torch.float32)
-    slots = new(x.ranks, T, Hq, V, dtype=x.v.dtype)
-    final = None if x.initial is None else x.initial.clone()
-    initial = _or(x.initial, decay)
+    config, place = x.config, x.layout
+    f = allocate(x)
     shape = {"H": H, "G": Hq // H, "D": D, "C": CHUNK, "IEEE": x.ieee}
-    prepare_kernel[(chunks, Hq)](
-        *x.sources(), _or(x.k_scale, decay), x.gate,
-        place.token, place.out, place.segment, place.head, place.tail, qd, kd, products, decay, strong,
-        x.scale, x.normalizer or 1.0, T, x.num_sequences, place.num_shared_chunks,
-        **_mapping(x), **shape, BD=config.prepare.block_d, THIN=min(32, config.prepare.block_d),
-        num_warps=config.prepare.warps,
+    numbers = (x.scale, x.normalizer or 1.0, T, x.num_sequences, place.num_shared_chunks)
+    tile, chunks = config.prepare, place.head.numel()
+    prepare_kernel[(chunks * Hq,)](
+        *x.sources(), _or(x.k_scale, f.decay), x.gate, place.token, place.out, place.segment, place.head, place.tail,
+        f.qt, f.kt, f.qd, f.kd, _or(f.falls, f.kt), f.products, f.decay, f.full,
+        _or(f.norms, f.decay), f.strong, *numbers,
+        **_mapping(x), **shape, ROW=block(D), BD=tile.block_d, SAVE=x.save, num_warps=tile.warps,
     )  # fmt: skip
-    values, numbers = x.values(), (x.num_sequences, place.num_shared_chunks)
-    _entering_states(x, kd, *values, decay, place.load, initial, entering, carry, reverse=False)
+    tile = config.strong_products
+    strong_products_kernel[(min(chunks * Hq, SEARCHERS),)](
+        *x.sources(), _or(x.k_scale, f.decay), x.gate, place.token, place.out, place.segment, _or(f.norms, f.decay),
+        f.strong, f.products, *numbers, chunks * Hq, **_mapping(x), **shape, BD=tile.block_d, num_warps=tile.warps,
+    )  # fmt: skip
+    carry = torch.empty_like(f.entering[..., 0])
+    initial = _or(x.initial, f.decay)
+    _entering_states(x, f.kd, *x.values(), f.decay, place.load, initial, f.entering, carry, reverse=False)
+    slots = x.v.new_empty(x.ranks, T, Hq, V)
     tile = config.output
-    output_kernel[(groups, Hq, -(-V // tile.block_v))](
-        qd, kd, products, *values, decay, place.token, place.out, place.segment, place.load, place.store,
-        place.group_first, place.group_end, entering, initial, _or(final, decay), slots, *numbers,
+    output_kernel[(f.entering.shape[0], Hq, -(-V // tile.block_v))](
+        f.qd, f.kd, f.products, *x.values(), f.decay, place.token, place.out, place.segment, place.head, place.load,
+        place.store, place.group_first, place.group_end, f.entering, initial, _or(f.final, f.decay), slots,
+        *numbers[3:],
         P=x.value_partitions, **shape, V=V, BD=tile.block_d, BV=tile.block_v, HAS_STATE=x.initial is not None,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return Forward(_sum(slots), final, qd, kd, products, decay, strong, entering)
+    return dc.replace(f, o=_sum(slots))
+
+
+def allocate(x: Problem) -> Forward:
+    """The buffers of the forward pass; o is a placeholder."""
+    Hq, D, (H, V) = x.q.shape[2], x.q.shape[3], x.v.shape[-2:]
+    chunks, groups, new = x.layout.head.numel(), x.layout.group_first.numel(), x.q.new_empty
+    qt, kt = new(chunks, Hq, CHUNK, D, dtype=x.low), new(chunks, H, CHUNK, D, dtype=x.low)
+    return Forward(
+        o=qt,
+        final=None if x.initial is None else x.initial.clone(),
+        qt=qt,
+        kt=kt,
+        packed_q=torch.empty_like(qt) if x.packed else None,
+        packed_k=torch.empty_like(kt) if x.packed else None,
+        falls=torch.empty_like(kt) if x.save else None,
+        products=new(chunks, Hq, CHUNK, CHUNK, dtype=x.low),
+        decay=new(chunks, H, D, dtype=torch.float32),
+        full=new(chunks, H, D, dtype=torch.float32),
+        norms=new(chunks, H, CHUNK, dtype=torch.float32) if x.k_map == "softmax" else None,
+        strong=new(chunks, H, dtype=torch.int32),
+        entering=new(groups, H, D, V, dtype=torch.float32),
+    )
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -158,58 +213,93 @@ class Gradients:
 
 
 def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) -> Gradients:
-    """Gradients with respect to everything, from those of o [T, Hq, V] and of the final state (given with states)."""
-    T, _, Hq, D = x.q.shape
-    H, V = x.v.shape[-2:]
-    chunks, groups = x.layout.head.numel(), x.layout.group_first.numel()
-    config, place = config_for(D, V, x.ieee), x.layout
-    new = x.q.new_empty
-    shape = {"H": H, "G": Hq // H, "D": D, "V": V, "C": CHUNK, "IEEE": x.ieee}
-    values, numbers = x.values(), (x.num_sequences, place.num_shared_chunks)
-    states, dstates = (new(chunks, H, D, V, dtype=x.low) for _ in range(2))
-    tile = config.states
-    state_kernel[(groups, H, -(-V // tile.block_v))](
-        saved.kd, *values, saved.decay, place.token, place.segment, place.load, place.group_first, place.group_end,
-        _or(x.initial, saved.decay), saved.entering, saved.decay, states, *numbers,
-        P=x.value_partitions, **{**shape, "G": 1}, BD=tile.block_d, BV=tile.block_v, REVERSE=False, STORE=True,
-        HAS_STATE=x.initial is not None, STAGES=tile.stages, num_warps=tile.warps,
-    )  # fmt: skip
-    leaving, carry = new(groups, H, D, V, dtype=torch.float32), new(groups, H, D, dtype=torch.float32)
+    """Gradients with respect to everything, from those of o [T, Hq, V] and of the final state (given with states).
+
+    The states of all chunks would be large, so groups of chunks are finished slab by slab.
+    """
+    (T, _, Hq, D), (H, V) = x.q.shape, x.v.shape[-2:]
+    new, groups = x.q.new_empty, x.layout.group_first.numel()
+    config = x.config
+    leaving, carry = torch.empty_like(saved.entering), torch.empty_like(saved.entering[..., 0])
     ends = _or(dfinal, saved.decay)
-    _entering_states(x, saved.qd, do, do, saved.decay, place.store, ends, leaving, carry, reverse=True)
-    dv = new(x.ranks, T, H, V, dtype=x.v.dtype)
-    dinitial = None if dfinal is None else dfinal.clone()
-    tile = config.values
-    blocks = -(-V // tile.block_v)
-    dots = new(blocks, x.ranks, T, H, dtype=torch.float32) if x.k_map == "softmax" else saved.decay
-    value_gradient_kernel[(groups, H, blocks)](
-        saved.qd, saved.kd, saved.products, *values, do, saved.decay, place.token, place.out, place.segment,
-        place.load, place.store, place.group_first, place.group_end, leaving, ends, _or(dinitial, saved.decay), dstates,
-        dv, dots, *numbers, x.ranks * T,
-        P=x.value_partitions, **shape, BD=tile.block_d, BV=tile.block_v, HAS_STATE=x.initial is not None,
-        DOTS=x.k_map == "softmax", STAGES=tile.stages, num_warps=tile.warps,
-    )  # fmt: skip
-    dq, dk, dg = new(x.ranks, T, Hq, D), *(new(x.ranks, T, H, D, dtype=s.dtype) for s in (x.k, x.g))
-    gated = x.write_gate or x.read_gate
+    _entering_states(x, saved.qd, do, do, saved.decay, x.layout.store, ends, leaving, carry, reverse=True)
     parts = -(-D // min(config.finish.block_d, config.finish_strong.block_d))
-    dgate = new(parts, x.ranks, T, H, dtype=torch.float32).zero_() if gated else saved.decay
-    dk_scale = new(parts, chunks, H, dtype=torch.float32).zero_() if x.k_scale is not None else saved.decay
-    for tile, strong in ((config.finish, False), (config.finish_strong, True)):
-        finish_kernel[(chunks, H, -(-D // tile.block_d))](
-            *x.sources(), _or(x.k_scale, saved.decay), x.gate, *values, do,
-            place.token, place.out, place.segment, place.head, place.tail, saved.decay, saved.strong, states, dstates,
-            dots, dq, dk, dg, dgate, dk_scale,
-            x.scale, x.normalizer or 1.0, T, *numbers, x.ranks * T,
-            **_mapping(x), **shape, VALUE_P=x.value_partitions, BD=tile.block_d, BV=tile.block_v,
-            DOTS=blocks, STRONG=strong, STAGES=tile.stages, num_warps=tile.warps,
-        )  # fmt: skip
+    gated, blocks = x.write_gate or x.read_gate, -(-V // config.values.block_v)
+    slab = min(groups, max(1, SLAB_BYTES // (2 * x.group_chunks * H * D * V * x.low.itemsize)))
+    states, dstates = (new(slab * x.group_chunks, H, D, V, dtype=x.low) for _ in range(2))
+    grads = Gradients(
+        dq=new(x.ranks, T, Hq, D),
+        dk=new(x.ranks, T, H, D, dtype=x.k.dtype),
+        dg=new(x.ranks, T, H, D, dtype=x.g.dtype),
+        dv=new(x.ranks, T, H, V, dtype=x.v.dtype),
+        dgate=new(parts, x.ranks, T, H, dtype=torch.float32).zero_() if gated else None,
+        dk_scale=None if x.k_scale is None else new(x.layout.head.numel(), H, parts, dtype=torch.float32).zero_(),
+        dinitial=None if dfinal is None else dfinal.clone(),
+    )
+    dots = new(blocks, x.ranks, T, H, dtype=torch.float32) if x.k_map == "softmax" else saved.decay
+    for first in range(0, groups, slab):
+        count = min(slab, groups - first)
+        _states_of_slab(x, saved, states, first, count)
+        _value_gradients(x, saved, do, ends, leaving, dstates, grads, dots, first, count)
+        _finish(x, saved, do, states, dstates, grads, dots, first, count)
     K = x.gate.shape[1]
-    return Gradients(
-        dq, dk, dg, dv,
-        dgate[:, :K].sum((0, 3)).T if gated else None,
-        dk_scale.sum((0, 1)) if x.k_scale is not None else None,
-        dinitial,
+    dgate = None if grads.dgate is None else grads.dgate[:, :K].sum((0, 3)).T
+    return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
+
+
+def _states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count: int) -> None:
+    """The state entering each chunk of `count` groups."""
+    H, D, V = saved.entering.shape[1:]
+    place, tile = x.layout, x.config.states
+    state_kernel[(count, H, -(-V // tile.block_v))](
+        saved.kd, *x.values(), saved.decay, place.token, place.segment, place.load, place.group_first, place.group_end,
+        _or(x.initial, saved.decay), saved.entering, saved.decay, states, x.num_sequences, place.num_shared_chunks,
+        first, x.group_chunks,
+        P=x.value_partitions, H=H, G=1, D=D, V=V, C=CHUNK, IEEE=x.ieee, BD=tile.block_d, BV=tile.block_v,
+        REVERSE=False, STORE=True, HAS_STATE=x.initial is not None, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
+
+
+def _value_gradients(
+    x: Problem, saved: Forward, do: Tensor, ends: Tensor, leaving: Tensor, dstates: Tensor, grads: Gradients,
+    dots: Tensor, first: int, count: int,
+) -> None:  # fmt: skip
+    """dv of `count` groups, the gradient of the state leaving each of their chunks, and of initial states."""
+    H, D, V = saved.entering.shape[1:]
+    place, tile = x.layout, x.config.values
+    value_gradient_kernel[(count, H, -(-V // tile.block_v))](
+        saved.qd, saved.kd, saved.products, *x.values(), do, saved.decay, place.token, place.out, place.segment,
+        place.tail, place.load, place.store, place.group_first, place.group_end, leaving, ends,
+        _or(grads.dinitial, saved.decay), dstates, grads.dv, dots, x.num_sequences, place.num_shared_chunks,
+        x.ranks * x.q.shape[0], first, x.group_chunks,
+        P=x.value_partitions, H=H, G=x.q.shape[2] // H, D=D, V=V, C=CHUNK, IEEE=x.ieee, BD=tile.block_d,
+        BV=tile.block_v, HAS_STATE=x.initial is not None, DOTS=x.k_map == "softmax", STAGES=tile.stages,
+        num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def _finish(
+    x: Problem, saved: Forward, do: Tensor, states: Tensor, dstates: Tensor, grads: Gradients, dots: Tensor, first: int,
+    count: int,
+) -> None:  # fmt: skip
+    """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays."""
+    H, D, V = saved.entering.shape[1:]
+    place, config = x.layout, x.config
+    for tile, strong in ((config.finish, False), (config.finish_strong, True)):
+        tasks = count * x.group_chunks * H * -(-D // tile.block_d)
+        finish_kernel[(tasks,)](
+            *x.sources(), _or(x.k_scale, saved.decay), x.gate, *x.values(), do,
+            place.token, place.out, place.segment, place.head, place.tail, place.group_first, place.group_end,
+            saved.qt, saved.kt, _or(saved.falls, saved.kt), saved.decay, saved.full,
+            _or(saved.norms, saved.decay), saved.strong, states, dstates, dots,
+            grads.dq, grads.dk, grads.dg, _or(grads.dgate, saved.decay), _or(grads.dk_scale, saved.decay),
+            x.scale, x.normalizer or 1.0, x.q.shape[0], x.num_sequences, place.num_shared_chunks,
+            x.ranks * x.q.shape[0], first, x.group_chunks,
+            **_mapping(x), H=H, G=x.q.shape[2] // H, D=D, V=V, C=CHUNK, IEEE=x.ieee, VALUE_P=x.value_partitions,
+            BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots.dim() < 4 else dots.shape[0],
+            PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2], STRONG=strong, STAGES=tile.stages,
+            num_warps=tile.warps,
+        )  # fmt: skip
 
 
 def _entering_states(
@@ -218,11 +308,11 @@ def _entering_states(
 ) -> None:  # fmt: skip
     """Fills `local` with the state entering each group (leaving it, in reverse)."""
     groups, H, D, V = local.shape
-    config, place = config_for(D, V, x.ieee), x.layout
+    config, place = x.config, x.layout
     tile = config.states
     state_kernel[(groups, H, -(-V // tile.block_v))](
         rows, y, y_shared, decay, place.token, place.segment, inject, place.group_first, place.group_end, ends, local,
-        carry, decay, x.num_sequences, place.num_shared_chunks,
+        carry, decay, x.num_sequences, place.num_shared_chunks, 0, x.group_chunks,
         P=0 if reverse else x.value_partitions, H=H, G=rows.shape[1] // H, D=D, V=V, BD=tile.block_d, BV=tile.block_v,
         C=CHUNK, REVERSE=reverse, STORE=False, HAS_STATE=x.initial is not None, IEEE=x.ieee,
         STAGES=tile.stages, num_warps=tile.warps,
@@ -246,7 +336,6 @@ def _mapping(x: Problem) -> dict[str, object]:
         "K_MAP": x.k_map,
         "FROM_LOGITS": x.normalizer is not None,
         "HAS_SCALE": x.k_scale is not None,
-        "ROW": block(x.q.shape[-1]),
         "PACKED": x.packed,
     }
 

@@ -7,17 +7,10 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.triton.config import CHUNK
-from sse_convert.kernels.triton.config import group_chunks
-from sse_convert.kernels.triton.launch import Forward
-from sse_convert.kernels.triton.launch import Problem
-from sse_convert.kernels.triton.launch import run_backward
-from sse_convert.kernels.triton.launch import run_forward
+from sse_convert.kernels.triton.config import CHUNK, group_chunks
+from sse_convert.kernels.triton.launch import Forward, Problem, allocate, run_backward, run_forward
 from sse_convert.kernels.triton.namespace import operator_name
-from sse_convert.kernels.triton.routing import SlotLayout
-from sse_convert.kernels.triton.routing import select
-from sse_convert.kernels.triton.routing import select_by
-from sse_convert.kernels.triton.routing import slot_layout
+from sse_convert.kernels.triton.routing import SlotLayout, select, select_by, slot_layout
 
 PADDING_BEARABLE = 0.25
 """segments share chunks when aligning them would add more than this share of padding"""
@@ -39,7 +32,7 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, _positions(x, offsets))
     initial = _initial_state(x, output_final_state)
     packed = initial is None and _padding(x, used_k) > PADDING_BEARABLE
-    chunks = (x.num_tokens * used_k + x.num_tokens) // CHUNK
+    group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
     layout = slot_layout(
         used,
         offsets,
@@ -47,17 +40,19 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         shared=x.shared is not None,
         packed=packed,
         states=initial is not None,
-        group_chunks=group_chunks(chunks, x.q.shape[2]),
+        group_chunks=group,
     )
     o, final = _forward(
         x.q.contiguous(), x.k.contiguous(), x.v.contiguous(), x.log_decay.contiguous(), gate, used, *_shared(x),
         x.k_scale, initial, [getattr(layout, name) for name in _TABLES],
-        [layout.num_shared_chunks, packed, x.num_sequences, x.top_k, x.read_top_k, x.write_gate, x.read_gate],
+        [layout.num_shared_chunks, packed, group, x.wants_grad(), x.num_sequences, x.top_k, x.read_top_k, x.write_gate,
+         x.read_gate],
         x.scale, x.k_map, x.decay_normalizer,
     )[:2]  # fmt: skip
     return o, final if output_final_state else None
 
 
+_SAVED = tuple(field.name for field in dc.fields(Forward) if field.name not in ("o", "final"))
 _TABLES = tuple(field.name for field in dc.fields(SlotLayout) if field.name != "num_shared_chunks")
 
 
@@ -108,13 +103,12 @@ def _forward(
     scale: float,
     k_map: str,
     normalizer: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o, final state (empty without states), and what `_backward` needs."""
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
     done = run_forward(x)
-    final = q.new_empty(0, dtype=torch.float32) if done.final is None else done.final
-    return done.o, final, done.qd, done.kd, done.products, done.decay, done.strong, done.entering
+    return done.o, _or_empty(done.final, q), _to_save(done, x)
 
 
 @_forward.register_fake
@@ -123,21 +117,20 @@ def _forward_fake(
     shared_k: Tensor | None, shared_g: Tensor | None, shared_v: Tensor | None, k_scale: Tensor | None,
     initial: Tensor | None, layout: list[Tensor], settings: list[int], scale: float, k_map: str,
     normalizer: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    (T, _, Hq, D), (H, V) = q.shape, v.shape[-2:]
-    tables = dict(zip(_TABLES, layout, strict=True))
-    chunks, groups = tables["head"].shape[0], tables["group_first"].shape[0]
-    low = torch.float32 if q.dtype == k.dtype == v.dtype == torch.float32 else torch.bfloat16
-    return (
-        v.new_empty(T, Hq, V),
-        q.new_empty(0, dtype=torch.float32) if initial is None else torch.empty_like(initial),
-        q.new_empty(chunks, Hq, CHUNK, D, dtype=low),
-        q.new_empty(chunks, H, CHUNK, D, dtype=low),
-        q.new_empty(chunks, Hq, CHUNK, CHUNK, dtype=low),
-        q.new_empty(chunks, H, D, dtype=torch.float32),
-        q.new_empty(chunks, H, dtype=torch.int32),
-        q.new_empty(groups, H, D, V, dtype=torch.float32),
-    )
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
+                 k_map, normalizer)  # fmt: skip
+    done, o = allocate(x), v.new_empty(q.shape[0], q.shape[2], v.shape[-1])
+    return o, _or_empty(done.final, q), _to_save(done, x)
+
+
+def _to_save(done: Forward, x: Problem) -> list[Tensor]:
+    return [_or_empty(getattr(done, name), x.q) for name in _SAVED] if x.save else []
+
+
+def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
+    """x, or what stands for None among the results of an operator."""
+    return like.new_empty(0, dtype=torch.float32) if x is None else x
 
 
 @torch.library.custom_op(operator_name(__name__, "backward"), mutates_args=())
@@ -165,9 +158,10 @@ def _backward(
     """Gradients by slot of q, k, g and v; those of the gates, of k_scale and of the initial state (empty if none)."""
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
-    grads = run_backward(x, Forward(do, None, *saved), do, dfinal)
-    rest = (q.new_empty(0) if grad is None else grad for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
-    return grads.dq, grads.dk, grads.dg, grads.dv, *rest
+    held: dict[str, Any] = {n: tensor if tensor.numel() else None for n, tensor in zip(_SAVED, saved, strict=True)}
+    grads = run_backward(x, Forward(o=do, final=None, **held), do, dfinal)
+    of_gate, of_scale, of_state = (_or_empty(grad, q) for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
+    return grads.dq, grads.dk, grads.dg, grads.dv, of_gate, of_scale, of_state
 
 
 @_backward.register_fake
@@ -178,15 +172,15 @@ def _backward_fake(
     k_map: str, normalizer: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     (T, _, Hq, D), (H, V), ranks = q.shape, v.shape[-2:], gate.shape[1] + (shared_q is not None)
-    gated = settings[5] or settings[6]
+    gated = settings[7] or settings[8]
     return (
         q.new_empty(ranks, T, Hq, D),
         k.new_empty(ranks, T, H, D),
         g.new_empty(ranks, T, H, D),
         v.new_empty(ranks, T, H, V),
-        torch.empty_like(gate) if gated else q.new_empty(0),
-        q.new_empty(0) if k_scale is None else k_scale.new_empty(k_scale.shape, dtype=torch.float32),
-        q.new_empty(0) if dfinal is None else torch.empty_like(dfinal),
+        _or_empty(torch.empty_like(gate) if gated else None, q),
+        _or_empty(None if k_scale is None else torch.empty_like(k_scale, dtype=torch.float32), q),
+        _or_empty(None if dfinal is None else torch.empty_like(dfinal), q),
     )
 
 
@@ -210,11 +204,13 @@ def _problem(
         initial=initial,
         layout=SlotLayout(**dict(zip(_TABLES, layout, strict=True)), num_shared_chunks=settings[0]),
         packed=bool(settings[1]),
-        num_sequences=settings[2],
-        top_k=settings[3],
-        read_top_k=settings[4],
-        write_gate=bool(settings[5]),
-        read_gate=bool(settings[6]),
+        group_chunks=settings[2],
+        save=bool(settings[3]),
+        num_sequences=settings[4],
+        top_k=settings[5],
+        read_top_k=settings[6],
+        write_gate=bool(settings[7]),
+        read_gate=bool(settings[8]),
         scale=scale,
         k_map=k_map,
         normalizer=normalizer,
@@ -225,32 +221,30 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     *tensors, layout, settings, scale, k_map, normalizer = inputs
     ctx.present = [x is not None for x in tensors]
     ctx.options = settings, scale, k_map, normalizer
-    ctx.save_for_backward(*(x for x in tensors if x is not None), *layout, *output[2:])
+    ctx.save_for_backward(*(x for x in tensors if x is not None), *layout, *output[2])
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> tuple[Any, ...]:
     flat = list(ctx.saved_tensors)
-    q, k, v, g, gate, used, *optional = (flat.pop(0) if there else None for there in ctx.present)
+    tensors: list[Any] = [flat.pop(0) if there else None for there in ctx.present]
+    q, k, v, g, gate, used, shared_q, _, _, shared_v, k_scale, initial = tensors
     layout, saved = flat[: len(_TABLES)], flat[len(_TABLES) :]
-    shared_q, _, _, shared_v, k_scale, initial = optional
-    if do is None:
-        do = v.new_zeros(q.shape[0], q.shape[2], v.shape[-1])
+    do = v.new_zeros(q.shape[0], q.shape[2], v.shape[-1]) if do is None else do.contiguous()
     if initial is not None:
         dfinal = torch.zeros_like(initial) if dfinal is None else dfinal.contiguous()
     dq, dk, dg, dv, dgate, dk_scale, dinitial = _backward(
-        do.contiguous(), None if initial is None else dfinal, saved, q, k, v, g, gate, *optional, layout, *ctx.options
+        do, None if initial is None else dfinal, saved, q, k, v, g, gate, *tensors[6:], layout, *ctx.options
     )
     K = gate.shape[1]
     sparse = [_by_partition(x[:K], used, like) for x, like in ((dq, q), (dk, k))]
-    if shared_q is None:
-        of_shared = [None] * 4
-    else:
-        of_shared = [dq[K], dk[K], dg[K], None if shared_v is None else dv[K]]
-    dv = _by_partition(dv[:K] if shared_v is not None else dv, used, v)
-    tail = [dk_scale.to(k_scale.dtype) if k_scale is not None else None, dinitial if initial is not None else None]
-    gates = dgate if dgate.numel() else None
-    return *sparse, dv, _sum(dg[:K]), gates, None, *of_shared, *tail, [None] * len(_TABLES), *[None] * 4
+    of_shared = [None] * 4 if shared_q is None else [dq[K], dk[K], dg[K], None if shared_v is None else dv[K]]
+    dv = _by_partition(dv if shared_v is None else dv[:K], used, v)
+    of_gate = dgate if dgate.numel() else None
+    of_scale = None if k_scale is None else dk_scale.to(k_scale.dtype)
+    of_state = None if initial is None else dinitial
+    tables = [None] * len(_TABLES)
+    return *sparse, dv, _sum(dg[:K]), of_gate, None, *of_shared, of_scale, of_state, tables, *[None] * 4
 
 
 torch.library.register_autograd(operator_name(__name__, "forward"), _gradients, setup_context=_setup)

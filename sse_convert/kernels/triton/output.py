@@ -3,14 +3,12 @@
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_rows
-from sse_convert.kernels.triton.tiles import matmul
-from sse_convert.kernels.triton.tiles import scatter_rows
+from sse_convert.kernels.triton.tiles import gather_rows, matmul, scatter_rows
 
 
 @triton.jit(do_not_specialize=["S", "num_shared"])
 def output_kernel(
-    qd, kd, products, values, values_shared, decay, token, out, segment, load, store, group_first, group_end, entering,
+    qd, kd, products, values, values_shared, decay, token, out, segment, head, load, store, group_first, group_end, entering,
     initial, final, o,
     S, num_shared,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
@@ -43,6 +41,7 @@ def output_kernel(
         bk = tl.load(kd + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         acc = matmul(bq, state, tl.zeros([C, BV], tl.float32), IEEE)
+        acc = tl.where(tl.load(head + c) >= 0, acc, 0.0)
         acc = matmul(a, bv, acc, IEEE)
         scatter_rows(o, acc, token, out, c, hq, v, H * G, V, C)
         state = matmul(bk, bv, state * factor[:, None], IEEE)

@@ -8,21 +8,20 @@ gradient of the state that leaves a chunk: dS <- decay dS + sum over query heads
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_rows
-from sse_convert.kernels.triton.tiles import matmul
+from sse_convert.kernels.triton.tiles import gather_rows, matmul
 
 
-@triton.jit(do_not_specialize=["S", "num_shared"])
+@triton.jit(do_not_specialize=["S", "num_shared", "first_group", "group_chunks"])
 def state_kernel(
     x, y, y_shared, decay, token, segment, inject, group_first, group_end, initial, local, carry, chunk_states,
-    S, num_shared,
+    S, num_shared, first_group, group_chunks,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr, STORE: tl.constexpr, HAS_STATE: tl.constexpr,
     IEEE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, H, V blocks). Without STORE a group starts from zero and writes its own state to `local` and its
     decay to `carry`; with STORE it starts from `local`, then the state entering it, and writes each chunk's."""
-    group = tl.program_id(0)
+    group = first_group + tl.program_id(0)
     h = tl.program_id(1)
     d = tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
@@ -32,11 +31,9 @@ def state_kernel(
     inside = (d < D)[:, None] & (v < V)[None, :]
     tile = d[:, None] * V + v[None, :]
     place = (group.to(tl.int64) * H + h) * D
-    if STORE:
-        state = tl.load(local + place * V + tile, mask=inside, other=0.0)
-    else:
-        state = tl.zeros([BD, BV], tl.float32)
+    state = tl.load(local + place * V + tile, mask=inside, other=0.0) if STORE else tl.zeros([BD, BV], tl.float32)
     passed = tl.full([BD], 1.0, tl.float32)
+    mine = chunk_states + (tl.program_id(0).to(tl.int64) * group_chunks * H + h) * D * V
     for step in tl.range(count * G, num_stages=STAGES):
         n = step % G
         opening = n == 0
@@ -50,7 +47,7 @@ def state_kernel(
                 passed = tl.zeros([BD], tl.float32)
         here = tl.cast(c, tl.int64) * H + h
         if STORE:
-            tl.store(chunk_states + here * D * V + tile, state.to(chunk_states.dtype.element_ty), mask=inside)
+            tl.store(mine + (c - first) * (H * D * V) + tile, state.to(chunk_states.dtype.element_ty), mask=inside)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         if G > 1:
             factor = tl.where(opening, factor, 1.0)

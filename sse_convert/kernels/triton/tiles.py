@@ -107,24 +107,18 @@ def slot_weight(gate, tok, rank, ok, K: tl.constexpr, LIMIT: tl.constexpr, GATED
 
 
 @triton.jit
-def of_segment(x, segment, c, kept, PACKED: tl.constexpr, C: tl.constexpr):
-    """x [C, BLOCK] without the rows of segments other than `kept`; all rows of an aligned chunk are of one segment,
-    which may be none of them (kept = -2)."""
-    if PACKED:
-        rows = tl.load(segment + c * C + tl.arange(0, C)) == kept
-        x = tl.where(rows[:, None], x, 0.0)
-    else:
-        x = tl.where(kept >= 0, x, 0.0)
-    return x
+def of_segment(x, segment, c, kept, C: tl.constexpr):
+    """x [C, BLOCK] of a packed chunk without the rows of segments other than `kept`."""
+    rows = tl.load(segment + c * C + tl.arange(0, C)) == kept
+    return tl.where(rows[:, None], x, 0.0)
 
 
 @triton.jit
-def within_segments(x, segment, c, PACKED: tl.constexpr, C: tl.constexpr):
-    """Products [C, C] without those of two segments. Padding needs no mask: its q, k, v and do are zeros."""
-    if PACKED:
-        seg = segment + c * C + tl.arange(0, C)
-        x = tl.where(tl.load(seg)[:, None] == tl.load(seg)[None, :], x, 0.0)
-    return x
+def within_segments(x, segment, c, C: tl.constexpr):
+    """Products [C, C] of a packed chunk without those of two segments. Padding needs no mask: its q, k, v and do are
+    zeros."""
+    seg = segment + c * C + tl.arange(0, C)
+    return tl.where(tl.load(seg)[:, None] == tl.load(seg)[None, :], x, 0.0)
 
 
 @triton.jit

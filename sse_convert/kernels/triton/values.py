@@ -3,24 +3,21 @@
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_rows
-from sse_convert.kernels.triton.tiles import load_rows
-from sse_convert.kernels.triton.tiles import matmul
-from sse_convert.kernels.triton.tiles import scatter_rows
+from sse_convert.kernels.triton.tiles import gather_rows, load_rows, matmul, scatter_rows
 
 
-@triton.jit(do_not_specialize=["S", "num_shared", "slots"])
+@triton.jit(do_not_specialize=["S", "num_shared", "slots", "first_group", "group_chunks"])
 def value_gradient_kernel(
-    qd, kd, products, values, values_shared, do, decay, token, out, segment, load, store, group_first, group_end,
+    qd, kd, products, values, values_shared, do, decay, token, out, segment, tail, load, store, group_first, group_end,
     entering, dfinal, dinitial, dstates, dv, value_dots,
-    S, num_shared, slots,
+    S, num_shared, slots, first_group, group_chunks,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, HAS_STATE: tl.constexpr, DOTS: tl.constexpr, IEEE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, H, V blocks), chunks in reverse. dv is [slots, H, V]; dstates [chunks, H, D, V] is the gradient of
     the state leaving each chunk; value_dots [V blocks, slots, H], with DOTS, the sum of v * dv."""
-    group = tl.program_id(0)
+    group = first_group + tl.program_id(0)
     h = tl.program_id(1)
     d = tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
@@ -30,6 +27,7 @@ def value_gradient_kernel(
     inside = (d < D)[:, None] & (v < V)[None, :]
     tile = d[:, None] * V + v[None, :]
     dstate = tl.load(entering + (group.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+    mine = dstates + (tl.program_id(0).to(tl.int64) * group_chunks * H + h) * D * V
     for step in tl.range(end - first, num_stages=STAGES):
         c = end - 1 - step
         here = tl.cast(c, tl.int64) * H + h
@@ -38,13 +36,14 @@ def value_gradient_kernel(
             if row >= 0:
                 dstate = tl.load(dfinal + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
         low = dstate.to(dstates.dtype.element_ty)
-        tl.store(dstates + here * D * V + tile, low, mask=inside)
+        tl.store(mine + (c - first) * (H * D * V) + tile, low, mask=inside)
         tok = tl.load(token + c * C + i)
         ok = tok >= 0
         tok = tl.where(ok, tok, 0)
         bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         acc = matmul(bk, low, tl.zeros([C, BV], tl.float32), IEEE)
+        acc = tl.where(tl.load(tail + c) >= 0, acc, 0.0)
         dstate = dstate * factor[:, None]
         for n in tl.static_range(G):
             slot = (here * G + n) * C + i[None, :]

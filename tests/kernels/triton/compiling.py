@@ -41,7 +41,10 @@ class Compiler:
         from triton.backends.compiler import GPUTarget
         from triton.runtime.jit import JITFunction
 
+        from sse_convert.kernels.triton import launch
+
         self.target = GPUTarget("cuda", capability, 32)
+        launch.is_hopper = lambda device: capability >= 90
         self.seen: dict[str, Report] = {}
         self.launched: dict[str, Report] = {}
         triton.runtime.driver.set_active(self)
