@@ -6,7 +6,7 @@
 The paper gives two layers, two heads, k = d/4, setting 1 (zeros between pairs and queries) and setting 2 (noise). Ours,
 because it gives nothing: the published generator of the task with the defaults below, a causal convolution of four
 tokens in front of every mixer (MetaLA's own), as many slots in GSA as a head has dims, k = a quarter of a head's rows,
-two learning rates of which validation rows choose one per point, and equal first weights and data order for dense and
+three learning rates of which validation rows choose one per point, and equal first weights and data order for dense and
 row-sparse models. All models of a mixer and width train at once. Writes the JSON after each width, and a PNG beside it.
 COMMIT names the commit where the checkout has no git.
 """
@@ -57,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--test", type=int, default=1000, help="rows of the figure")
     p.add_argument("--steps", type=int, default=2000)
     p.add_argument("--batch", type=int, default=64, help="rows per step and model")
-    p.add_argument("--rates", type=float, nargs="+", default=[3e-3, 1e-2], help="learning rates")
-    p.add_argument("--seeds", type=int, default=2, help="models per point and learning rate")
+    p.add_argument("--rates", type=float, nargs="+", default=[5e-3, 1e-2, 2e-2], help="learning rates")
+    p.add_argument("--seeds", type=int, default=3, help="models per point and learning rate")
     p.add_argument("--rows", type=float, default=0.25, help="share of a head's state rows that a token updates")
     p.add_argument("--row-decay", choices=get_args(RowDecay), default="selected", help="which rows decay")
     p.add_argument("--convolution", type=int, default=4, help="tokens, 0 for none")
@@ -143,9 +143,10 @@ def verdict(found: list[Claim]) -> list[str]:
     for claim in dict.fromkeys(c.claim for c in found):
         own = [c for c in found if c.claim == claim]
         counts = ", ".join(f"{outcome} in {n}" for outcome, n in Counter(c.outcome for c in own).items())
-        lines.append(f"{claim}: {counts} of {len(own)} panels")
+        ahead, behind, pairs = (sum(getattr(c, name) for c in own) for name in ("ahead", "behind", "pairs"))
+        lines.append(f"{claim}: {counts} of {len(own)} panels; true of {ahead} and false of {behind} of {pairs} pairs")
         for c in own:
-            differences = ", ".join(f"{100 * value:+.1f} ± {100 * error:.1f}" for value, error in c.differences)
+            differences = ", ".join(f"{100 * value:+.1f} ± {100 * doubt:.1f}" for value, doubt in c.differences)
             lines.append(f"    {c.mixer}, {SETTINGS[c.noise]}: {c.outcome} ({differences} points)")
     return lines
 

@@ -6,18 +6,18 @@ Shape letters beside those of the package: N examples.
 import dataclasses as dc
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
 from torch import Tensor
 
-from sse_convert.evaluation.intervals import ratio_standard_error
+from sse_convert.evaluation.intervals import Z95, ratio_standard_error
 from sse_convert.row_sparse.model import ModelSettings
 from sse_convert.row_sparse.recall import Questions, Run
 
-CERTAIN = 2.0
-"""a difference counts from this many standard errors on"""
+STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""two-sided 95% quantiles of Student's t by degrees of freedom; beyond them the normal one serves"""
 FAR = 0.5
 """queries at least this share of a row's length behind their key are far"""
 Outcome = Literal["holds", "mixed", "undecided", "fails"]
@@ -89,7 +89,13 @@ class Claim:
     outcome: Outcome
     """what the data say"""
     differences: tuple[tuple[float, float], ...]
-    """the differences that were judged, by width, each with its standard error"""
+    """the differences that were judged, by width, each with the half width of its 95% interval"""
+    ahead: int
+    """pairs of models with the same seed that differ as claimed, beyond the choice of the test examples"""
+    behind: int
+    """pairs that differ the other way"""
+    pairs: int
+    """pairs of models"""
 
 
 def score(
@@ -141,24 +147,47 @@ def claims(cells: Iterable[Cell]) -> list[Claim]:
     found = []
     for (mixer, noise), panel in panels.items():
         dense, sparse = ([c for c in panel if (c.rows is None) == is_dense] for is_dense in (True, False))
-        better = [difference(s.accuracy, d.accuracy) for s, d in zip(sparse, dense, strict=True)]
-        further = [difference(s.far, d.far) for s, d in zip(sparse, dense, strict=True)]
-        growth = [difference(b.accuracy, a.accuracy) for a, b in pairwise(sparse)]
-        whole = difference(sparse[-1].accuracy, sparse[0].accuracy)
+        better = [(s.accuracy, d.accuracy) for s, d in zip(sparse, dense, strict=True)]
+        further = [(s.far, d.far) for s, d in zip(sparse, dense, strict=True)]
+        growth = [(b.accuracy, a.accuracy) for a, b in pairwise([*sparse, sparse[0]])]
+        growth[-1] = growth[-1][::-1]  # from the narrowest to the widest
         found += [
-            Claim("row-sparse beats dense", mixer, noise, _ahead(better), tuple(better)),
-            Claim("longer effective context", mixer, noise, _ahead(further), tuple(further)),
-            Claim("row-sparse grows with state size", mixer, noise, _grows(growth, whole), (*growth, whole)),
+            _claim("row-sparse beats dense", mixer, noise, better, _ahead),
+            _claim("longer effective context", mixer, noise, further, _ahead),
+            _claim("row-sparse grows with state size", mixer, noise, growth, _grows),
         ]
     return found
 
 
 def difference(a: Measured, b: Measured) -> tuple[float, float]:
-    """Mean of a - b over the seeds they share, and its standard error (over seeds, and over examples)."""
+    """Mean of a - b over the seeds they share, and the half width of its 95% interval.
+
+    The interval covers the choice of the test examples and, from two seeds on, that of the seeds (Student's t).
+    """
     apart = [x - y for x, y in zip(a.by_seed, b.by_seed, strict=True)]
     mean, n = sum(apart) / len(apart), len(apart)
-    over_seeds = sum((x - mean) ** 2 for x in apart) / (n * (n - 1)) if n > 1 else 0.0
-    return mean, math.sqrt(over_seeds + a.sampling_error**2 + b.sampling_error**2)
+    over_seeds = 0.0
+    if n > 1:
+        quantile = STUDENT[n - 1] if n <= len(STUDENT) else Z95
+        over_seeds = quantile * math.sqrt(sum((x - mean) ** 2 for x in apart) / (n * (n - 1)))
+    return mean, math.hypot(over_seeds, Z95 * a.sampling_error, Z95 * b.sampling_error)
+
+
+def _claim(
+    claim: str,
+    mixer: str,
+    noise: bool,
+    compared: Sequence[tuple[Measured, Measured]],
+    judge: Callable[[Sequence[tuple[float, float]]], Outcome],
+) -> Claim:
+    differences = tuple(difference(a, b) for a, b in compared)
+    pairs = [
+        (x - y) / max(Z95 * math.hypot(a.sampling_error, b.sampling_error), 1e-12)
+        for a, b in compared
+        for x, y in zip(a.by_seed, b.by_seed, strict=True)
+    ]
+    ahead, behind = sum(x > 1 for x in pairs), sum(x < -1 for x in pairs)
+    return Claim(claim, mixer, noise, judge(differences), differences, ahead, behind, len(pairs))
 
 
 def _measured(correct_RNK: Tensor, counted_NK: Tensor) -> Measured:
@@ -172,15 +201,15 @@ def _measured(correct_RNK: Tensor, counted_NK: Tensor) -> Measured:
 
 def _ahead(differences: Sequence[tuple[float, float]]) -> Outcome:
     """Ahead somewhere and behind nowhere, both beyond doubt: the claim holds."""
-    ahead = any(value > CERTAIN * error for value, error in differences)
-    behind = any(value < -CERTAIN * error for value, error in differences)
+    ahead = any(value > doubt for value, doubt in differences)
+    behind = any(value < -doubt for value, doubt in differences)
     if ahead and behind:
         return "mixed"
     return "holds" if ahead else "fails" if behind else "undecided"
 
 
-def _grows(steps: Sequence[tuple[float, float]], whole: tuple[float, float]) -> Outcome:
-    """From the narrowest to the widest model up beyond doubt, and from none to the next down beyond doubt."""
-    overall = _ahead([whole])
-    falls = any(value < -CERTAIN * error for value, error in steps)
+def _grows(differences: Sequence[tuple[float, float]]) -> Outcome:
+    """From the narrowest to the widest model (last) up beyond doubt, and from none to the next down beyond doubt."""
+    overall = _ahead(differences[-1:])
+    falls = any(value < -doubt for value, doubt in differences)
     return "mixed" if falls and overall != "fails" else overall

@@ -35,8 +35,8 @@ def test_the_default_rows_are_a_quarter():
     settings = mqar_topk.ModelSettings(mixer="gla", width=64, vocab_size=100)
     runs = mqar_topk.runs_of(options, settings)
     assert {run.update.rows for run in runs if run.update} == {8}
-    assert [run.update is None for run in runs] == [True] * 8 + [False] * 8
-    assert len(set(runs)) == 16
+    assert [run.update is None for run in runs] == [True] * 18 + [False] * 18
+    assert len(set(runs)) == 36
 
 
 def test_training_validation_and_test_rows_differ():
@@ -48,11 +48,11 @@ def test_training_validation_and_test_rows_differ():
 
 def test_verdict_counts_panels():
     claims = [
-        Claim("a beats b", "gla", False, "holds", ((0.1, 0.02), (0.2, 0.01))),
-        Claim("a beats b", "gla", True, "fails", ((-0.1, 0.02),)),
+        Claim("a beats b", "gla", False, "holds", ((0.1, 0.02), (0.2, 0.01)), 5, 1, 6),
+        Claim("a beats b", "gla", True, "fails", ((-0.1, 0.02),), 0, 3, 3),
     ]
     assert mqar_topk.verdict(claims) == [
-        "a beats b: holds in 1, fails in 1 of 2 panels",
+        "a beats b: holds in 1, fails in 1 of 2 panels; true of 5 and false of 4 of 9 pairs",
         "    gla, setting 1: zeros: holds (+10.0 ± 2.0, +20.0 ± 1.0 points)",
         "    gla, setting 2: noise: fails (-10.0 ± 2.0 points)",
     ]

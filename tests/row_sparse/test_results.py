@@ -29,11 +29,20 @@ def outcomes(*cells: Cell) -> dict[str, str]:
     return {c.claim: c.outcome for c in claims(cells)}
 
 
-def test_a_difference_has_the_error_of_seeds_and_of_examples() -> None:
-    value, error = difference(Measured((0.9, 0.7), 0.03), Measured((0.5, 0.5), 0.04))
+def test_a_difference_has_the_doubt_of_seeds_and_of_examples() -> None:
+    value, doubt = difference(Measured((0.9, 0.7), 0.03), Measured((0.5, 0.5), 0.04))
     assert value == pytest.approx(0.3)
-    assert error == pytest.approx(math.sqrt(0.01 + 0.03**2 + 0.04**2))
-    assert difference(Measured((0.9,), 0.0), Measured((0.5,), 0.1))[1] == pytest.approx(0.1)
+    assert doubt == pytest.approx(math.hypot(12.706 * 0.1, 1.96 * 0.05), rel=1e-4)
+    assert difference(Measured((0.9,), 0.0), Measured((0.5,), 0.1))[1] == pytest.approx(0.196, rel=1e-4)
+    many = Measured(tuple(0.5 + 0.1 * (i % 2) for i in range(20)), 0.0)
+    assert difference(many, Measured((0.5,) * 20, 0.0))[1] == pytest.approx(1.96 * 0.05 / math.sqrt(19), rel=1e-4)
+
+
+def test_pairs_of_models_are_counted() -> None:
+    cells = [cell(32, None, (0.5, 0.5, 0.5, 0.5)), cell(32, 8, (0.9, 0.4, 0.51, 0.6))]
+    claim = claims(cells)[0]
+    assert (claim.ahead, claim.behind, claim.pairs) == (2, 1, 4)
+    assert claim.outcome == "undecided"
 
 
 def test_claims_hold_where_everything_is_as_the_paper_says() -> None:
