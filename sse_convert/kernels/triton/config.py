@@ -57,7 +57,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
     if ieee:
         carry, part = Launch(d, min(v, 16)), Launch(min(d, 32), min(v, 32))
         return Config(part, part, carry, scan, carry, carry, part, part)
-    strong = Launch(min(d, 16), min(v, 32), 4, 1)
+    strong = Launch(32, min(v, 32), 4, 1)
     if not hopper or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
         part = Launch(min(d, 32), min(v, 32))
@@ -81,8 +81,8 @@ def group_chunks(chunks: int, heads: int) -> int:
 
 
 def block(dim: int) -> int:
-    """The power of two, at least 16, that holds `dim` channels."""
-    return max(16, 1 << (dim - 1).bit_length())
+    """The power of two, at least 32, that holds `dim` channels: products of 16 columns are miscompiled for Hopper."""
+    return max(32, 1 << (dim - 1).bit_length())
 
 
 @functools.cache

@@ -8,8 +8,8 @@ from sse_convert.kernels.triton.tiles import gather_rows, matmul, scatter_rows
 
 @triton.jit(do_not_specialize=["S", "num_shared"])
 def output_kernel(
-    qd, kd, products, values, values_shared, decay, token, out, segment, head, load, store, group_first, group_end, entering,
-    initial, final, o,
+    qd, kd, products, values, values_shared, decay, token, out, segment, head, load, store, group_first, group_end,
+    entering, initial, final, o,
     S, num_shared,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, HAS_STATE: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,

@@ -44,6 +44,7 @@ def prepare_kernel(
     h = hq // G
     i = tl.arange(0, C)
     if tl.load(token + c * C) < 0:
+        tl.store(strong + c.to(tl.int64) * H + h, 0)
         return
     entering = tl.load(head + c)
     leaving = tl.load(tail + c)
@@ -130,7 +131,7 @@ def strong_products_kernel(
         hq = task % (H * G)
         h = hq // G
         here = tl.cast(c, tl.int64) * H + h
-        if (tl.load(strong + here) != 0) & (tl.load(token + c * C) >= 0):
+        if tl.load(strong + here) != 0:
             tok, rank, ok = chunk_slots(token, out, c, T, C)
             write = slot_weight(gate, tok, rank, ok, K, TOP_K, WRITE_GATE)
             read = slot_weight(gate, tok, rank, ok, K, READ_TOP_K, READ_GATE) * scale
