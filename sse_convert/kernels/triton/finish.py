@@ -38,23 +38,81 @@ def finish_kernel(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program for each chunk of some groups, H, and block of BD of D. Outputs have one row per slot: dq [slots, Hq,
-    D], dk and dg [slots, H, D], dgate [blocks, slots, H]; dk_scale is [chunks, H, PARTS]. value_dots [DOTS, slots, H]
-    holds v dv of each slot, which equals k dk. states and dstates hold group_chunks places for each of the groups.
-    With STRONG for the chunks with strong decays, without for the others."""
+    """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
+
+    Outputs have one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], dgate [blocks, slots, H]; dk_scale is
+    [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk. states and dstates hold
+    group_chunks places for each of the groups."""
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     place = tl.program_id(0) // (H * BLOCKS)
     h = tl.program_id(0) // BLOCKS % H
     part = tl.program_id(0) % BLOCKS
     group = first_group + place // group_chunks
     c = tl.load(group_first + group) + place % group_chunks
-    here = c.to(tl.int64) * H + h
     if c >= tl.load(group_end + group):
         return
-    if (tl.load(strong + here) != 0) != STRONG:
+    if tl.load(strong + c.to(tl.int64) * H + h) != 0:
         return
+    finish_chunk(
+        q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do, token,
+        out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms, strong, states, dstates,
+        value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S, num_shared, slots, place, h, part, c,
+        P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE, K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD,
+        BV, DOTS, PARTS, C, IEEE, False, STAGES,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "slots", "first_group", "group_chunks",
+                               "places"])  # fmt: skip
+def finish_strong_kernel(
+    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
+    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    strong, states, dstates, value_dots,
+    dq, dk, dg, dgate, dk_scale,
+    scale, normalizer, T, S, num_shared, slots, first_group, group_chunks, places,
+    P: tl.constexpr, VALUE_P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
+    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
+    for task in range(tl.program_id(0), places * H, tl.num_programs(0)):
+        place = task // H
+        h = task % H
+        group = first_group + place // group_chunks
+        c = tl.load(group_first + group) + place % group_chunks
+        found = c < tl.load(group_end + group)
+        if found:
+            found = tl.load(strong + tl.cast(c, tl.int64) * H + h) != 0
+        if found:
+            for part in range((D + BD - 1) // BD):
+                finish_chunk(
+                    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared,
+                    do, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+                    strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S,
+                    num_shared, slots, place, h, part, c, P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE,
+                    K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE, True, STAGES,
+                )  # fmt: skip
+
+
+@triton.jit
+def finish_chunk(
+    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
+    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    strong, states, dstates, value_dots,
+    dq, dk, dg, dgate, dk_scale,
+    scale, normalizer, T, S, num_shared, slots, place, h, part, c,
+    P: tl.constexpr, VALUE_P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
+    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One block of one head of one chunk."""
+    here = tl.cast(c, tl.int64) * H + h
     low = states.dtype.element_ty
     i = tl.arange(0, C)
     d = part * BD + tl.arange(0, BD)

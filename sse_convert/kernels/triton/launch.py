@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.triton.config import CHUNK, Config, block, config_for, is_hopper
-from sse_convert.kernels.triton.finish import finish_kernel
+from sse_convert.kernels.triton.finish import finish_kernel, finish_strong_kernel
 from sse_convert.kernels.triton.output import output_kernel
 from sse_convert.kernels.triton.prepare import prepare_kernel, strong_products_kernel
 from sse_convert.kernels.triton.routing import SlotLayout
@@ -95,10 +95,8 @@ class Problem:
 
 @dc.dataclass(frozen=True, slots=True)
 class Forward:
-    """Results of the forward pass; all but the first two are for the backward pass."""
+    """What the kernels of the forward pass write; all but the final state serve the backward pass."""
 
-    o: Tensor
-    """[T, Hq, V]"""
     final: Tensor | None
     """[S, M, H, D, V]"""
     qt: Tensor
@@ -135,8 +133,8 @@ class Forward:
         return self.kt if self.packed_k is None else self.packed_k
 
 
-def run_forward(x: Problem) -> Forward:
-    """o and what the backward pass needs."""
+def run_forward(x: Problem) -> tuple[Tensor, Tensor | None, Forward | None]:
+    """o [T, Hq, V], with states the final state [S, M, H, D, V], and what a backward pass needs if one may follow."""
     T, _, Hq, D = x.q.shape
     H, V = x.v.shape[-2:]
     config, place = x.config, x.layout
@@ -167,16 +165,17 @@ def run_forward(x: Problem) -> Forward:
         P=x.value_partitions, **shape, V=V, BD=tile.block_d, BV=tile.block_v, HAS_STATE=x.initial is not None,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return dc.replace(f, o=_sum(slots))
+    final, saved = f.final, f if x.save else None
+    del f  # without a backward pass its memory is free for the sum
+    return sum_slots(slots), final, saved
 
 
 def allocate(x: Problem) -> Forward:
-    """The buffers of the forward pass; o is a placeholder."""
+    """The buffers of the forward pass."""
     Hq, D, (H, V) = x.q.shape[2], x.q.shape[3], x.v.shape[-2:]
     chunks, groups, new = x.layout.head.numel(), x.layout.group_first.numel(), x.q.new_empty
     qt, kt = new(chunks, Hq, CHUNK, D, dtype=x.low), new(chunks, H, CHUNK, D, dtype=x.low)
     return Forward(
-        o=qt,
         final=None if x.initial is None else x.initial.clone(),
         qt=qt,
         kt=kt,
@@ -285,20 +284,21 @@ def _finish(
     """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays."""
     H, D, V = saved.entering.shape[1:]
     place, config = x.layout, x.config
-    for tile, strong in ((config.finish, False), (config.finish_strong, True)):
-        tasks = count * x.group_chunks * H * -(-D // tile.block_d)
-        finish_kernel[(tasks,)](
+    places = count * x.group_chunks
+    for kernel, tile in ((finish_kernel, config.finish), (finish_strong_kernel, config.finish_strong)):
+        strong = kernel is finish_strong_kernel
+        grid = min(places * H, SEARCHERS) if strong else places * H * -(-D // tile.block_d)
+        kernel[(grid,)](
             *x.sources(), _or(x.k_scale, saved.decay), x.gate, *x.values(), do,
             place.token, place.out, place.segment, place.head, place.tail, place.group_first, place.group_end,
             saved.qt, saved.kt, _or(saved.falls, saved.kt), saved.decay, saved.full,
             _or(saved.norms, saved.decay), saved.strong, states, dstates, dots,
             grads.dq, grads.dk, grads.dg, _or(grads.dgate, saved.decay), _or(grads.dk_scale, saved.decay),
             x.scale, x.normalizer or 1.0, x.q.shape[0], x.num_sequences, place.num_shared_chunks,
-            x.ranks * x.q.shape[0], first, x.group_chunks,
+            x.ranks * x.q.shape[0], first, x.group_chunks, *([places] if strong else []),
             **_mapping(x), H=H, G=x.q.shape[2] // H, D=D, V=V, C=CHUNK, IEEE=x.ieee, VALUE_P=x.value_partitions,
             BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots.dim() < 4 else dots.shape[0],
-            PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2], STRONG=strong, STAGES=tile.stages,
-            num_warps=tile.warps,
+            PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2], STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
 
 
@@ -340,8 +340,11 @@ def _mapping(x: Problem) -> dict[str, object]:
     }
 
 
-def _sum(slots: Tensor) -> Tensor:
-    return slots[0] if slots.shape[0] == 1 else slots[0] + slots[1] if slots.shape[0] == 2 else slots.sum(0)
+def sum_slots(slots: Tensor) -> Tensor:
+    """Over the slots of each token, [ranks, T, ...] to [T, ...]."""
+    if slots.shape[0] == 2:
+        return slots[0] + slots[1]  # a sum over two costs torch three times as much
+    return slots[0] if slots.shape[0] == 1 else slots.sum(0)
 
 
 def _or(x: Tensor | None, filler: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
-from sse_convert.kernels.triton.launch import Forward, Problem, allocate, run_backward, run_forward
+from sse_convert.kernels.triton.launch import Forward, Problem, allocate, run_backward, run_forward, sum_slots
 from sse_convert.kernels.triton.namespace import operator_name
 from sse_convert.kernels.triton.routing import SlotLayout, select, select_by, slot_layout
 
@@ -52,7 +52,7 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     return o, final if output_final_state else None
 
 
-_SAVED = tuple(field.name for field in dc.fields(Forward) if field.name not in ("o", "final"))
+_SAVED = tuple(field.name for field in dc.fields(Forward) if field.name != "final")
 _TABLES = tuple(field.name for field in dc.fields(SlotLayout) if field.name != "num_shared_chunks")
 
 
@@ -107,8 +107,8 @@ def _forward(
     """o, final state (empty without states), and what `_backward` needs."""
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
-    done = run_forward(x)
-    return done.o, _or_empty(done.final, q), _to_save(done, x)
+    o, final, done = run_forward(x)
+    return o, _or_empty(final, q), _to_save(done, q)
 
 
 @_forward.register_fake
@@ -121,11 +121,11 @@ def _forward_fake(
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
     done, o = allocate(x), v.new_empty(q.shape[0], q.shape[2], v.shape[-1])
-    return o, _or_empty(done.final, q), _to_save(done, x)
+    return o, _or_empty(done.final, q), _to_save(done if x.save else None, q)
 
 
-def _to_save(done: Forward, x: Problem) -> list[Tensor]:
-    return [_or_empty(getattr(done, name), x.q) for name in _SAVED] if x.save else []
+def _to_save(done: Forward | None, like: Tensor) -> list[Tensor]:
+    return [] if done is None else [_or_empty(getattr(done, name), like) for name in _SAVED]
 
 
 def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _backward(
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
     held: dict[str, Any] = {n: tensor if tensor.numel() else None for n, tensor in zip(_SAVED, saved, strict=True)}
-    grads = run_backward(x, Forward(o=do, final=None, **held), do, dfinal)
+    grads = run_backward(x, Forward(final=None, **held), do, dfinal)
     of_gate, of_scale, of_state = (_or_empty(grad, q) for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
     return grads.dq, grads.dk, grads.dg, grads.dv, of_gate, of_scale, of_state
 
@@ -244,20 +244,15 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> t
     of_scale = None if k_scale is None else dk_scale.to(k_scale.dtype)
     of_state = None if initial is None else dinitial
     tables = [None] * len(_TABLES)
-    return *sparse, dv, _sum(dg[:K]), of_gate, None, *of_shared, of_scale, of_state, tables, *[None] * 4
+    return *sparse, dv, sum_slots(dg[:K]), of_gate, None, *of_shared, of_scale, of_state, tables, *[None] * 4
 
 
 torch.library.register_autograd(operator_name(__name__, "forward"), _gradients, setup_context=_setup)
 
 
-def _sum(slots: Tensor) -> Tensor:
-    """Over the slots of each token, [ranks, T, ...] to [T, ...]."""
-    return slots[0] if slots.shape[0] == 1 else slots.sum(0)
-
-
 def _by_partition(slots: Tensor, used: Tensor, like: Tensor) -> Tensor:
     """Gradient [T, P, ...] from slots [K, T, ...]; zeros for partitions that a token does not use."""
     if like.shape[1] == 1:
-        return _sum(slots)[:, None]
+        return sum_slots(slots)[:, None]
     tokens = torch.arange(like.shape[0], device=like.device)[:, None]
     return torch.zeros_like(like).index_put((tokens, used.long()), slots.transpose(0, 1))
