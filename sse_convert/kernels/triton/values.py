@@ -35,7 +35,7 @@ def value_gradient_kernel(
             row = tl.load(store + c)
             if row >= 0:
                 dstate = tl.load(dfinal + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
-        low = dstate.to(dstates.dtype.element_ty)
+        low = tl.where(tl.load(tail + c) >= 0, dstate, 0.0).to(dstates.dtype.element_ty)
         tl.store(mine + (c - first) * (H * D * V) + tile, low, mask=inside)
         tok = tl.load(token + c * C + i)
         ok = tok >= 0
@@ -43,7 +43,6 @@ def value_gradient_kernel(
         bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         acc = matmul(bk, low, tl.zeros([C, BV], tl.float32), IEEE)
-        acc = tl.where(tl.load(tail + c) >= 0, acc, 0.0)
         dstate = dstate * factor[:, None]
         for n in tl.static_range(G):
             slot = (here * G + n) * C + i[None, :]

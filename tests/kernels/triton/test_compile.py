@@ -1,4 +1,4 @@
-"""Every kernel compiles for Ampere and Hopper, keeps its tiles in registers, and fits in shared memory."""
+"""Every kernel compiles for Ampere and Hopper, spills no more registers than is known, and fits in shared memory."""
 
 import ast
 from pathlib import Path
@@ -9,6 +9,16 @@ import sse_convert.kernels.triton
 from tests.kernels.triton.compile_cases import COMPILE_CASES
 from tests.kernels.triton.compiling import SHARED_LIMIT, compile_in_subprocess
 
+BEARABLE_STACK = {
+    "prepare_kernel": 256,
+    "output_kernel": 256,
+    "value_gradient_kernel": 256,
+    "finish_kernel": 640,
+    "finish_strong_kernel": 2560,
+}
+"""bytes of stack a thread may use. Blocks that keep these kernels' tiles whole in registers are slower on an H200: at 64k
+tokens, 8 heads, 128 channels, prepare with 32 channels a step takes 0.77 ms and with 64 takes 0.68 (48 bytes), finish
+2.8 against 2.0 (24 bytes). Chunks with strong decays are few. Every other kernel: none."""
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
 SLOW = tuple(name for name, case in COMPILE_CASES.items() if case.slow)
 
@@ -30,7 +40,8 @@ def assert_fits(report: dict, capability: int) -> None:
     assert "error" not in report, report["error"]
     assert report["kernels"]
     for kernel in report["kernels"]:
-        assert kernel["stack"] == kernel["local"] == 0, f"spills registers: {kernel}"
+        assert kernel["local"] == 0, f"uses local memory: {kernel}"
+        assert kernel["stack"] <= BEARABLE_STACK.get(kernel["kernel"], 0), f"spills registers: {kernel}"
         assert kernel["shared"] <= SHARED_LIMIT[capability], f"too much shared memory: {kernel}"
 
 
