@@ -8,8 +8,9 @@ defaults. Everything is compared first; nothing is timed if a comparison fails. 
 Training: rows of one document each, as many as make --step-tokens (at least one); next-token loss in chunks, gradient
 checkpointing of every layer, AdamW over all weights, bfloat16 throughout; teacher and hybrid alike. Softmax layers get
 torch's flash and cuDNN kernels in turn; the hybrid gets the one that was faster for the teacher at that context.
-Decoding: static cache filled by one prefill, greedy, one CUDA graph per step, for one row and for --decode-tokens of
-context in all. COMMIT names the commit where the checkout has no git.
+Decoding: after one prefill, greedy steps, each a replayed CUDA graph, for one row and for --decode-tokens of context in
+all; the package's attention kernel for one token, for the teacher torch's too.
+COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.kernels.hybrid_checks import attention_kernels, backends_agree, decoding_agrees
-from benchmarks.kernels.hybrid_decoding import Generation
+from benchmarks.kernels.hybrid_decoding import OWN, Generation, step_choices
 from benchmarks.kernels.hybrid_measure import attention, attention_choices, environment, release
 from benchmarks.kernels.hybrid_models import MODELS, TEACHER, Subject, build, subject, subject_of_folder
 from benchmarks.kernels.hybrid_profile import profile
@@ -89,12 +90,12 @@ class Run:
             yield name, build(case, name, device=self.device, dtype=self.dtype, backend=self.options.backend)
             release(self.device)
 
-    def best_kernel(self, section: str, case: Subject, context: int, **wanted: Any) -> str:
-        """The attention kernel with which the teacher was fastest at a context, or at the longest one before it."""
-        wanted |= {"shape": case.name, "model": TEACHER, "compiled": False}
+    def best_kernel(self, case: Subject, context: int) -> str:
+        """The attention kernel with which the teacher trained fastest at a context, or at the longest one before it."""
+        wanted = {"shape": case.name, "model": TEACHER, "compiled": False}
         rows = [
             row
-            for row in self.report.get(section, [])
+            for row in self.report.get("training", [])
             if "tokens_per_s" in row and row["context"] <= context and wanted.items() <= row.items()
         ]
         if not rows:
@@ -122,7 +123,7 @@ def train(run: Run, case: Subject) -> None:
         for context in run.options.contexts or case.training:
             batch = max(1, run.options.step_tokens // context)
             both = name == TEACHER and context <= BOTH_KERNELS_UP_TO
-            for choice in attention_choices(run.device) if both else [run.best_kernel("training", case, context)]:
+            for choice in attention_choices(run.device) if both else [run.best_kernel(case, context)]:
                 _training_row(run, case, trainer, name, context, batch, choice, compiled=False)
         del model, trainer
 
@@ -136,9 +137,7 @@ def compiled_train(run: Run, case: Subject) -> None:
         trainer = Trainer(model)
         compile_layers(model)
         batch = max(1, run.options.step_tokens // context)
-        _training_row(
-            run, case, trainer, name, context, batch, run.best_kernel("training", case, context), compiled=True
-        )
+        _training_row(run, case, trainer, name, context, batch, run.best_kernel(case, context), compiled=True)
         del model, trainer
         torch.compiler.reset()
 
@@ -166,7 +165,7 @@ def decode(run: Run, case: Subject) -> None:
 
 
 def compiled_decode(run: Run, case: Subject) -> None:
-    """Prefill as before, and decoding with compiled layers, at the longest context."""
+    """Prefill as before, and decoding of one row with the whole model compiled, at the longest context."""
     for name, model in run.models(case):
         _decoding_rows(run, case, name, model, max(run.options.contexts or case.decoding), compiled=True)
         del model
@@ -176,21 +175,17 @@ def compiled_decode(run: Run, case: Subject) -> None:
 def _decoding_rows(run: Run, case: Subject, name: str, model: PreTrainedModel, context: int,
                    *, compiled: bool) -> None:  # fmt: skip
     """Prefill of one row, then decoding of one row and of many."""
-    choice = run.best_kernel("training", case, context)
+    choice = run.best_kernel(case, context)
     shared = {"shape": case.name, "model": name, "context": context}
     generation = Generation(model, context, choice)
     read = functools.partial(generation.prefill, budget=run.options.seconds, compiles=name != TEACHER)
     if "error" in run.attempt("prefill", {**shared, "attention": choice}, read):
         return
-    if compiled:
-        compile_layers(model)
-    many = min(MOST_ROWS, run.options.decode_tokens // context) if case.full else 1
-    graph = run.device.type == "cuda"
+    many = min(MOST_ROWS, run.options.decode_tokens // context) if case.full and not compiled else 1
     for batch in sorted({1, max(1, many)}):
-        best = run.best_kernel("decoding", case, context, batch=batch)
-        for choice in attention_choices(run.device) if name == TEACHER and not compiled else [best]:
-            row = {**shared, "batch": batch, "attention": choice, "graph": graph, "compiled": compiled}
-            run.attempt("decoding", row, functools.partial(generation.decode, batch, choice, graph=graph))
+        for choice in step_choices(run.device) if name == TEACHER and not compiled else [OWN]:
+            row = {**shared, "batch": batch, "attention": choice, "compiled": compiled}
+            run.attempt("decoding", row, functools.partial(generation.decode, batch, choice, compiled=compiled))
 
 
 def where(run: Run, case: Subject) -> None:
@@ -198,7 +193,7 @@ def where(run: Run, case: Subject) -> None:
     context = _long_context(run, case)
     for name, model in run.models(case):
         trainer, ids = Trainer(model), random_ids(model, max(1, run.options.step_tokens // context), context)
-        choice = run.best_kernel("training", case, context)
+        choice = run.best_kernel(case, context)
         with attention(choice):
             row = {"shape": case.name, "model": name, "context": context, "attention": choice}
             run.attempt("profiles", row, functools.partial(profile, functools.partial(trainer.step, ids)))

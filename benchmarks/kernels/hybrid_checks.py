@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.hybrid_decoding import ALL_SLOTS, WARM_UP, Decoder, prefill, static_copy
+from benchmarks.kernels.hybrid_decoding import OWN, prefill, step_attention
 from benchmarks.kernels.hybrid_measure import attention
 from benchmarks.kernels.hybrid_models import TEACHER, Subject, build, set_backend
 from benchmarks.kernels.hybrid_profile import gpu_kernels
 from benchmarks.kernels.hybrid_training import next_token_loss, random_ids
+from sse_convert.decoding import TokenStep
 
-BATCH, LENGTH = 2, 330
+BATCH, LENGTH, NEW_TOKENS = 2, 330, 4
 LOGITS_LIMIT, GRADIENT_LIMIT, DECODE_LIMIT = 1e-4, 1e-3, 1e-3
 """of relative errors in float32"""
 ROUNDING_FACTOR = 3
@@ -81,31 +82,23 @@ def _grad(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decoding_agrees(subject: Subject, device: torch.device, backend: str) -> list[Check]:
-    """A decode step against a full forward; and on a GPU, graph replays against plain steps."""
+    """The last of several steps, and a step that fills the cache, against a forward over all their tokens."""
     checks = []
     for name in subject.models:
         model: Any = build(subject.short(), name, device=device, dtype=torch.float32, backend=backend)
         ids = random_ids(model, 1, LENGTH)
-        whole = model(input_ids=ids, use_cache=False).logits[:, -1:]
-        past = prefill(model, ids[:, :-1])
-        model.set_attn_implementation(ALL_SLOTS)
-        decoder = Decoder(model, static_copy(model, past, LENGTH, 1), ids[:, -1:], LENGTH - 1)
-        decoder.step()
-        checks.append(Check(f"{name}: decode step against forward", error(decoder.logits, whole), DECODE_LIMIT))
-        if device.type == "cuda":
-            checks.append(_replay_agrees(name, model, past, ids))
+        for choice, steps in ((OWN, NEW_TOKENS), ("default", 1)):
+            last = model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)
+            step = TokenStep(model, prefill(model, ids), last, LENGTH + steps)
+            tokens = [ids]
+            with step_attention(model, choice):
+                for _ in range(steps):
+                    tokens.append(step.tokens.clone())
+                    logits = step()
+            whole = model(input_ids=torch.cat(tokens, 1), use_cache=False).logits[:, -1]
+            checks.append(Check(f"{name}: step {steps}, {choice} attention, against forward", error(logits, whole),
+                                DECODE_LIMIT))  # fmt: skip
     return checks
-
-
-def _replay_agrees(name: str, model: Any, past: Any, ids: Tensor) -> Check:
-    slots = LENGTH + WARM_UP
-    plain, replayed = (Decoder(model, static_copy(model, past, slots, 2), ids[:, -1:].expand(2, -1), LENGTH - 1)
-                       for _ in range(2))  # fmt: skip
-    replayed.capture()
-    replayed.step()
-    for _ in range(WARM_UP + 1):
-        plain.step()
-    return Check(f"{name}: graph replay against plain steps", error(replayed.logits, plain.logits), LOGITS_LIMIT)
 
 
 def attention_kernels(subject: Subject, device: torch.device, choice: str) -> list[str]:

@@ -73,8 +73,6 @@ class Trainer:
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each decoder layer, inside its checkpoint; in training, layers of a kind share the compiled code."""
-    layers = model.base_model.layers
-    torch._dynamo.config.recompile_limit = 2 * len(layers)  # in decoding each layer names its own part of the cache
-    for layer in layers:
+    """Compile each decoder layer, inside its checkpoint; layers of a kind share the compiled code."""
+    for layer in model.base_model.layers:
         layer.compile(dynamic=False)

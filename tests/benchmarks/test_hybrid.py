@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from benchmarks.kernels import hybrid, hybrid_measure, plot_hybrid
-from benchmarks.kernels.hybrid_decoding import ALL_SLOTS, Decoder, prefill, static_copy
+from benchmarks.kernels import hybrid, hybrid_checks, hybrid_decoding, hybrid_measure, plot_hybrid
+from benchmarks.kernels.hybrid_decoding import OWN, prefill, step_attention
 from benchmarks.kernels.hybrid_models import build, subject, subject_of_folder
 from benchmarks.kernels.hybrid_training import Trainer, compile_layers, next_token_loss, random_ids
+from sse_convert.decoding import TokenStep
 from sse_convert.kernels import dispatch
 
 CPU = torch.device("cpu")
@@ -25,7 +26,11 @@ def tiny(model, **options):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     out = tmp_path_factory.mktemp("hybrid") / "report.json"
-    hybrid.main(["--out", str(out), *DRY_RUN, "check", "train", "decode"])
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, fewer in ((hybrid_decoding, "BLOCKS", 1), (hybrid_decoding, "STEPS", 1),
+                                    (hybrid_decoding, "WARM_UP", 0), (hybrid_checks, "LENGTH", 140)):  # fmt: skip
+            patch.setattr(module, name, fewer)
+        hybrid.main(["--out", str(out), *DRY_RUN, "check", "train", "decode"])
     assert not list(out.parent.glob("*.tmp"))
     return json.loads(out.read_text())
 
@@ -33,8 +38,9 @@ def report(tmp_path_factory):
 def test_dry_run_measures_every_model(report):
     assert not [row for section in ("training", "prefill", "decoding") for row in report[section] if "error" in row]
     assert [row["model"] for row in report["training"]] == ["teacher", "hybrid-kv", "hybrid-query"]
-    assert [(row["model"], row["batch"]) for row in report["decoding"]] == [
-        (model, batch) for model in ("teacher", "hybrid-kv", "hybrid-query") for batch in (1, 2)
+    assert [(row["model"], row["batch"], row["attention"]) for row in report["decoding"]] == [
+        *(("teacher", batch, choice) for batch in (1, 2) for choice in ("own", "default")),
+        *((model, batch, "own") for model in ("hybrid-kv", "hybrid-query") for batch in (1, 2)),
     ]
     assert all(row["tokens_per_s"] > 0 for row in report["training"] + report["decoding"])
     first = report["training"][0]
@@ -55,7 +61,7 @@ def test_everything_was_compared_before_it_was_timed(report):
     checks = report["checks"]["tiny"]
     assert all(check["ok"] for check in checks)
     assert sum("varlen against masked" in check["what"] for check in checks) == 8
-    assert sum("decode step against forward" in check["what"] for check in checks) == 3
+    assert sum("attention, against forward" in check["what"] for check in checks) == 6
     assert all(check["error"] > 0 for check in checks)
 
 
@@ -94,19 +100,20 @@ def test_nothing_starts_past_the_deadline(tmp_path):
     assert "training" not in json.loads(out.read_text())
 
 
-def test_decoding_follows_a_forward_token_by_token():
-    """Two rows, three steps; the cache has exactly the slots that the last step needs, and only that one is exact."""
-    model = tiny("hybrid-kv", backend="varlen")
+def test_softmax_layers_attend_to_every_slot_on_request():
+    """The keys of a slot that nothing filled are zeros: seen under `default`, hidden under `own`."""
+    model = tiny("teacher")
     ids = random_ids(model, 1, 20)
-    with torch.no_grad():
-        past = prefill(model, ids[:, :-1])
-        model.set_attn_implementation(ALL_SLOTS)
-        decoder = Decoder(model, static_copy(model, past, 20, 2), ids[:, -1:].expand(2, -1), 19)
-        decoder.step()
-        model.set_attn_implementation("sdpa")
-        whole = model(input_ids=ids, use_cache=False).logits[:, -1]
-    for row in range(2):
-        assert (decoder.logits[row, -1] - whole[0]).norm() < 1e-5 * whole.norm()
+    found = {}
+    for slots in (20, 30):
+        for choice in (OWN, "default"):
+            with torch.no_grad():
+                step = TokenStep(model, prefill(model, ids[:, :-1]), ids[:, -1:], slots)
+                with step_attention(model, choice):
+                    found[choice, slots] = step()
+    assert torch.allclose(found[OWN, 20], found[OWN, 30], atol=1e-6)
+    assert torch.allclose(found[OWN, 20], found["default", 20], atol=1e-6)
+    assert not torch.allclose(found["default", 20], found["default", 30], atol=1e-4)
 
 
 def test_teacher_and_hybrid_share_their_first_weights_and_the_loss_starts_at_chance():
@@ -150,7 +157,7 @@ def test_a_slow_first_run_counts_only_where_nothing_is_compiled(monkeypatch):
 
 def row(section, model, context, **figures):
     entry = {"shape": "0.6b", "model": model, "context": context, "batch": 1, "attention": "flash", "compiled": False}
-    return section, {**entry, **({"graph": True} if section == "decoding" else {}), **figures}
+    return section, {**entry, **figures}
 
 
 def figures(*rows):
@@ -164,12 +171,12 @@ def figures(*rows):
 def test_a_hybrid_gets_the_kernel_that_was_best_for_the_teacher(tmp_path):
     run = hybrid.Run(hybrid.parse(["--out", str(tmp_path / "r.json"), "--device", "cpu"]))
     case = subject("0.6b")
-    assert run.best_kernel("training", case, 8192) == "default"
+    assert run.best_kernel(case, 8192) == "default"
     for context, kernel, compiled, speed in ((2048, "flash", False, 9.0), (8192, "flash", False, 1.0),
                                              (8192, "cudnn", False, 2.0), (8192, "flash", True, 3.0)):  # fmt: skip
         _, entry = row("training", "teacher", context, tokens_per_s=speed)
         run.report.setdefault("training", []).append({**entry, "attention": kernel, "compiled": compiled})
-    found = [run.best_kernel("training", case, context) for context in (2048, 8192, 2**17)]
+    found = [run.best_kernel(case, context) for context in (2048, 8192, 2**17)]
     assert found == ["flash", "cudnn", "cudnn"]
 
 
