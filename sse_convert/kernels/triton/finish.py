@@ -212,13 +212,14 @@ def finish_chunk(
         bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
         later = matmul(bv, ds, later, IEEE)
         crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
-    crossing = crossing * tl.load(decay + here * D + d, mask=d < D, other=0.0)
+    passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+    crossing = tl.where(passes == 0, 0.0, crossing * passes)
     if PACKED:
         later = of_segment(later, segment, c, tl.load(tail + c), C)
     else:
         later = tl.where(tl.load(tail + c) >= 0, later, 0.0)
     if STRONG:
-        later = later * tl.exp2(tl.sum(g, 0)[None, :] - b)
+        later = later * tl.exp2(sum_rows(i[:, None] < i[None, :], g, IEEE))
         dk_hat = within + later
         dwrite = tl.sum(k_in * dk_hat, 1)
         crossed = k_in * later
@@ -241,9 +242,9 @@ def finish_chunk(
     if WRITE_GATE or READ_GATE:
         both = tl.zeros([C], tl.float32)
         if READ_GATE:
-            both += tl.where(read > 0, dread / read, 0.0)
+            both += tl.where(read != 0, dread / read, 0.0)
         if WRITE_GATE:
-            both += tl.where(write > 0, dwrite / write, 0.0)
+            both += tl.where(write != 0, dwrite / write, 0.0)
         tl.store(dgate + (part * slots.to(tl.int64) + slot) * H + h, both, mask=real)
     dphi = dk_hat * write[:, None]
     if (K_MAP != "identity") or HAS_SCALE:

@@ -242,7 +242,7 @@ def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) 
         _value_gradients(x, saved, do, ends, leaving, dstates, grads, dots, first, count)
         _finish(x, saved, do, states, dstates, grads, dots, first, count)
     K = x.gate.shape[1]
-    dgate = None if grads.dgate is None else grads.dgate[:, :K].sum((0, 3)).T
+    dgate = None if grads.dgate is None else grads.dgate[:, :K].sum((0, 3)).T.contiguous()
     return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
 
 

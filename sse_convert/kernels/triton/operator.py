@@ -25,6 +25,8 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     Returns:
         o [T, Hq, V] in v's dtype, and the final state [S, M, H, D, V] in float32 if wanted.
     """
+    if x.num_tokens == 0:
+        return _no_tokens(x, output_final_state)
     offsets, used_k = x.cu_seqlens.to(x.q.device), max(x.top_k, x.read_top_k)
     if x.partition_gate is None:
         used, gate = select(x.router_logits, x.router_bias, used_k)
@@ -42,18 +44,26 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         states=initial is not None,
         group_chunks=group,
     )
+    sparse, shared = _tensors(x)
     o, final = _forward(
-        x.q.contiguous(), x.k.contiguous(), x.v.contiguous(), x.log_decay.contiguous(), gate, used, *_shared(x),
+        *sparse, gate, used, *shared,
         x.k_scale, initial, [getattr(layout, name) for name in _TABLES],
         [layout.num_shared_chunks, packed, group, x.wants_grad(), x.num_sequences, x.top_k, x.read_top_k, x.write_gate,
          x.read_gate],
         x.scale, x.k_map, x.decay_normalizer,
     )[:2]  # fmt: skip
-    return o, final if output_final_state else None
+    return o.to(x.v.dtype), final if output_final_state else None
 
 
 _SAVED = tuple(field.name for field in dc.fields(Forward) if field.name != "final")
 _TABLES = tuple(field.name for field in dc.fields(SlotLayout) if field.name != "num_shared_chunks")
+
+
+def _no_tokens(x: Inputs, final: bool) -> tuple[Tensor, Tensor | None]:
+    o = x.v[:, 0].repeat_interleave(x.q.shape[2] // x.k.shape[2], dim=1)
+    for tensor in x.tensors().values():
+        o = o + 0 * tensor.sum().to(o.dtype)
+    return o, _initial_state(x, final) if final else None
 
 
 def _positions(x: Inputs, offsets: Tensor) -> Tensor:
@@ -77,11 +87,17 @@ def _padding(x: Inputs, used_k: int) -> float:
     return CHUNK / 2 * (segments + x.num_sequences) / max(slots, 1)
 
 
-def _shared(x: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def _tensors(x: Inputs) -> tuple[list[Tensor], list[Tensor | None]]:
+    """q, k, v and log decay of the sparse partitions, and q, k, log decay and own v of the shared one, contiguous; in
+    common types, since one launch reads both."""
+    sparse = [x.q, x.k, x.v, x.log_decay]
     if x.shared is None:
-        return None, None, None, None
-    values = x.shared.v.contiguous() if x.shared.own_values else None
-    return x.shared.q.contiguous(), x.shared.k.contiguous(), x.shared.log_decay.contiguous(), values
+        return [tensor.contiguous() for tensor in sparse], [None] * 4
+    shared = [x.shared.q, x.shared.k, x.shared.v, x.shared.log_decay]
+    types = [torch.promote_types(a.dtype, b.dtype) for a, b in zip(sparse, shared, strict=True)]
+    q, k, v, g = (tensor.to(dtype).contiguous() for tensor, dtype in zip(shared, types, strict=True))
+    of_all = [tensor.to(dtype).contiguous() for tensor, dtype in zip(sparse, types, strict=True)]
+    return of_all, [q, k, g, v if x.shared.own_values else None]
 
 
 @torch.library.custom_op(operator_name(__name__, "forward"), mutates_args=())

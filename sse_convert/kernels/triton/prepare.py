@@ -3,8 +3,8 @@
 Per chunk they write, in slot order, q decayed from the chunk's start, phi(k) decayed to the chunk's end, and the masked
 products A = q k^T with the decay between the two tokens. Later kernels are plain matrix products.
 
-Decays factorise around the chunk's first row while the chunk decays by less than FAST_BITS; a chunk with stronger ones
-goes through halving levels, whose factors never exceed 1. A row depends on no later row either way.
+Decays factorise around the chunk's first row up to the row where they exceed FAST_BITS; the rows from there on go
+through halving levels, whose factors never exceed 1. A row depends on no later row either way.
 """
 
 import triton
@@ -82,7 +82,7 @@ def prepare_kernel(
         k_at = (here * C + i[:, None]) * D + d[None, :]
         g = tl.where(written[:, None] & inside, log2_decay(this, normalizer, FROM_LOGITS), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
-        total = tl.sum(g, 0)
+        total = tl.sum(tl.where(i[:, None] == C - 1, b, 0.0), 0)
         lowest = tl.minimum(lowest, tl.min(total, 0))
         fall = tl.exp2(b)
         k = tl.where(inside, map_keys(this_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
@@ -94,7 +94,8 @@ def prepare_kernel(
             shown = of_segment(decayed, segment, c, entering, C)
             tl.store(qd + q_at, shown.to(qd.dtype.element_ty), mask=inside)
         if first_query:
-            kept = k * tl.exp2(total[None, :] - b)
+            rest = sum_rows(i[:, None] < i[None, :], g, IEEE) if IEEE else total[None, :] - b
+            kept = k * tl.exp2(rest)
             tl.store(kt + k_at, kept.to(kt.dtype.element_ty), mask=inside)
             if SAVE:
                 tl.store(falls + k_at, fall.to(falls.dtype.element_ty), mask=inside)
@@ -103,14 +104,13 @@ def prepare_kernel(
             tl.store(full + here * D + d, tl.exp2(total), mask=d < D)
             tl.store(decay + here * D + d, tl.where(through, tl.exp2(total), 0.0), mask=d < D)
     if first_query:
-        tl.store(strong + here, (lowest <= -FAST_BITS).to(tl.int32))
+        tl.store(strong + here, (lowest <= 1 - FAST_BITS).to(tl.int32))
         if K_MAP == "softmax":
             tl.store(norms + here * C + i, norm)
-    if lowest > -FAST_BITS:
-        acc = tl.where(i[:, None] >= i[None, :], acc, 0.0)
-        if PACKED:
-            acc = within_segments(acc, segment, c, C)
-        tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty))
+    acc = tl.where(i[:, None] >= i[None, :], acc, 0.0)
+    if PACKED:
+        acc = within_segments(acc, segment, c, C)
+    tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "tasks"])
@@ -142,11 +142,13 @@ def strong_products_kernel(
             key_scale = tl.load(k_scale + h).to(tl.float32) if HAS_SCALE else 1.0
             norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
             acc = tl.zeros([C, C], tl.float32)
+            lowest = tl.zeros([C], tl.float32)
             for begin in range(0, D, BD):
                 d = begin + tl.arange(0, BD)
                 inside = (d < D)[None, :]
                 raw = gather_rows(g_base, token, segment, c, h, d, S, num_shared, 1, H, D, C)
                 g = tl.where(written[:, None] & inside, log2_decay(raw, normalizer, FROM_LOGITS), 0.0)
+                lowest = tl.minimum(lowest, tl.min(sum_rows(i[:, None] >= i[None, :], g, IEEE), 1))
                 raw_k = gather_rows(k_base, token, segment, c, h, d, S, num_shared, P, H, D, C)
                 k = tl.where(inside, map_keys(raw_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
                 x = (
@@ -162,4 +164,5 @@ def strong_products_kernel(
             if PACKED:
                 acc = within_segments(acc, segment, c, C)
             tile = (tl.cast(c, tl.int64) * (H * G) + hq) * C
-            tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty))
+            slow = (lowest <= -FAST_BITS)[:, None] & (i[None, :] >= 0)
+            tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty), mask=slow)

@@ -56,7 +56,7 @@ def state_kernel(
         if P > 0:
             y_base = tl.where(c < num_shared, y_shared, y)
         by = gather_rows(y_base, token, segment, c, h * G + n, v, S, num_shared, P, H * G, V, C)
-        state = matmul(bx, by, state * factor[:, None], IEEE)
+        state = matmul(bx, by, tl.where(factor[:, None] == 0, 0.0, state * factor[:, None]), IEEE)
         passed = passed * factor
     if not STORE:
         tl.store(local + place * V + tile, state, mask=inside)
@@ -82,4 +82,4 @@ def scan_kernel(
         factor = tl.load(carry + at + d, mask=d < D, other=0.0)
         own = tl.load(local + at * V + tile, mask=inside, other=0.0)
         tl.store(local + at * V + tile, state, mask=inside)
-        state = state * factor[:, None] + own
+        state = tl.where(factor[:, None] == 0, 0.0, state * factor[:, None]) + own

@@ -8,7 +8,9 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAST_BITS = tl.constexpr(60.0)
-"""a chunk whose channels all decay by fewer bits than this is factorised around its first row (docs: numerics)"""
+"""rows that decayed by fewer bits than this since their chunk's first row are factorised around it"""
+LEAST_LOG2 = tl.constexpr(-160.0)
+"""a step that decays by more bits than this leaves nothing in float32"""
 
 
 @triton.jit
@@ -51,7 +53,7 @@ def log2_decay(raw, normalizer, FROM_LOGITS: tl.constexpr):
         out = (tl.minimum(x, 0.0) * LOG2_E - soft) / normalizer
     else:
         out = x * LOG2_E
-    return out
+    return tl.where(out < LEAST_LOG2, LEAST_LOG2, out)
 
 
 @triton.jit

@@ -35,7 +35,8 @@ def value_gradient_kernel(
             row = tl.load(store + c)
             if row >= 0:
                 dstate = tl.load(dfinal + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
-        low = tl.where(tl.load(tail + c) >= 0, dstate, 0.0).to(dstates.dtype.element_ty)
+        dstate = tl.where(tl.load(tail + c) >= 0, dstate, 0.0)
+        low = dstate.to(dstates.dtype.element_ty)
         tl.store(mine + (c - first) * (H * D * V) + tile, low, mask=inside)
         tok = tl.load(token + c * C + i)
         ok = tok >= 0
