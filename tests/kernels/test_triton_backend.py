@@ -23,6 +23,9 @@ class Gate:
     def __init__(self, needs_state: bool) -> None:
         self.needs_state = needs_state
 
+    def __repr__(self) -> str:
+        return f"Gate({self.needs_state})"  # part of a test's name, which all workers must agree on
+
     def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
         return torch.softmax(router_logits_RN, -1)
 
