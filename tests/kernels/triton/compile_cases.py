@@ -96,7 +96,7 @@ COMPILE_CASES = {
     "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32), slow=True),
     "train with everything": CompileCase(
         partial(
-            train, dims=(64, 128), dtype=BF16, heads=(2, 3), partitions=3, states=True, top_k=2, read_top_k=3,
+            train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, top_k=2, read_top_k=3,
             k_scale=torch.ones(2, requires_grad=True), k_map="silu",
         ),
         slow=True,

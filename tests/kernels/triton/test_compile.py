@@ -11,14 +11,17 @@ from tests.kernels.triton.compiling import SHARED_LIMIT, compile_in_subprocess
 
 BEARABLE_STACK = {
     "prepare_kernel": 256,
+    "strong_products_kernel": 256,
     "output_kernel": 256,
     "value_gradient_kernel": 256,
     "finish_kernel": 640,
-    "finish_strong_kernel": 2560,
+    "finish_strong_kernel": 3584,
 }
 """bytes of stack a thread may use; every other kernel, none. Blocks that keep these kernels' tiles whole in registers
 are slower on an H200: at 64k tokens, 8 heads, 128 channels, prepare takes 0.77 ms with 32 channels a step and 0.68 with
 64 (48 bytes), finish 2.8 against 2.0 (24 bytes). Chunks with strong decays are few."""
+BEARABLE_IN_FLOAT32 = 20480
+"""the same where products are in float32 throughout: that path is for exactness, and has not been made fast"""
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
 SLOW = tuple(name for name, case in COMPILE_CASES.items() if case.slow)
 
@@ -33,6 +36,8 @@ def test_compiles_without_spills(case: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", SHARED_LIMIT)
 @pytest.mark.parametrize("case", SLOW)
 def test_compiles_every_configuration_without_spills(case: str, capability: int) -> None:
+    if capability < 90 and case == "train, 256 channels in fp32":
+        pytest.skip("needs 164 KiB of shared memory, 1 KiB more than Ampere has")
     assert_fits(compile_in_subprocess(capability, case)[case], capability)
 
 
@@ -41,7 +46,10 @@ def assert_fits(report: dict, capability: int) -> None:
     assert report["kernels"]
     for kernel in report["kernels"]:
         assert kernel["local"] == 0, f"uses local memory: {kernel}"
-        assert kernel["stack"] <= BEARABLE_STACK.get(kernel["kernel"], 0), f"spills registers: {kernel}"
+        exact = "True" in str(kernel["constants"].get("IEEE"))
+        bearable = BEARABLE_STACK.get(kernel["kernel"], 0)
+        bearable = BEARABLE_IN_FLOAT32 if exact and bearable else bearable
+        assert kernel["stack"] <= bearable, f"spills registers: {kernel}"
         assert kernel["shared"] <= SHARED_LIMIT[capability], f"too much shared memory: {kernel}"
 
 
