@@ -21,7 +21,7 @@ from sse_convert.kernels.doubling import (
     within_chunks,
     within_chunks_backward,
 )
-from sse_convert.kernels.triton.namespace import operator_name
+from sse_convert.kernels.namespace import operator_name
 
 CHUNK_SIZE = 64
 """tokens per chunk, a power of two (benchmarks/kernels/torch_backends.py measures it)"""

@@ -121,3 +121,14 @@ class Inputs:
         """Whether a gradient to any input is recorded."""
         given = (tensor for name, tensor in self.tensors().items() if name != "router_bias")
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+
+
+def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+    """int64 [T] index of the sequence each token belongs to."""
+    return torch.searchsorted(cu_seqlens[1:].to(device), torch.arange(num_tokens, device=device), right=True)
+
+
+def position_of_tokens(cu_seqlens: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+    """int64 [T] position of each token, counted from the first token of its sequence."""
+    first_T = cu_seqlens.to(device)[sequence_of_tokens(cu_seqlens, num_tokens, device)]
+    return torch.arange(num_tokens, device=device) - first_T

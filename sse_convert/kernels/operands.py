@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import PartitionGate
-from sse_convert.kernels.inputs import Inputs, SharedInputs
+from sse_convert.kernels.inputs import Inputs, SharedInputs, position_of_tokens, sequence_of_tokens
 from sse_convert.kernels.routing import Routing, route
 
 
@@ -94,13 +94,11 @@ class Operands:
         """int64 [T] position of each token in its sequence, as given or counted from the sequence's first token."""
         if self.positions_T is not None:
             return self.positions_T
-        tokens = torch.arange(self.num_tokens, device=self.router_logits_TN.device)
-        return tokens - self.cu_seqlens.to(tokens.device)[self.sequences()]
+        return position_of_tokens(self.cu_seqlens, self.num_tokens, self.router_logits_TN.device)
 
     def sequences(self) -> Tensor:
         """int64 [T] index of the sequence each token belongs to."""
-        tokens = torch.arange(self.num_tokens, device=self.router_logits_TN.device)
-        return torch.searchsorted(self.cu_seqlens[1:].to(tokens.device), tokens, right=True)
+        return sequence_of_tokens(self.cu_seqlens, self.num_tokens, self.router_logits_TN.device)
 
     def route(self) -> Routing:
         """The routing of all tokens (of a partition gate that needs no state)."""

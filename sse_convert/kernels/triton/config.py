@@ -1,6 +1,7 @@
 """Block sizes and warps of every kernel, by head dim and precision. Pinned: nothing is tuned at run time.
 
 Four warps unless the row count is 128: with 64 rows Triton gives chained products of more warps to all of them alike.
+Products in float32 are not tensor core ones; there eight warps hold twice the tile in registers.
 """
 
 import dataclasses as dc
@@ -42,6 +43,7 @@ class Config:
     finish_strong: Launch
 
 
+@functools.cache
 def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) -> Config:
     """The launches for head dims D and V.
 
@@ -55,7 +57,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
     d, v = block(dim), block(value_dim)
     scan = Launch(8, v, 4, 4)
     if ieee:
-        carry, part = Launch(d, min(v, 16)), Launch(min(d, 32), min(v, 32))
+        carry, part = Launch(d, min(v, 16 if d <= 128 else 8)), Launch(min(d, 32), min(v, 32), 8)
         return Config(part, part, carry, scan, carry, carry, part, part)
     strong = Launch(32, min(v, 32), 4, 1)
     if not hopper or d > 128:

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.routing import route
-from sse_convert.kernels.triton.namespace import operator_name
 from sse_convert.kernels.triton.tiles import LOG2_E, log2_decay, map_keys
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.inputs import Inputs, position_of_tokens
+from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
 from sse_convert.kernels.triton.launch import Forward, Problem, allocate, run_backward, run_forward, sum_slots
-from sse_convert.kernels.triton.namespace import operator_name
 from sse_convert.kernels.triton.routing import SlotLayout, select, select_by, slot_layout
 
 PADDING_BEARABLE = 0.25
@@ -31,7 +31,10 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     if x.partition_gate is None:
         used, gate = select(x.router_logits, x.router_bias, used_k)
     else:
-        used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, _positions(x, offsets))
+        positions = x.positions
+        if positions is None:
+            positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
+        used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
     initial = _initial_state(x, output_final_state)
     packed = initial is None and _padding(x, used_k) > PADDING_BEARABLE
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
@@ -64,13 +67,6 @@ def _no_tokens(x: Inputs, final: bool) -> tuple[Tensor, Tensor | None]:
     for tensor in x.tensors().values():
         o = o + 0 * tensor.sum().to(o.dtype)
     return o, _initial_state(x, final) if final else None
-
-
-def _positions(x: Inputs, offsets: Tensor) -> Tensor:
-    if x.positions is not None:
-        return x.positions
-    tokens = torch.arange(x.num_tokens, device=offsets.device)
-    return tokens - offsets[torch.searchsorted(offsets[1:], tokens, right=True)]
 
 
 def _initial_state(x: Inputs, final: bool) -> Tensor | None:
@@ -187,13 +183,14 @@ def _backward_fake(
     k_scale: Tensor | None, initial: Tensor | None, layout: list[Tensor], settings: list[int], scale: float,
     k_map: str, normalizer: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    (T, _, Hq, D), (H, V), ranks = q.shape, v.shape[-2:], gate.shape[1] + (shared_q is not None)
-    gated = settings[7] or settings[8]
+    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
+                 k_map, normalizer)  # fmt: skip
+    (T, _, Hq, D), (H, V), gated = q.shape, v.shape[-2:], x.write_gate or x.read_gate
     return (
-        q.new_empty(ranks, T, Hq, D),
-        k.new_empty(ranks, T, H, D),
-        g.new_empty(ranks, T, H, D),
-        v.new_empty(ranks, T, H, V),
+        q.new_empty(x.ranks, T, Hq, D),
+        k.new_empty(x.ranks, T, H, D),
+        g.new_empty(x.ranks, T, H, D),
+        v.new_empty(x.ranks, T, H, V),
         _or_empty(torch.empty_like(gate) if gated else None, q),
         _or_empty(None if k_scale is None else torch.empty_like(k_scale, dtype=torch.float32), q),
         _or_empty(None if dfinal is None else torch.empty_like(dfinal), q),

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sse_convert.kernels.gates import PartitionGate
+from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.routing import route
 from sse_convert.kernels.triton.config import CHUNK
-from sse_convert.kernels.triton.namespace import operator_name
 from sse_convert.kernels.triton.slots import (
     aligned_chunks_kernel,
     count_kernel,

@@ -9,6 +9,8 @@ import triton.language as tl
 
 PARTITIONS_AT_ONCE = tl.constexpr(32)
 """partitions compared with at once, so that registers suffice for any number of them"""
+SLOTS_AT_ONCE = tl.constexpr(16)
+"""slots compared with at once; with 32 the scatter of 64 partitions spills"""
 _INTEGERS = ["T", "S", "search_steps", "pieces", "chunks", "groups", "num_shared", "group_chunks"]
 
 
@@ -111,8 +113,8 @@ def scatter_kernel(
     ok = at < end * K
     partition = tl.load(used + at, mask=ok, other=-1)
     place = tl.load(before + partition * (pieces + 1) + b, mask=ok, other=0)
-    for start in range(0, BLOCK, PARTITIONS_AT_ONCE):
-        j = start + tl.arange(0, PARTITIONS_AT_ONCE)
+    for start in range(0, BLOCK, SLOTS_AT_ONCE):
+        j = start + tl.arange(0, SLOTS_AT_ONCE)
         other = tl.load(used + first * K + j, mask=first * K + j < end * K, other=-2)
         place += tl.sum(((partition[:, None] == other[None, :]) & (j[None, :] < i[:, None])).to(tl.int32), 1)
     if PACKED:

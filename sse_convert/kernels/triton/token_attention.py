@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sse_convert.kernels.triton.namespace import operator_name
+from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.triton.tiles import LOG2_E
 
 BLOCK_BYTES = 32768
@@ -86,14 +86,14 @@ def attend_kernel(
         at = (b * H + h) * L + slot
         bk = tl.load(k + at[None, :] * D + d[:, None], mask=visible[None, :] & (d < D)[:, None], other=0.0)
         bv = tl.load(v + at[:, None] * V + dv[None, :], mask=visible[:, None] & (dv < V)[None, :], other=0.0)
-        products = tl.dot(bq, bk, input_precision="tf32x3")
+        products = tl.dot(bq, bk, input_precision="ieee")
         products = tl.where(visible[None, :], products * (scale * LOG2_E), float("-inf"))
         new = tl.maximum(largest, tl.max(products, 1))
         anchor = tl.where(new == float("-inf"), 0.0, new)
         old = tl.exp2(largest - anchor)
         e = tl.exp2(products - anchor[:, None])
         weight = weight * old + tl.sum(e, 1)
-        acc = tl.dot(e.to(bv.dtype), bv, acc * old[:, None], input_precision="tf32x3")
+        acc = tl.dot(e.to(bv.dtype), bv, acc * old[:, None], input_precision="ieee")
         largest = new
     at = row * splits + split
     tl.store(part + at[:, None] * V + dv[None, :], acc, mask=(g < G)[:, None] & (dv < V)[None, :])

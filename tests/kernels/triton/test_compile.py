@@ -10,17 +10,23 @@ from tests.kernels.triton.compile_cases import COMPILE_CASES
 from tests.kernels.triton.compiling import SHARED_LIMIT, compile_in_subprocess
 
 BEARABLE_STACK = {
-    "prepare_kernel": 256,
-    "strong_products_kernel": 256,
+    "prepare_kernel": 192,
+    "strong_products_kernel": 208,
     "output_kernel": 256,
-    "value_gradient_kernel": 256,
-    "finish_kernel": 640,
-    "finish_strong_kernel": 3584,
+    "value_gradient_kernel": 192,
+    "finish_kernel": 544,
+    "finish_strong_kernel": 3392,
 }
 """bytes of stack a thread may use; every other kernel, none. Blocks that keep these kernels' tiles whole in registers
 are slower on an H200: at 64k tokens, 8 heads, 128 channels, prepare takes 0.77 ms with 32 channels a step and 0.68 with
 64 (48 bytes), finish 2.8 against 2.0 (24 bytes). Chunks with strong decays are few."""
-BEARABLE_IN_FLOAT32 = 20480
+BEARABLE_IN_FLOAT32 = {
+    "prepare_kernel": 12544,
+    "strong_products_kernel": 64,
+    "value_gradient_kernel": 96,
+    "finish_kernel": 2048,
+    "finish_strong_kernel": 896,
+}
 """the same where products are in float32 throughout: that path is for exactness, and has not been made fast"""
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
 SLOW = tuple(name for name, case in COMPILE_CASES.items() if case.slow)
@@ -36,8 +42,6 @@ def test_compiles_without_spills(case: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", SHARED_LIMIT)
 @pytest.mark.parametrize("case", SLOW)
 def test_compiles_every_configuration_without_spills(case: str, capability: int) -> None:
-    if capability < 90 and case == "train, 256 channels in fp32":
-        pytest.skip("needs 164 KiB of shared memory, 1 KiB more than Ampere has")
     assert_fits(compile_in_subprocess(capability, case)[case], capability)
 
 
@@ -47,8 +51,7 @@ def assert_fits(report: dict, capability: int) -> None:
     for kernel in report["kernels"]:
         assert kernel["local"] == 0, f"uses local memory: {kernel}"
         exact = "True" in str(kernel["constants"].get("IEEE"))
-        bearable = BEARABLE_STACK.get(kernel["kernel"], 0)
-        bearable = BEARABLE_IN_FLOAT32 if exact and bearable else bearable
+        bearable = (BEARABLE_IN_FLOAT32 if exact else BEARABLE_STACK).get(kernel["kernel"], 0)
         assert kernel["stack"] <= bearable, f"spills registers: {kernel}"
         assert kernel["shared"] <= SHARED_LIMIT[capability], f"too much shared memory: {kernel}"
 

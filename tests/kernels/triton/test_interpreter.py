@@ -47,7 +47,8 @@ def test_dot(dtype: torch.dtype, device: str) -> None:
     a, b = torch.randn(2, 32, 32, device=device).to(dtype)
     out = torch.empty(32, 32, device=device)
     _dot_kernel[(1,)](a, b, out, 32, "ieee")
-    assert torch.allclose(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((out - exact).abs() <= 32 * 2**-23 * size).all()  # 32 float32 sums, which tensor cores may truncate
 
 
 @interpreted
@@ -65,7 +66,9 @@ def test_bfloat16_arithmetic(device: str) -> None:
     a, b = torch.randn(2, 64, device=device).bfloat16()
     out = torch.empty(64, device=device, dtype=torch.bfloat16)
     _add_and_scale_kernel[(1,)](a, b, out, 64)
-    assert torch.allclose(out.float(), (a + b * -a).float(), rtol=2**-7)
+    product = a.double() * b.double()
+    exact = a.double() - product
+    assert ((out - exact).abs() <= 2**-8 * (product.abs() + exact.abs())).all()  # a GPU may round the product or not
 
 
 def test_casts_to_bfloat16_round_to_nearest_even(device: str) -> None:
