@@ -18,6 +18,8 @@ class Gate:
     """scale what a token writes by e"""
     read: bool = True
     """scale what a token reads by e"""
+    renormalise: bool = False
+    """divide e by its sum over the partitions that a token writes (for the write gate) or reads (for the read gate)"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +36,11 @@ class SSEMixer:
     """k', partitions a token reads from; unset means top_k"""
     gate: Gate = dc.field(default_factory=Gate)
     """write and read gate"""
-    k_feature_map: Literal["softmax", "silu", "relu", "identity"] = "softmax"
-    """phi, applied to each key over its head dimension"""
+    update: Literal["gla", "delta"] = "gla"
+    """how a token writes: gated linear attention adds k v; the gated delta rule takes out what k reads first, by a
+    learned strength in (0, 1) which the write gate multiplies, so that normalised keys do not cancel the gate"""
+    k_feature_map: Literal["softmax", "silu", "relu", "l2", "identity"] = "softmax"
+    """phi, applied to each key over its head dimension; l2 is SiLU scaled to unit norm"""
     row_top_k: int | None = None
     """keep only this many entries of each key before the feature map; unset keeps all"""
     row_decay: Literal["all", "selected"] = "all"
@@ -48,10 +53,12 @@ class SSEMixer:
     """which partitions the side path serves (the paper: shared)"""
     shared_params: bool = True
     """one projection set for all partitions; false adds one (zero-initialised) projection offset per partition"""
+    shared_queries: bool = False
+    """with shared_params: false, leave out the offsets of q: the partitions differ in k and v"""
     decay: Literal["gla", "scalar", "none"] = "gla"
     """data-dependent decay per key channel, per head, or none"""
     decay_params: Literal["shared", "separate"] = "shared"
-    """one decay projection for sparse and shared partitions, or one each"""
+    """one projection of decay (and of the delta rule's write strength) for sparse and shared partitions, or one each"""
     decay_rank: int = 16
     """low rank of the per-channel decay projection"""
     decay_normalizer: float = 16.0
@@ -79,6 +86,7 @@ class SSEMixer:
     def _checks(self) -> list[tuple[bool, str]]:
         read = self.top_k if self.read_top_k is None else self.read_top_k
         cancels = not self.gate.write and self.gate.read and read == 1 and not self.shared_partition
+        varies = (self.gate.write and self.top_k > 1) or (self.gate.read and read > 1)
         return [
             (self.num_partitions < 1, f"num_partitions is {self.num_partitions}, expected at least 1"),
             (
@@ -111,25 +119,44 @@ class SSEMixer:
                 "a read gate alone on one partition, without shared partition, cancels in the output norm and the "
                 "router learns nothing: turn the write gate on, read more partitions, or set output_norm: none",
             ),
+            (
+                self.num_partitions > 1 and self.gate.renormalise and not varies,
+                "gate.renormalise makes the gate of a single partition 1 and the router learns nothing: use a larger "
+                "top_k (or read_top_k) with its gate on, or renormalise: false",
+            ),
+            (
+                self.gate.renormalise and self.partition_gate != "softmax",
+                f"gate.renormalise is for the softmax gate, whose sum is not 0, and partition_gate is "
+                f"'{self.partition_gate}'",
+            ),
+            (
+                self.update == "delta" and self.k_feature_map not in ("l2", "softmax"),
+                f"k_feature_map is '{self.k_feature_map}' with update: delta, whose states grow without bound unless "
+                "keys have norm 1 or less: use l2 or softmax",
+            ),
+            (
+                self.shared_queries and self.shared_params,
+                "shared_queries is true but shared_params is true: there are no offsets to leave out",
+            ),
         ]
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class GLAMixer:
-    """Plain gated linear attention, the paper's baseline: one ungated partition that every token writes and reads."""
+class _Baseline:
+    """Settings that the baselines share with SSE, of which each of them is a special case."""
 
-    kind: Literal["gla"] = "gla"
+    kind: str
     """mixer type"""
-    k_feature_map: Literal["softmax", "silu", "relu", "identity"] = "softmax"
-    """phi, applied to each key over its head dimension"""
-    decay: Literal["gla", "scalar", "none"] = "gla"
+    k_feature_map: Literal["softmax", "silu", "relu", "l2", "identity"] = "l2"
+    """phi, applied to each key over its head dimension; l2 is SiLU scaled to unit norm"""
+    decay: Literal["gla", "scalar", "none"] = "scalar"
     """data-dependent decay per key channel, per head, or none"""
     decay_rank: int = 16
-    """low rank of the per-channel decay projection"""
+    """low rank of the decay projection"""
     decay_normalizer: float = 16.0
     """log decay = logsigmoid(.) / decay_normalizer"""
     state_heads: Literal["kv", "query"] = "kv"
-    """one state per key-value head, or one per query head"""
+    """one state (of each partition) per key-value head, or per query head"""
     rope: Literal["none", "keep"] = "none"
     """rotate q and k with the teacher's rotary embedding before the feature map"""
     output_norm: Literal["rms", "none"] = "rms"
@@ -137,10 +164,85 @@ class GLAMixer:
     output_gate: bool = False
     """multiply the output by a low-rank sigmoid gate"""
 
+    def __post_init__(self) -> None:
+        self.as_sse()
+
+    def as_sse(self) -> SSEMixer:
+        """The same layer as a case of SSE."""
+        raise NotImplementedError
+
+    def _own(self) -> dict[str, Any]:
+        """The fields, all of which SSE has under the same names."""
+        return {f.name: getattr(self, f.name) for f in dc.fields(self) if f.name != "kind"}
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class GLAMixer(_Baseline):
+    """Plain gated linear attention, the paper's baseline: one ungated partition that every token writes and reads."""
+
+    kind: Literal["gla"] = "gla"
+    """mixer type"""
+    k_feature_map: Literal["softmax", "silu", "relu", "l2", "identity"] = "softmax"
+    """phi, applied to each key over its head dimension; l2 is SiLU scaled to unit norm"""
+    decay: Literal["gla", "scalar", "none"] = "gla"
+    """data-dependent decay per key channel, per head, or none"""
+
     def as_sse(self) -> SSEMixer:
         """The same layer as the N = 1, k = 1, no-shared-partition case of SSE."""
-        own = {f.name: getattr(self, f.name) for f in dc.fields(self) if f.name != "kind"}
-        return SSEMixer(num_partitions=1, shared_partition=False, qk_rank=0, balance="none", **own)
+        return SSEMixer(num_partitions=1, shared_partition=False, qk_rank=0, balance="none", **self._own())
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class GDNMixer(_Baseline):
+    """Gated delta rule (Gated DeltaNet, arXiv:2412.06464): one state, decayed per head and corrected by each write.
+
+    The decay is logsigmoid(.) / decay_normalizer, as for the other kinds, in place of the paper's exp(A_log) softplus:
+    it has the same range, and calibration sets it from the teacher's attention distances. Keys have unit norm; queries
+    are the teacher's, since their norm cancels in the output norm. The short convolution is left out.
+    """
+
+    kind: Literal["gdn"] = "gdn"
+    """mixer type"""
+    k_feature_map: Literal["l2", "softmax"] = "l2"
+    """phi, applied to each key over its head dimension; l2 (the paper's) is SiLU scaled to unit norm"""
+    decay: Literal["gla", "scalar", "none"] = "scalar"
+    """data-dependent decay per key channel (Kimi Linear), per head (the paper's), or none (DeltaNet)"""
+
+    def as_sse(self) -> SSEMixer:
+        """The same layer as the N = 1, k = 1, no-shared-partition case of SSE under the delta rule."""
+        return SSEMixer(
+            update="delta", num_partitions=1, shared_partition=False, qk_rank=0, balance="none", **self._own()
+        )
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class MoMMixer(_Baseline):
+    """Mixture of memories (arXiv:2502.13685): memories with own keys and values, read through a softmax router.
+
+    The outputs of the selected memories are mixed by their router weights, renormalised over the selected; writes are
+    not weighted. The shared memory takes every token and has the teacher's projections; the others have those plus
+    offsets of their own, zero at first. Decay and write strength are common to the memories.
+    """
+
+    kind: Literal["mom"] = "mom"
+    """mixer type"""
+    num_partitions: int = 4
+    """memories beside the shared one"""
+    top_k: int = 2
+    """memories a token writes and reads; at least 2, unless there is one memory"""
+    shared_partition: bool = True
+    """add the memory that every token writes and reads"""
+    update: Literal["gla", "delta"] = "delta"
+    """how a token writes: gated delta rule (the paper's main experiments), or gated linear attention"""
+    balance: Literal["aux_loss", "bias", "none"] = "aux_loss"
+    """how memories are kept in use: loss term, selection bias, or nothing"""
+    balance_coef: float = 0.01
+    """weight of the balance loss, or the bias step when balance is `bias`"""
+
+    def as_sse(self) -> SSEMixer:
+        """The same layer as SSE with own keys and values per partition and a renormalised read gate."""
+        gate = Gate(write=False, read=True, renormalise=True)
+        return SSEMixer(gate=gate, shared_params=False, shared_queries=True, qk_rank=0, **self._own())
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,9 +263,17 @@ class SlidingMixer:
             raise ValueError(f"sinks is {self.sinks}, expected 0 or more")
 
 
-Mixer = SSEMixer | GLAMixer | SlidingMixer
-MIXER_TYPES: dict[str, type[Mixer]] = {"sse": SSEMixer, "gla": GLAMixer, "sliding": SlidingMixer}
-NOT_BUILT = ("gdn", "mom", "sse+sliding")
+RecurrentMixer = SSEMixer | GLAMixer | GDNMixer | MoMMixer
+"""mixers with a recurrent state; one layer runs them all, as SSE"""
+Mixer = RecurrentMixer | SlidingMixer
+MIXER_TYPES: dict[str, type[Mixer]] = {
+    "sse": SSEMixer,
+    "gla": GLAMixer,
+    "gdn": GDNMixer,
+    "mom": MoMMixer,
+    "sliding": SlidingMixer,
+}
+NOT_BUILT = ("sse+sliding",)
 """mixer kinds that are planned and rejected by name until they exist"""
 
 

@@ -70,6 +70,39 @@ def test_step_by_step(place, does):
     assert does("generate", place / "5", "w5 w6 w7", "--max-new-tokens", "4")["new_tokens"] == 4
 
 
+def test_baseline_mixers_step_by_step(place, does):
+    """Plan to analysis, with a layer of every kind that writes by the delta rule."""
+    kinds = {
+        "gdn": {"kind": "gdn"},
+        "mom": {"kind": "mom", "num_partitions": 3},
+        "delta": {"kind": "sse", "update": "delta", "k_feature_map": "l2", "decay": "scalar", "qk_rank": 4},
+    }
+    recipe, folder, layers = place / "baselines.yaml", place / "baselines", [*kinds, "full"]
+    data = yaml.safe_load((place / "r.yaml").read_text())
+    recipe.write_text(yaml.safe_dump({**data, "layers": {"pattern": layers}, "mixers": kinds}))
+    folder.mkdir()
+    heads, matrix, float32 = 2, 8 * 8, 4
+    states = [row["constant_bytes"] for row in does("plan", recipe)["layers"]]
+    assert states[:3] == [partitions * heads * matrix * float32 for partitions in (1, 4, 5)]
+    assert does("convert", recipe, "-o", folder / "0")["layers"] == layers
+    assert all(check["passed"] for check in does("verify", folder / "0", "--teacher", place / "teacher")["checks"])
+    assert does("inspect", folder / "0")["mixers"].keys() == kinds.keys()
+    calibrated = does("calibrate", recipe, "-c", folder / "0", "-o", folder / "1")["layers"]
+    assert [layer["router"] for layer in calibrated] == ["none", "random", "random"]
+    assert all(layer["half_life"] and layer["output_scale"] for layer in calibrated)
+    for number, stage in enumerate(STAGES[:2], start=1):
+        assert does(stage["name"], recipe, "-c", folder / str(number), "-o", folder / str(number + 1))["steps"] == 2
+    does("export", recipe, "-c", folder / "3", "-o", folder / "4")
+    assert does("generate", folder / "4", "w5 w6 w7", "--max-new-tokens", "4")["new_tokens"] == 4
+    text = ["--text", place / "text.txt", "--length", "128", "--teacher", place / "teacher"]
+    gdn, mom, delta, _ = does("analyze", folder / "4", *text)["layers"]
+    assert (gdn["partitions"], mom["partitions"], delta["partitions"]) == (1, 3, 4)
+    assert "routing" not in gdn
+    assert sum(mom["routing"]["load"]) == pytest.approx(2)
+    assert mom["branches"]["shared_rms"] > 0
+    assert all(layer["output_error"]["relative"] > 0 for layer in (gdn, mom, delta))
+
+
 def test_run_and_run_again(place, does, capsys):
     steps = does("run", place / "r.yaml")["steps"]
     assert [step["name"] for step in steps] == ["convert", "calibrate", "align", "distill", "uptrain", "eval", "export"]

@@ -9,6 +9,7 @@ Every backend is first compared with the reference on a short case; nothing is t
 
 import argparse
 import dataclasses as dc
+import functools
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.kernels import chunked
+from sse_convert.kernels.chunked import gated_linear_attention
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.operands import operands_of
 from sse_convert.kernels.validation import build_inputs
@@ -119,7 +121,8 @@ def largest_error(problem: Problem) -> float:
 def by_chunk_size(problem: Problem, chunk_size: int) -> Callable[[list[Tensor]], Tensor]:
     def run(inputs: list[Tensor]) -> Tensor:
         operands = operands_of(build_inputs(*inputs[:5], tuple(inputs[5:]), top_k=problem.top_k))
-        return sse_attention_varlen(operands, chunk_size=chunk_size)[0]
+        attend = functools.partial(gated_linear_attention, chunk_size=chunk_size)
+        return sse_attention_varlen(operands, attend=attend)[0]
 
     return run
 

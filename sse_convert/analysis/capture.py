@@ -112,7 +112,7 @@ def see(inputs: dict[str, Any], cu_seqlens: Tensor, tokens_T: Tensor, *, backend
     run = functools.partial(sse_attention, cu_seqlens=cu_seqlens, output_final_state=True, backend=backend)
     operands = operands_of(build_inputs(**inputs, cu_seqlens=cu_seqlens))
     gate = operands.partition_gate
-    sparse_TQV, state = run(**{**inputs, "shared": None})
+    sparse_TQV, state = run(**{**inputs, "shared": None, "shared_write_strength": None})
     shared_TQV, states = None, [state]
     if inputs["shared"] is not None:
         shared_TQV, state = run(**_shared_branch(inputs))
@@ -166,11 +166,13 @@ def _shared_branch(inputs: dict[str, Any]) -> dict[str, Any]:
     """The shared partition alone: one partition that all tokens use, without gate."""
     q, k, log_decay, *own_values = inputs["shared"]
     (v,) = own_values or (inputs["v"],)
+    strength, own_strength = inputs.get("write_strength"), inputs.get("shared_write_strength")
     return {
         **inputs,
         **{"q": q, "k": k, "v": v, "log_decay": log_decay, "router_logits": k.new_zeros(len(k), 1), "shared": None},
         **{"top_k": 1, "read_top_k": None, "write_gate": False, "read_gate": False},
-        **{"router_bias": None, "partition_gate": None},
+        **{"write_strength": strength if own_strength is None else own_strength},
+        **{"shared_write_strength": None, "router_bias": None, "partition_gate": None},
     }
 
 

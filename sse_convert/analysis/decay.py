@@ -1,4 +1,7 @@
-"""How long states remember by their decays: half-lives in tokens of the text."""
+"""How long states remember by their decays: half-lives in tokens of the text.
+
+What the delta rule overwrites is forgotten sooner.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,7 @@
-"""How far back each channel of a state remembers: the receptive field that the gates leave."""
+"""How far back each channel of a state remembers: the receptive field that the gates leave.
+
+Decays alone are counted; what the delta rule overwrites is forgotten sooner.
+"""
 
 import math
 from typing import Any

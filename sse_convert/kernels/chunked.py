@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sse_convert.kernels.chunk_layout import ChunkLayout, Slab, chunk_layout
+from sse_convert.kernels.delta_rule import delta_rule, delta_rule_backward
 from sse_convert.kernels.doubling import (
     Gradients,
     decay_tree,
@@ -37,11 +38,14 @@ def gated_linear_attention(
     cu_seqlens: Tensor,
     state_SHDV: Tensor,
     *,
+    write_strength_TH: Tensor | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> tuple[Tensor, Tensor]:
     """S_t = diag(exp(log_decay_t)) S_{t-1} + k_t outer v_t;  o_t = q_t S_t, over packed segments.
 
-    Differentiable once in every tensor but cu_seqlens. All tensors in one dtype, float32 or float64.
+    With write strengths the gated delta rule, in which write_strength_t (v_t - k_t diag(exp(log_decay_t)) S_{t-1})
+    takes the place of v_t (`delta_rule.py`). Differentiable once in every tensor but cu_seqlens. All tensors in one
+    dtype, float32 or float64.
 
     Args:
         q_THGD: queries, already scaled.
@@ -50,21 +54,23 @@ def gated_linear_attention(
         log_decay_THD: natural log, <= 0.
         cu_seqlens: [S + 1] int64 offsets of the segments, any device (one device sync if not on the CPU).
         state_SHDV: states before each segment.
+        write_strength_TH: 0 to 1, for keys of norm 1 or less; None for gated linear attention.
         chunk_size: tokens per chunk, a power of two.
 
     Returns:
         o [T, H, G, V] and the states after each segment [S, H, D, V]; an empty segment returns its state unchanged.
     """
     assert chunk_size.bit_count() == 1, f"chunk_size is {chunk_size}, a power of two is needed"
-    inputs = (q_THGD, k_THD, v_THV, log_decay_THD, state_SHDV)
+    tokens = [q_THGD, k_THD, v_THV, log_decay_THD]
     if torch.compiler.is_compiling():
-        o_THGV, final_SHDV = _opaque(*inputs, cu_seqlens, chunk_size)
+        o_THGV, final_SHDV = _opaque(*tokens, write_strength_TH, state_SHDV, cu_seqlens, chunk_size)
         return o_THGV, final_SHDV
+    tokens += [] if write_strength_TH is None else [write_strength_TH]
     layout = _layout(q_THGD, cu_seqlens, chunk_size)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        o_THGV, final_SHDV = _GatedLinearAttention.apply(*inputs, layout)  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, state_SHDV)):
+        o_THGV, final_SHDV = _GatedLinearAttention.apply(layout, state_SHDV, *tokens)  # type: ignore[no-untyped-call]
     else:
-        o_THGV, final_SHDV = _forward(*inputs, layout, befores=None)
+        o_THGV, final_SHDV = _forward(tokens, state_SHDV, layout, befores=None)
     return o_THGV, final_SHDV
 
 
@@ -75,24 +81,23 @@ def _layout(q_THGD: Tensor, cu_seqlens: Tensor, chunk_size: int) -> ChunkLayout:
 
 
 def _forward(
-    q_THGD: Tensor,
-    k_THD: Tensor,
-    v_THV: Tensor,
-    log_decay_THD: Tensor,
-    state_SHDV: Tensor,
-    layout: ChunkLayout,
-    befores: list[Tensor] | None,
+    tokens: Sequence[Tensor], state_SHDV: Tensor, layout: ChunkLayout, befores: list[Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Works through the slabs in order, carrying the states; appends the state before each chunk to `befores`."""
-    (T, H, G, _), V = q_THGD.shape, v_THV.shape[2]
-    out = v_THV.new_empty(T * H + 1, G, V)
+    """Works through the slabs in order, carrying the states; appends the state before each chunk to `befores`.
+
+    Args:
+        tokens: q, k, v, log_decay, and write strengths for the delta rule.
+        state_SHDV: states before each segment.
+        layout: of the chunks.
+        befores: what the backward needs; None for nothing.
+    """
+    (T, H, G, _), V = tokens[0].shape, tokens[2].shape[2]
+    out = tokens[2].new_empty(T * H + 1, G, V)
     state = state_SHDV.index_select(0, layout.segment_order)
+    slab_forward = _slab_forward if len(tokens) == 4 else delta_rule
     for slab in layout.slabs:
-        q_EXD, k_ECD, v_ECV = slab.take(q_THGD).flatten(1, 2), slab.take(k_THD), slab.take(v_THV)
-        tree = decay_tree(slab.take(log_decay_THD).exp_())
-        scores_EXC = within_chunks(q_EXD, k_ECD, tree)
-        before_EDV = _scan(state, torch.bmm(k_ECD.mT, v_ECV), tree[-1], slab)
-        slab.put(out, grouped(torch.bmm(scores_EXC, v_ECV).baddbmm_(q_EXD, before_EDV), G))
+        out_ECGV, before_EDV = slab_forward(slab, state, *(slab.take(x) for x in tokens))
+        slab.put(out, out_ECGV)
         if befores is not None:
             befores.append(before_EDV)
     return out[:-1].view(T, H, G, V), torch.empty_like(state).index_copy_(0, layout.segment_order, state)
@@ -100,90 +105,107 @@ def _forward(
 
 class _GatedLinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor,
-        layout: ChunkLayout,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def forward(ctx: Any, layout: ChunkLayout, state_SHDV: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
         befores: list[Tensor] = []
-        results = _forward(q_THGD, k_THD, v_THV, log_decay_THD, state_SHDV, layout, befores)
-        ctx.save_for_backward(q_THGD, k_THD, v_THV, log_decay_THD, *befores)
-        ctx.layout = layout
+        results = _forward(tokens, state_SHDV, layout, befores)
+        ctx.save_for_backward(*tokens, *befores)
+        ctx.layout, ctx.count = layout, len(tokens)
         return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: under checkpointing a second look would compute them again
-        return *_backward(saved[:4], saved[4:], ctx.layout, d_out_THGV, d_final_SHDV), None
+        tokens, befores = saved[: ctx.count], saved[ctx.count :]
+        return None, *_backward(tokens, befores, ctx.layout, d_out_THGV, d_final_SHDV)
 
 
 @torch.library.custom_op(operator_name(__name__, "gated_linear_attention"), mutates_args=())
 def _opaque(
-    q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor, cu_seqlens: Tensor,
-    chunk_size: int,
+    q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, write_strength_TH: Tensor | None,
+    state_SHDV: Tensor, cu_seqlens: Tensor, chunk_size: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The whole of it as one node of a compiled graph, whose loops depend on the offsets' values."""
-    layout = _layout(q_THGD, cu_seqlens, chunk_size)
-    return _forward(q_THGD, k_THD, v_THV, log_decay_THD, state_SHDV, layout, befores=None)
+    tokens = _given(q_THGD, k_THD, v_THV, log_decay_THD, write_strength_TH)
+    return _forward(tokens, state_SHDV, _layout(q_THGD, cu_seqlens, chunk_size), befores=None)
 
 
 @torch.library.custom_op(operator_name(__name__, "gated_linear_attention_backward"), mutates_args=())
 def _opaque_backward(
-    q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor, cu_seqlens: Tensor,
-    d_out_THGV: Tensor, d_final_SHDV: Tensor, chunk_size: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    layout, inputs = _layout(q_THGD, cu_seqlens, chunk_size), (q_THGD, k_THD, v_THV, log_decay_THD)
-    befores: list[Tensor] = []
-    _forward(*inputs, state_SHDV, layout, befores)
-    return _backward(inputs, befores, layout, d_out_THGV, d_final_SHDV)
+    q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, write_strength_TH: Tensor | None,
+    state_SHDV: Tensor, cu_seqlens: Tensor, d_out_THGV: Tensor, d_final_SHDV: Tensor, chunk_size: int,
+) -> list[Tensor]:  # fmt: skip
+    layout, befores = _layout(q_THGD, cu_seqlens, chunk_size), list[Tensor]()
+    tokens = _given(q_THGD, k_THD, v_THV, log_decay_THD, write_strength_TH)
+    _forward(tokens, state_SHDV, layout, befores)
+    return _backward(tokens, befores, layout, d_out_THGV, d_final_SHDV)
 
 
 @_opaque.register_fake
-def _(q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay_THD: Tensor, state_SHDV: Tensor, *rest: Any) -> Any:
-    return v_THV.new_empty(*q_THGD.shape[:3], v_THV.shape[2]), torch.empty_like(state_SHDV)
+def _(q_THGD: Tensor, k_THD: Tensor, v_THV: Tensor, log_decay: Tensor, strength: Any, state: Tensor, *rest: Any) -> Any:
+    return v_THV.new_empty(*q_THGD.shape[:3], v_THV.shape[2]), torch.empty_like(state)
 
 
 @_opaque_backward.register_fake
 def _(*inputs: Any) -> Any:
-    return tuple(x.new_empty(x.shape) for x in inputs[:5])
+    state, tokens = inputs[5], _given(*inputs[:5])
+    return [x.new_empty(x.shape) for x in (state, *tokens)]
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [x for x in tensors if x is not None]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.chunk_size = inputs[6]
+    ctx.save_for_backward(*inputs[:7])
+    ctx.chunk_size = inputs[7]
 
 
 def _backward_of_opaque(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _opaque_backward(*ctx.saved_tensors, d_out_THGV, d_final_SHDV, ctx.chunk_size)
-    return *gradients, None, None
+    d_state, *d_tokens = _opaque_backward(*ctx.saved_tensors, d_out_THGV, d_final_SHDV, ctx.chunk_size)
+    d_strength = d_tokens.pop() if len(d_tokens) == 5 else None
+    return *d_tokens, d_strength, d_state, None, None
 
 
 _opaque.register_autograd(_backward_of_opaque, setup_context=_keep)
 
 
 def _backward(
-    inputs: Sequence[Tensor], befores: Sequence[Tensor], layout: ChunkLayout, d_out_THGV: Tensor, d_final_SHDV: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, log_decay and the states, from the states before each chunk, slab by slab from the end."""
-    gradients = [x.new_empty(x.shape[0] * x.shape[1] + 1, *x.shape[2:]) for x in inputs]
+    tokens: Sequence[Tensor], befores: Sequence[Tensor], layout: ChunkLayout, d_out_THGV: Tensor, d_final_SHDV: Tensor
+) -> list[Tensor]:
+    """Gradients of the states and of each of the tokens' tensors, from the states before each chunk, slab by slab from
+    the end.
+    """
+    gradients = [x.new_empty(x.shape[0] * x.shape[1] + 1, *x.shape[2:]) for x in tokens]
     d_state = d_final_SHDV.index_select(0, layout.segment_order)
+    slab_backward = _slab_backward if len(tokens) == 4 else delta_rule_backward
     for slab, before_EDV in zip(reversed(layout.slabs), reversed(befores), strict=True):
-        parts = _slab_backward(slab, d_state, before_EDV, *(slab.take(x) for x in (*inputs, d_out_THGV)))
+        parts = slab_backward(slab, d_state, before_EDV, *(slab.take(x) for x in (d_out_THGV, *tokens)))
         for whole, part in zip(gradients, parts, strict=True):
             slab.put(whole, part)
-    dq, dk, dv, d_decay = (g[:-1].view(x.shape) for g, x in zip(gradients, inputs, strict=True))
-    return dq, dk, dv, d_decay, torch.empty_like(d_state).index_copy_(0, layout.segment_order, d_state)
+    d_tokens = (g[:-1].view(x.shape) for g, x in zip(gradients, tokens, strict=True))
+    return [torch.empty_like(d_state).index_copy_(0, layout.segment_order, d_state), *d_tokens]
+
+
+def _slab_forward(
+    slab: Slab, state: Tensor, q_ECGD: Tensor, k_ECD: Tensor, v_ECV: Tensor, log_decay_ECD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs [E, C, G, V] and the states before each chunk; `state` becomes the states after the slab."""
+    q_EXD, tree = q_ECGD.flatten(1, 2), decay_tree(log_decay_ECD.exp_())
+    scores_EXC = within_chunks(q_EXD, k_ECD, tree)
+    before_EDV = _scan(state, torch.bmm(k_ECD.mT, v_ECV), tree[-1], slab)
+    return grouped(torch.bmm(scores_EXC, v_ECV).baddbmm_(q_EXD, before_EDV), q_ECGD.shape[2]), before_EDV
 
 
 def _slab_backward(
     slab: Slab,
     d_state: Tensor,
     before_EDV: Tensor,
+    d_out_ECGV: Tensor,
     q_ECGD: Tensor,
     k_ECD: Tensor,
     v_ECV: Tensor,
     log_decay_ECD: Tensor,
-    d_out_ECGV: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and log_decay; d_state becomes the gradient of the states before the slab."""
     q_EXD, d_out_EXV = q_ECGD.flatten(1, 2), d_out_ECGV.flatten(1, 2)

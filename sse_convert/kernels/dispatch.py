@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap
+from sse_convert.kernels.fla_backend import fla_unavailable_reason, fla_unsupported_reason, sse_attention_on_fla
 from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.masked import sse_attention_masked
@@ -27,7 +28,8 @@ _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = 
 }
 _GPU = "cuda"
 _TRITON = "GPU kernels for training, prefill and decoding; work grows with k, not N"
-BACKENDS = ("auto", *_BACKENDS, "triton")
+_FLA = "fla-core's GPU kernels for the gated delta rule with one decay per head"
+BACKENDS = ("auto", *_BACKENDS, "triton", "fla")
 """every name, available here or not"""
 STEP_BY_STEP = ("reference", "recurrent")
 """backends that can run a partition gate which reads the state"""
@@ -43,8 +45,11 @@ def sse_attention(
     *,
     top_k: int,
     read_top_k: int | None = None,
+    write_strength: Tensor | None = None,
+    shared_write_strength: Tensor | None = None,
     write_gate: bool = True,
     read_gate: bool = True,
+    renormalise: bool = False,
     scale: float | None = None,
     k_map: KeyFeatureMap = "identity",
     k_scale: Tensor | None = None,
@@ -78,10 +83,15 @@ def sse_attention(
             partition.
         top_k: partitions a token decays and writes, 1 to N.
         read_top_k: partitions a token reads, 1 to N; None for top_k.
+        write_strength: [T, H], beta of the gated delta rule, 0 to 1 (not checked), for keys of norm 1 or less: what the
+            key reads in the decayed state is replaced by v to that degree. The write gate multiplies it, since a norm
+            of the keys would cancel the gate there. None for gated linear attention, which adds k v.
+        shared_write_strength: [T, H], the same for the shared partition; None for write_strength.
         write_gate: multiply what is written by e, the softmax of the router logits.
         read_gate: multiply what is read by e.
+        renormalise: divide e by its sum over the partitions that a token writes (reads) where it multiplies.
         scale: multiplies q and q'; None for D ** -0.5.
-        k_map: softmax | silu | relu | identity, applied to each key of k and k' over D, in float32.
+        k_map: softmax | silu | relu | l2 | identity, applied to each key of k and k' over D, in float32.
         k_scale: [H], multiplies k and k' before k_map; None for 1.
         decay_normalizer: makes log_decay and log_decay' gate logits, the log decay being logsigmoid(logit) over this
             number, in float32; None takes log_decay as it is.
@@ -95,9 +105,10 @@ def sse_attention(
         positions: [T] integer position of each token for `partition_gate`; None counts from each sequence's start.
         inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
             it; needs gradients off.
-        backend: auto | reference | sequential | masked | varlen | recurrent | triton. auto takes triton for what it can
-            run on a GPU; else recurrent when every sequence has one token and no gradient is wanted, or when the
-            partition gate reads the state; else varlen.
+        backend: auto | reference | sequential | masked | varlen | recurrent | triton | fla. auto takes triton for
+            what it can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted, or
+            when the partition gate reads the state; else fla for what it can run on a GPU, unless torch.compile
+            traces (fla breaks the graph); else varlen.
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
@@ -113,7 +124,9 @@ def sse_attention(
     with torch.autocast(q.device.type, enabled=False):
         x = build_inputs(
             q, k, v, log_decay, router_logits, shared,
-            top_k=top_k, read_top_k=read_top_k, write_gate=write_gate, read_gate=read_gate, scale=scale,
+            top_k=top_k, read_top_k=read_top_k, write_strength=write_strength,
+            shared_write_strength=shared_write_strength, write_gate=write_gate, read_gate=read_gate,
+            renormalise=renormalise, scale=scale,
             k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen, initial_state=initial_state, router_bias=router_bias,
             partition_gate=partition_gate, positions=positions,
@@ -130,18 +143,20 @@ def sse_attention(
 
 def available_backends() -> list[str]:
     """Names that `sse_attention` accepts here, `auto` first."""
-    triton = [] if unavailable_reason(_gpu()) else ["triton"]
-    return ["auto", *_BACKENDS, *triton]
+    on_gpu = [name for name, reason in _unavailable(_gpu()).items() if reason is None]
+    return ["auto", *_BACKENDS, *on_gpu]
 
 
 def explain(backend: str) -> str:
     """One line on what a backend is, or why it is not available."""
-    if backend == "triton":
-        reason = unavailable_reason(_gpu())
-        return _TRITON if reason is None else f"not available: {reason}"
+    if backend in ("triton", "fla"):
+        reason = _unavailable(_gpu())[backend]
+        return {"triton": _TRITON, "fla": _FLA}[backend] if reason is None else f"not available: {reason}"
     if backend == "auto":
-        fallback = "recurrent for one token per sequence without gradients, else varlen"
-        return fallback if unavailable_reason(_gpu()) else f"triton for what it can run on a GPU; {fallback}"
+        missing = _unavailable(_gpu())
+        last = "varlen" if missing["fla"] else "fla for the gated delta rule, else varlen"
+        fallback = f"recurrent for one token per sequence without gradients, else {last}"
+        return fallback if missing["triton"] else f"triton for what it can run on a GPU; {fallback}"
     if backend not in _BACKENDS:
         raise _unknown(backend)
     return _BACKENDS[backend][1]
@@ -152,14 +167,21 @@ def _gpu() -> torch.device:
     return torch.device(_GPU, torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
+def _unavailable(device: torch.device) -> dict[str, str | None]:
+    """Why each backend that needs a GPU cannot run on a device; None if it can."""
+    return {"triton": unavailable_reason(device), "fla": fla_unavailable_reason(device)}
+
+
 def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
-    x = operands_of(given)
+    """The backends that take operands and segments; fla's kernel stands in for one of torch's loops."""
     if backend == "recurrent":
-        o_THGV, final_SMHDV = sse_attention_recurrent(x, inplace_state=inplace_state)
+        o_THGV, final_SMHDV = sse_attention_recurrent(operands_of(given), inplace_state=inplace_state)
+    elif backend == "fla":
+        o_THGV, final_SMHDV = sse_attention_on_fla(given)
     else:
-        o_THGV, final_SMHDV = _BACKENDS[backend][0](x)
-        if inplace_state:
-            final_SMHDV = x.state_SMHDV.copy_(final_SMHDV)
+        o_THGV, final_SMHDV = _BACKENDS[backend][0](operands_of(given))
+    if inplace_state and backend != "recurrent" and given.initial_state is not None:
+        final_SMHDV = given.initial_state.copy_(final_SMHDV)
     return o_THGV.flatten(1, 2).to(given.v.dtype), final_SMHDV
 
 
@@ -190,17 +212,18 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
         )
 
 
-def _check_triton(x: Inputs) -> None:
+def _check_gpu_backend(backend: str, x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
-    if (reason := unavailable_reason(x.q.device)) is not None:
-        raise HardwareError(f"backend 'triton' is not available: {reason}", expected=others, fix="use backend: auto")
-    if (reason := unsupported_reason(x)) is not None:
-        raise UsageError(f"backend 'triton' cannot run this: {reason}", expected=others, fix="use backend: auto")
+    if (reason := _unavailable(x.q.device)[backend]) is not None:
+        raise HardwareError(f"backend '{backend}' is not available: {reason}", expected=others, fix="use backend: auto")
+    unsupported = unsupported_reason if backend == "triton" else fla_unsupported_reason
+    if (reason := unsupported(x)) is not None:
+        raise UsageError(f"backend '{backend}' cannot run this: {reason}", expected=others, fix="use backend: auto")
 
 
 def _chosen(backend: str, x: Inputs) -> str:
-    if backend == "triton":
-        _check_triton(x)
+    if backend in ("triton", "fla"):
+        _check_gpu_backend(backend, x)
     if backend != "auto":
         return backend
     on_gpu = x.q.device.type == _GPU
@@ -208,4 +231,8 @@ def _chosen(backend: str, x: Inputs) -> str:
         return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"
-    return "recurrent" if x.one_token_each and not x.wants_grad() else "varlen"
+    if x.one_token_each and not x.wants_grad():
+        return "recurrent"
+    if not on_gpu or torch.compiler.is_compiling() or fla_unsupported_reason(x) is not None:
+        return "varlen"
+    return "fla" if fla_unavailable_reason(x.q.device) is None else "varlen"

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from sse_convert.errors import UsageError
 
-KeyFeatureMap = Literal["softmax", "silu", "relu", "identity"]
+KeyFeatureMap = Literal["softmax", "silu", "relu", "l2", "identity"]
+
+NORM_EPS = 1e-6
+"""added to the squared norm of a key under `l2`, whose norm so stays below 1 and has a gradient at 0"""
 
 
 def check_key_feature_map(kind: str) -> None:
@@ -40,15 +43,17 @@ def key_feature_map(k: Tensor, kind: KeyFeatureMap, row_top_k: int | None = None
     """phi(k) over the last dim, computed in float32 (float64 for float64) and returned in k's dtype.
 
     With `row_top_k`, the entries that are not selected are zero in phi(k): softmax runs over the selected entries alone
-    (paper, equation of the row-sparse update), the elementwise maps zero the rest.
+    (paper, equation of the row-sparse update), the elementwise maps zero the rest, and l2 before it takes the norm.
+
+    l2 is SiLU scaled to unit norm, as in Gated DeltaNet (arXiv:2412.06464).
 
     Args:
         k: [..., D] keys.
-        kind: softmax | silu | relu | identity.
+        kind: softmax | silu | relu | l2 | identity.
         row_top_k: entries kept per key, or None for all.
 
     Raises:
-        UsageError: `kind` is not one of the four.
+        UsageError: `kind` is not one of these.
     """
     check_key_feature_map(kind)
     x = k if k.dtype == torch.float64 else k.float()
@@ -56,10 +61,13 @@ def key_feature_map(k: Tensor, kind: KeyFeatureMap, row_top_k: int | None = None
     if kind == "softmax":
         phi = torch.softmax(x if keep is None else x.masked_fill(~keep, float("-inf")), dim=-1)
         return phi.to(k.dtype)
-    if kind == "silu":
+    if kind in ("silu", "l2"):
         phi = F.silu(x)
     elif kind == "relu":
         phi = F.relu(x)
     else:
         phi = x
-    return (phi if keep is None else phi.masked_fill(~keep, 0)).to(k.dtype)
+    phi = phi if keep is None else phi.masked_fill(~keep, 0)
+    if kind == "l2":
+        phi = phi * (phi.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
+    return phi.to(k.dtype)

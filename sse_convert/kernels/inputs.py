@@ -21,6 +21,8 @@ class SharedInputs:
     """[T, H, V]"""
     log_decay: Tensor
     """[T, H, D], as `Inputs.log_decay`"""
+    write_strength: Tensor | None
+    """[T, H], as `Inputs.write_strength`"""
     own_values: bool
     """whether v was given for this partition; if not, it is the v of the others"""
 
@@ -37,6 +39,8 @@ class Inputs:
     """[T, P, H, V]"""
     log_decay: Tensor
     """[T, H, D], natural log of the decay, or gate logits if `decay_normalizer` is set"""
+    write_strength: Tensor | None
+    """[T, H], beta of the delta rule; None for gated linear attention"""
     router_logits: Tensor
     """[T, N]"""
     shared: SharedInputs | None
@@ -57,6 +61,8 @@ class Inputs:
     """scale what is written by e"""
     read_gate: bool
     """scale what is read by e"""
+    renormalise: bool
+    """divide e by its sum over the partitions written (read)"""
     router_bias: Tensor | None
     """[N], added to e for the selection"""
     partition_gate: PartitionGate | None
@@ -108,13 +114,16 @@ class Inputs:
             "k": self.k,
             "v": self.v,
             "log_decay": self.log_decay,
+            "write_strength": self.write_strength,
             "router_logits": self.router_logits,
             "initial_state": self.initial_state,
             "router_bias": self.router_bias,
             "k_scale": self.k_scale,
         }
         if self.shared is not None:
-            own |= {f"shared {name}": getattr(self.shared, name) for name in ("q", "k", "v", "log_decay")}
+            own |= {
+                f"shared {name}": getattr(self.shared, name) for name in ("q", "k", "v", "log_decay", "write_strength")
+            }
         return {name: tensor for name, tensor in own.items() if tensor is not None}
 
     def wants_grad(self) -> bool:

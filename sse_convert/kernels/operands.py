@@ -25,6 +25,8 @@ class SharedOperands:
     """values"""
     log_decay_THD: Tensor
     """natural log of the decay, <= 0"""
+    write_strength_TH: Tensor | None
+    """beta of the delta rule; None for gated linear attention"""
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Operands:
     """values"""
     log_decay_THD: Tensor
     """natural log of the decay, <= 0"""
+    write_strength_TH: Tensor | None
+    """beta of the delta rule; None for gated linear attention"""
     router_logits_TN: Tensor
     """router outputs"""
     shared: SharedOperands | None
@@ -59,6 +63,8 @@ class Operands:
     """scale what is written by e"""
     read_gate: bool
     """scale what is read by e"""
+    renormalise: bool
+    """divide e by its sum over the partitions written (read)"""
     router_bias_N: Tensor | None
     """added to e for the selection"""
     partition_gate: PartitionGate | None
@@ -82,8 +88,11 @@ class Operands:
     def wants_grad(self) -> bool:
         """Whether a gradient to any input is recorded."""
         own = [self.q_TPHGD, self.k_TPHD, self.v_TPHV, self.log_decay_THD, self.router_logits_TN, self.state_SMHDV]
+        strengths = [self.write_strength_TH]
         if self.shared is not None:
             own += [self.shared.q_THGD, self.shared.k_THD, self.shared.v_THV, self.shared.log_decay_THD]
+            strengths.append(self.shared.write_strength_TH)
+        own += [strength for strength in strengths if strength is not None]
         return torch.is_grad_enabled() and any(x.requires_grad for x in own)
 
     def spans(self) -> list[tuple[int, int]]:
@@ -129,6 +138,7 @@ def operands_of(x: Inputs) -> Operands:
         k_TPHD=_mapped(x, x.k),
         v_TPHV=x.v.to(dtype),
         log_decay_THD=_log_decay(x, x.log_decay),
+        write_strength_TH=None if x.write_strength is None else x.write_strength.to(dtype),
         router_logits_TN=x.router_logits,
         shared=None if x.shared is None else _shared_operands(x, x.shared),
         state_SMHDV=state,
@@ -139,6 +149,7 @@ def operands_of(x: Inputs) -> Operands:
         read_top_k=x.read_top_k,
         write_gate=x.write_gate,
         read_gate=x.read_gate,
+        renormalise=x.renormalise,
         router_bias_N=x.router_bias,
         partition_gate=x.partition_gate,
     )
@@ -151,6 +162,7 @@ def _shared_operands(x: Inputs, shared: SharedInputs) -> SharedOperands:
         k_THD=_mapped(x, shared.k),
         v_THV=shared.v.to(x.dtype),
         log_decay_THD=_log_decay(x, shared.log_decay),
+        write_strength_TH=None if shared.write_strength is None else shared.write_strength.to(x.dtype),
     )
 
 
@@ -174,7 +186,7 @@ def gather_rows(x_TP: Tensor, tokens: Tensor, partitions: Tensor) -> Tensor:
 
 
 def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:
-    """What multiplies k and q in each used partition: e or 1 where the token writes (reads), 0 where it does not.
+    """What scales the write and q in each used partition: e or 1 where the token writes (reads), 0 where it does not.
 
     Returns:
         write and read weights [T, K], K as in `routing.used()`, with gradients to the gate.
@@ -182,7 +194,29 @@ def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:
     used_TK = routing.used()
     gate_TK = routing.gate_TN.gather(1, used_TK).to(x.q_TPHGD.dtype)
     rank_K = torch.arange(used_TK.shape[1], device=used_TK.device)
-    ones_TK = torch.ones_like(gate_TK)
-    write_TK = (gate_TK if x.write_gate else ones_TK) * (rank_K < x.top_k)
-    read_TK = (gate_TK if x.read_gate else ones_TK) * (rank_K < x.read_top_k)
-    return write_TK, read_TK
+
+    def weights(gated: bool, top_k: int) -> Tensor:
+        chosen_K = rank_K < top_k
+        if not gated:
+            return torch.ones_like(gate_TK) * chosen_K
+        weight_TK = gate_TK * chosen_K
+        return weight_TK / weight_TK.sum(1, keepdim=True) if x.renormalise else weight_TK
+
+    return weights(x.write_gate, x.top_k), weights(x.read_gate, x.read_top_k)
+
+
+def written(k: Tensor, weight: Tensor, write_strength: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Keys and write strengths of slots under their write weights.
+
+    Under the delta rule the weight multiplies the strength, not the key: keys have unit norm there, and a normalisation
+    after the gate would cancel it (the published SSE over the gated delta rule has this fault, and its router gets no
+    gradient). The transition I - weight * strength * k outer k also keeps a spectral norm of 1 or less.
+
+    Args:
+        k: [..., H, D].
+        weight: [...], from `slot_weights`.
+        write_strength: [..., H], or None for gated linear attention, whose keys are scaled.
+    """
+    if write_strength is None:
+        return k * weight[..., None, None], None
+    return k, write_strength * weight[..., None]

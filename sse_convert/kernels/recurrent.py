@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.operands import Operands, gather_rows, slot_weights
+from sse_convert.kernels.operands import Operands, gather_rows, slot_weights, written
 
 
 def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,8 @@ def _step(
     write_BK, read_BK = slot_weights(x, routing)
     token_BK = tokens_B[:, None].expand(-1, K)
     q_BKHGD = gather_rows(x.q_TPHGD, token_BK, used_BK) * read_BK[..., None, None, None]
-    k_BKHD = gather_rows(x.k_TPHD, token_BK, used_BK) * write_BK[..., None, None]
+    strength_B1H = None if x.write_strength_TH is None else x.write_strength_TH[tokens_B, None]
+    k_BKHD, strength_BKH = written(gather_rows(x.k_TPHD, token_BK, used_BK), write_BK, strength_B1H)
     v_BKHV = gather_rows(x.v_TPHV, token_BK, used_BK)
     written_K11 = (torch.arange(K, device=used_BK.device) < x.top_k)[:, None, None]
     decay_BKHD = x.log_decay_THD[tokens_B].exp()[:, None].where(written_K11, 1.0)
@@ -68,7 +69,21 @@ def _step(
         v_BKHV = torch.cat([v_BKHV, x.shared.v_THV[tokens_B, None]], dim=1)
         decay_BKHD = torch.cat([decay_BKHD, x.shared.log_decay_THD[tokens_B, None].exp()], dim=1)
         index_BK = torch.cat([used_BK, torch.full_like(used_BK[:, :1], N)], dim=1)
+        if strength_BKH is not None and x.shared.write_strength_TH is not None:
+            strength_BKH = torch.cat([strength_BKH, x.shared.write_strength_TH[tokens_B, None]], dim=1)
     index = sequences_B[:, None], index_BK
-    new_BKHDV = torch.addcmul(k_BKHD[..., None] * v_BKHV[..., None, :], decay_BKHD[..., None], state_SMHDV[index])
+    new_BKHDV = _update(state_SMHDV[index], decay_BKHD, k_BKHD, v_BKHV, strength_BKH)
     o_BHGV = (q_BKHGD @ new_BKHDV).sum(1)
     return o_BHGV, index, new_BKHDV
+
+
+def _update(
+    state_BKHDV: Tensor, decay_BKHD: Tensor, k_BKHD: Tensor, v_BKHV: Tensor, strength_BKH: Tensor | None
+) -> Tensor:
+    """The states after a decay and a write."""
+    if strength_BKH is None:
+        return torch.addcmul(k_BKHD[..., None] * v_BKHV[..., None, :], decay_BKHD[..., None], state_BKHDV)
+    decayed_BKHDV = decay_BKHD[..., None] * state_BKHDV
+    held_BKHV = (k_BKHD[..., None, :] @ decayed_BKHDV)[..., 0, :]
+    correction_BKHV = strength_BKH[..., None] * (v_BKHV - held_BKHV)
+    return torch.addcmul(decayed_BKHDV, k_BKHD[..., None], correction_BKHV[..., None, :])

@@ -17,6 +17,16 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
         S[shared] = exp(log_decay') * S[shared] + k' outer v    always, ungated
         o = sum over p in the read set of (e[p] * q) S[p]  +  q' S[shared]
 
+    Under the gated delta rule (a write_strength is given) a token first reads, with its key, what the decayed state
+    holds, and writes the difference:
+
+        S[p] = exp(log_decay) * S[p];   S[p] = S[p] + e[p] * write_strength * k outer (v - k S[p])
+
+    and the same, without e and with its own strength, for the shared partition: with a decay per head Gated DeltaNet's
+    equation, with one per channel that of Kimi Linear (decay, then correct). The gate scales the strength and not the
+    key; `operands.written` says why. With `renormalise`, e[p] is divided by its sum over the write set where it scales
+    writes, and over the read set where it scales reads.
+
     A token reads its own write. Partitions that are read and not written are read as they stand, without decay.
 
     Returns:
@@ -24,7 +34,7 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
 
     Source: arXiv:2507.16577, section "SSE", equations eta_proj to state_output.
     """
-    N, P = x.num_partitions, x.q_TPHGD.shape[1]
+    N, P, KP, VP = x.num_partitions, x.q_TPHGD.shape[1], x.k_TPHD.shape[1], x.v_TPHV.shape[1]
     routing = None if x.partition_gate is not None and x.partition_gate.needs_state else x.route()
     positions_T = x.positions()
     outs: list[Tensor] = []
@@ -41,18 +51,36 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
             gate_N = chosen.gate_TN[row].to(x.q_TPHGD.dtype)
             decay_HD1 = x.log_decay_THD[t].exp()[..., None]
             out_HGV = x.v_TPHV.new_zeros(*x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
+            strength_H = None if x.write_strength_TH is None else x.write_strength_TH[t]
+            write_N, read_N = (_weights(gate_N, chosen_TK[row], gated, x.renormalise) for chosen_TK, gated in
+                               ((chosen.write_TK, x.write_gate), (chosen.read_TK, x.read_gate)))  # fmt: skip
             for p in chosen.write_TK[row].tolist():
-                k_HD, v_HV = x.k_TPHD[t, p % P], x.v_TPHV[t, p % P]
-                weight = gate_N[p] if x.write_gate else 1.0
-                states[p] = decay_HD1 * states[p] + (weight * k_HD)[..., None] * v_HV[:, None]
+                k_HD, v_HV = x.k_TPHD[t, p % KP], x.v_TPHV[t, p % VP]
+                states[p] = _update(decay_HD1 * states[p], k_HD, v_HV, write_N[p], strength_H)
             for p in chosen.read_TK[row].tolist():
-                weight = gate_N[p] if x.read_gate else 1.0
-                out_HGV = out_HGV + (weight * x.q_TPHGD[t, p % P]) @ states[p]
+                out_HGV = out_HGV + (read_N[p] * x.q_TPHGD[t, p % P]) @ states[p]
             if x.shared is not None:
-                k_HD, v_HV = x.shared.k_THD[t], x.shared.v_THV[t]
-                states[N] = x.shared.log_decay_THD[t].exp()[..., None] * states[N] + k_HD[..., None] * v_HV[:, None]
+                k_HD, v_HV, strength_TH = x.shared.k_THD[t], x.shared.v_THV[t], x.shared.write_strength_TH
+                strength_H = None if strength_TH is None else strength_TH[t]
+                decayed_HDV = x.shared.log_decay_THD[t].exp()[..., None] * states[N]
+                states[N] = _update(decayed_HDV, k_HD, v_HV, gate_N.new_ones(()), strength_H)
                 out_HGV = out_HGV + x.shared.q_THGD[t] @ states[N]
             outs.append(out_HGV)
         finals.append(torch.stack(states))
     o_THGV = torch.stack(outs) if outs else x.v_TPHV.new_zeros(0, *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
     return o_THGV, torch.stack(finals) if finals else x.state_SMHDV
+
+
+def _weights(gate_N: Tensor, chosen_K: Tensor, gated: bool, renormalise: bool) -> Tensor:
+    """What scales the writes (reads) of the chosen partitions."""
+    if not gated:
+        return torch.ones_like(gate_N)
+    return gate_N / gate_N[chosen_K].sum() if renormalise else gate_N
+
+
+def _update(state_HDV: Tensor, k_HD: Tensor, v_HV: Tensor, weight: Tensor, strength_H: Tensor | None) -> Tensor:
+    """A decayed state after a write."""
+    if strength_H is None:
+        return state_HDV + (weight * k_HD)[..., None] * v_HV[:, None]
+    held_HV = (k_HD[:, None] @ state_HDV)[:, 0]
+    return state_HDV + k_HD[..., None] * ((weight * strength_H)[:, None] * (v_HV - held_HV))[:, None]

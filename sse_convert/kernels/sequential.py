@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.chunked import CHUNK_SIZE, gated_linear_attention
-from sse_convert.kernels.operands import Operands, gather_rows, slot_weights
+from sse_convert.kernels.operands import Operands, gather_rows, slot_weights, written
 
 
 def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[Tensor, Tensor]:
@@ -24,13 +24,19 @@ def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tu
         cu_slots = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         partition_R = torch.full_like(token_R, p)
         written_R11 = (slot_R < x.top_k)[:, None, None]
+        k_RHD, strength_RH = written(
+            gather_rows(x.k_TPHD, token_R, partition_R),
+            write_TK[token_R, slot_R],
+            None if x.write_strength_TH is None else x.write_strength_TH[token_R],
+        )
         o_RHGV, final_SHDV = gated_linear_attention(
             gather_rows(x.q_TPHGD, token_R, partition_R) * read_TK[token_R, slot_R][:, None, None, None],
-            gather_rows(x.k_TPHD, token_R, partition_R) * write_TK[token_R, slot_R][:, None, None],
+            k_RHD,
             gather_rows(x.v_TPHV, token_R, partition_R),
             x.log_decay_THD[token_R].where(written_R11, 0.0),
             cu_slots,
             x.state_SMHDV[:, p],
+            write_strength_TH=strength_RH,
             chunk_size=chunk_size,
         )
         o_THGV = o_THGV.index_add(0, token_R, o_RHGV)
@@ -38,8 +44,9 @@ def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tu
     if x.shared is not None:
         s = x.shared
         o_shared_THGV, final_SHDV = gated_linear_attention(
-            s.q_THGD, s.k_THD, s.v_THV, s.log_decay_THD, x.cu_seqlens, x.state_SMHDV[:, -1], chunk_size=chunk_size
-        )
+            s.q_THGD, s.k_THD, s.v_THV, s.log_decay_THD, x.cu_seqlens, x.state_SMHDV[:, -1],
+            write_strength_TH=s.write_strength_TH, chunk_size=chunk_size,
+        )  # fmt: skip
         o_THGV = o_THGV + o_shared_THGV
         finals.append(final_SHDV)
     return o_THGV, torch.stack(finals, dim=1)

@@ -25,8 +25,11 @@ def build_inputs(
     *,
     top_k: int,
     read_top_k: int | None = None,
+    write_strength: Tensor | None = None,
+    shared_write_strength: Tensor | None = None,
     write_gate: bool = True,
     read_gate: bool = True,
+    renormalise: bool = False,
     scale: float | None = None,
     k_map: KeyFeatureMap = "identity",
     k_scale: Tensor | None = None,
@@ -42,7 +45,8 @@ def build_inputs(
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree; lists every disagreement.
-        UsageError: top_k, read_top_k, max_seqlen, k_map or decay_normalizer is out of range.
+        UsageError: top_k, read_top_k, max_seqlen, k_map or decay_normalizer is out of range, or there is a
+            shared_write_strength without write_strength or shared partition.
     """
     _check_ranks({"q": (q, (3, 4)), "k": (k, (3, 4)), "v": (v, (3, 4)), "router_logits": (router_logits, (2,))})
     T, N = router_logits.shape
@@ -57,6 +61,11 @@ def build_inputs(
     tensors["initial_state"] = (initial_state, (offsets.shape[0] - 1, M, H, D, V))
     tensors["router_bias"] = (router_bias, (N,))
     tensors["k_scale"] = (k_scale, (H,))
+    tensors["write_strength"] = (write_strength, (T, H))
+    tensors["shared_write_strength"] = (shared_write_strength, (T, H))
+    if shared_write_strength is not None and (write_strength is None or shared is None):
+        missing = "write_strength" if write_strength is None else "shared partition"
+        raise UsageError(f"shared_write_strength is given without {missing}", expected=f"a {missing} beside it")
     _check_tensors(tensors, q.device)
     if positions is not None and (positions.shape != (T,) or positions.is_floating_point()):
         raise ShapeError(f"positions is {positions.dtype} {list(positions.shape)}", expected=f"integer [{T}]")
@@ -65,8 +74,11 @@ def build_inputs(
         k=_per_partition(k),
         v=_per_partition(v),
         log_decay=log_decay,
+        write_strength=write_strength,
         router_logits=router_logits,
-        shared=None if shared is None else _shared_inputs(shared, v),
+        shared=None
+        if shared is None
+        else _shared_inputs(shared, v, write_strength if shared_write_strength is None else shared_write_strength),
         scale=D**-0.5 if scale is None else scale,
         cu_seqlens=offsets,
         max_seqlen=max_seqlen if longest is None else longest,
@@ -75,6 +87,7 @@ def build_inputs(
         read_top_k=read_top_k,
         write_gate=write_gate,
         read_gate=read_gate,
+        renormalise=renormalise,
         router_bias=router_bias,
         partition_gate=partition_gate,
         positions=positions,
@@ -88,10 +101,10 @@ def _per_partition(x: Tensor) -> Tensor:
     return x[:, None] if x.dim() == 3 else x
 
 
-def _shared_inputs(shared: tuple[Tensor, ...], v: Tensor) -> SharedInputs:
-    q, k, log_decay = shared[:3]
-    own_values = len(shared) == 4
-    return SharedInputs(q=q, k=k, v=shared[3] if own_values else v, log_decay=log_decay, own_values=own_values)
+def _shared_inputs(shared: tuple[Tensor, ...], v: Tensor, write_strength: Tensor | None) -> SharedInputs:
+    (q, k, log_decay), own_values = shared[:3], len(shared) == 4
+    v = shared[3] if own_values else v
+    return SharedInputs(q=q, k=k, v=v, log_decay=log_decay, write_strength=write_strength, own_values=own_values)
 
 
 def _expected_shapes(

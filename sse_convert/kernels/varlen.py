@@ -1,14 +1,34 @@
 """The paper's Algorithm 2: reorder tokens by (sequence, partition), then one variable-length linear attention."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.chunked import CHUNK_SIZE, gated_linear_attention
-from sse_convert.kernels.operands import Operands, gather_rows, slot_weights
+from sse_convert.kernels.chunked import gated_linear_attention
+from sse_convert.kernels.operands import Operands, gather_rows, slot_weights, written
 
 
-def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[Tensor, Tensor]:
-    """SSE as one call of gated linear attention over S * N segments, plus S for the shared partition.
+class LinearAttention(Protocol):
+    """Linear attention over packed segments, as `chunked.gated_linear_attention`."""
+
+    def __call__(
+        self,
+        q_THGD: Tensor,
+        k_THD: Tensor,
+        v_THV: Tensor,
+        log_decay_THD: Tensor,
+        cu_seqlens: Tensor,
+        state_SHDV: Tensor,
+        *,
+        write_strength_TH: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """o [T, H, G, V] and the states after each segment [S, H, D, V]."""
+        ...
+
+
+def sse_attention_varlen(x: Operands, *, attend: LinearAttention = gated_linear_attention) -> tuple[Tensor, Tensor]:
+    """SSE as one call of linear attention over S * N segments, plus S for the shared partition.
 
     A slot is one (token, partition) pair. Slots are sorted by (sequence, partition), stably, so that each subsequence
     keeps the order of its tokens; the shared partition's slots are the tokens themselves, appended to the sequence.
@@ -21,12 +41,12 @@ def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
     segment_R = (x.sequences()[:, None] * N + routing.used()).flatten()
     sorted_R, slot_R = torch.sort(segment_R, stable=True)
     token_R, partition_R = slot_R // K, routing.used().flatten()[slot_R]
-    write_R11, read_R111 = (w.flatten()[slot_R].view(-1, 1, 1) for w in slot_weights(x, routing))
-    read_R111 = read_R111[..., None]
+    write_R, read_R = (weight_TK.flatten()[slot_R] for weight_TK in slot_weights(x, routing))
     written_R11 = (slot_R % K < x.top_k).view(-1, 1, 1)
 
-    q_RHGD = gather_rows(x.q_TPHGD, token_R, partition_R) * read_R111
-    k_RHD = gather_rows(x.k_TPHD, token_R, partition_R) * write_R11
+    q_RHGD = gather_rows(x.q_TPHGD, token_R, partition_R) * read_R[:, None, None, None]
+    strength_RH = None if x.write_strength_TH is None else x.write_strength_TH.index_select(0, token_R)
+    k_RHD, strength_RH = written(gather_rows(x.k_TPHD, token_R, partition_R), write_R, strength_RH)
     v_RHV = gather_rows(x.v_TPHV, token_R, partition_R)
     log_decay_RHD = x.log_decay_THD.index_select(0, token_R)
     if x.read_top_k > x.top_k:
@@ -38,11 +58,13 @@ def sse_attention_varlen(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[
         k_RHD = torch.cat([k_RHD, x.shared.k_THD])
         v_RHV = torch.cat([v_RHV, x.shared.v_THV])
         log_decay_RHD = torch.cat([log_decay_RHD, x.shared.log_decay_THD])
+        if strength_RH is not None and x.shared.write_strength_TH is not None:
+            strength_RH = torch.cat([strength_RH, x.shared.write_strength_TH])
         cu_slots = torch.cat([cu_slots, T * K + x.cu_seqlens[1:].to(cu_slots.device)])
         state_SHDV = torch.cat([state_SHDV, x.state_SMHDV[:, N]])
 
-    o_RHGV, final_SHDV = gated_linear_attention(
-        q_RHGD, k_RHD, v_RHV, log_decay_RHD, cu_slots, state_SHDV, chunk_size=chunk_size
+    o_RHGV, final_SHDV = attend(
+        q_RHGD, k_RHD, v_RHV, log_decay_RHD, cu_slots, state_SHDV, write_strength_TH=strength_RH
     )
     place_R = torch.empty_like(slot_R)
     place_R[slot_R] = torch.arange(T * K, device=slot_R.device)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.mixers import RecurrentMixer, SSEMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import ROUTER_BIAS, as_sse, new_tensors, state_heads
 
@@ -44,7 +44,7 @@ class NewTensors(nn.Module):
         mixer: settings of the layer.
     """
 
-    def __init__(self, dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> None:
+    def __init__(self, dims: AttentionDims, mixer: RecurrentMixer) -> None:
         super().__init__()
         self.dims = dims
         self.mixer = as_sse(mixer)
@@ -67,6 +67,10 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
     Router rows are small, random and never zero (equal logits would tie); the low-rank side path and the per-partition
     offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
     spread over the heads; scales start at one, the output gate open.
+
+    Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones are
+    nearly gated linear attention, since a scale of all writes cancels in the output norm, and converted a small teacher
+    less well, before and after a short training.
 
     Args:
         layer: the layer.
@@ -107,7 +111,7 @@ def decay_bias(dims: AttentionDims, mixer: SSEMixer) -> Tensor:
 
 
 def fresh_sse_tensors(
-    dims: AttentionDims, mixer: SSEMixer | GLAMixer, generator: torch.Generator | None = None
+    dims: AttentionDims, mixer: RecurrentMixer, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
     """The new tensors of one layer, initialised, without building the layer or its teacher weights.
 

@@ -1,7 +1,8 @@
 """SSE attention in place of a family's softmax attention: the teacher's projections, a few new tensors, the operator.
 
 Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kept -> operator (feature map on k, log
-decays of gate logits, scale D^-1/2) -> per-head RMS norm * sse_out_scale -> output gate -> output projection.
+decays of gate logits, scale D^-1/2, write strengths under the delta rule) -> per-head RMS norm * sse_out_scale ->
+output gate -> output projection.
 
 Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key and value dim,
 N partitions.
@@ -17,7 +18,7 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.mixers import RecurrentMixer, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
@@ -62,7 +63,7 @@ class SSEAttention(RoutedLayer):
         layer_idx: int,
         *,
         spec: ArchSpec,
-        mixer: SSEMixer | GLAMixer,
+        mixer: RecurrentMixer,
         backend: str = "auto",
     ) -> None:
         _check(as_sse(mixer), spec)
@@ -133,8 +134,8 @@ class SSEAttention(RoutedLayer):
             shared_q, shared_k, shared_rows = (
                 sparse if same else self._queries_and_keys(flat_q, flat_k, of_shared, rotation)
             )
-            separate = mixer.decay_params == "separate" and mixer.decay != "none"
-            shared_decay = self._log_decay(precise, "sse_shared_decay") if separate else log_decay
+            own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
+            shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, self._decay_of_rows(shared_decay, shared_rows))
             if not mixer.shared_params:
                 shared = (*shared, self._values(flat_v))
@@ -149,6 +150,8 @@ class SSEAttention(RoutedLayer):
             "log_decay": self._decay_of_rows(log_decay, rows),
             "router_logits": logits,
             "shared": shared,
+            "write_strength": self._write_strength(precise, "sse_write_strength"),
+            "shared_write_strength": self._write_strength(precise, "sse_shared_write_strength"),
             **self._mapping_options(),
             **self._routing_options(),
         }
@@ -220,7 +223,7 @@ class SSEAttention(RoutedLayer):
 
     def _offset(self, flat: Tensor, x: Tensor, name: str) -> Tensor:
         """The projection of each partition [T, N, out]; [T, out] where they share one."""
-        if self.mixer.shared_params:
+        if not hasattr(self, f"sse_partition_{name}"):
             return flat
         weight = getattr(self, f"sse_partition_{name}").to(x.dtype)
         return flat[:, None] + torch.einsum("th,noh->tno", x, weight)
@@ -285,6 +288,11 @@ class SSEAttention(RoutedLayer):
         logits: Tensor = getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
         return logits.view(shape) if self.mixer.decay == "gla" else logits[..., None].expand(shape)
 
+    def _write_strength(self, x: Tensor, name: str) -> Tensor | None:
+        """beta [T, H] of the delta rule; None where the layer has none, or none of its own."""
+        projection = getattr(self, name, None)
+        return None if projection is None else torch.sigmoid(projection(x))
+
     def _decay_of_rows(self, decay: Tensor, rows: Tensor | None) -> Tensor:
         """What the operator takes: gate logits, or log decays that are 0 outside the selected rows."""
         if rows is None or self.mixer.decay == "none":
@@ -313,6 +321,7 @@ class SSEAttention(RoutedLayer):
             "read_top_k": self.mixer.read_top_k,
             "write_gate": self.mixer.gate.write,
             "read_gate": self.mixer.gate.read,
+            "renormalise": self.mixer.gate.renormalise,
             "router_bias": getattr(self, "sse_router_bias", None),
             "partition_gate": partition_gate(self.mixer.partition_gate),
         }

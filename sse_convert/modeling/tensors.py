@@ -3,7 +3,7 @@
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.mixers import RecurrentMixer, SSEMixer
 from sse_convert.modeling.architectures import AttentionDims
 
 ROUTER_BIAS = "sse_router_bias"
@@ -30,9 +30,9 @@ class TensorSpec:
         return self.name != ROUTER_BIAS
 
 
-def as_sse(mixer: SSEMixer | GLAMixer) -> SSEMixer:
-    """The mixer as an SSE mixer; gated linear attention is its single-partition case."""
-    return mixer.as_sse() if isinstance(mixer, GLAMixer) else mixer
+def as_sse(mixer: RecurrentMixer) -> SSEMixer:
+    """The mixer as an SSE mixer, of which the other kinds are special cases."""
+    return mixer if isinstance(mixer, SSEMixer) else mixer.as_sse()
 
 
 def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
@@ -40,14 +40,14 @@ def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
     return dims.query_heads if mixer.state_heads == "query" else dims.kv_heads
 
 
-def state_shape(dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> tuple[int, int, int, int]:
+def state_shape(dims: AttentionDims, mixer: RecurrentMixer) -> tuple[int, int, int, int]:
     """[partitions, H, D, V] of the float32 state that one sequence keeps; the shared partition comes last."""
     sse = as_sse(mixer)
     partitions = sse.num_partitions + sse.shared_partition
     return partitions, state_heads(dims, sse), dims.head_dim, dims.head_dim
 
 
-def new_tensors(dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> list[TensorSpec]:
+def new_tensors(dims: AttentionDims, mixer: RecurrentMixer) -> list[TensorSpec]:
     """The tensors that a layer with this mixer adds to the teacher's, in a fixed order.
 
     Every trainable one gets a gradient in every step: what the mixer does not use is not created (N = 1 has no router).
@@ -68,14 +68,22 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer | GLAMixer) -> list[TensorS
         tensors += _low_rank("sse_decay", hidden, sse.decay_rank, decay, bias=True)
         if sse.decay_params == "separate":
             tensors += _low_rank("sse_shared_decay", hidden, sse.decay_rank, decay, bias=True)
+    if sse.update == "delta":
+        tensors += _linear("sse_write_strength", hidden, heads)
+        if sse.shared_partition and sse.decay_params == "separate":
+            tensors += _linear("sse_shared_write_strength", hidden, heads)
     tensors += [TensorSpec("sse_out_scale", (query,)), TensorSpec("sse_k_scale", (heads,))]
     if sse.output_gate:
         tensors += _low_rank("sse_gate", hidden, sse.decay_rank, query, bias=True)
     if not sse.shared_params:
         values = dims.kv_heads * dims.head_dim
-        for name, out in (("q", query), ("k", values), ("v", values)):
+        for name, out in (("q", query), ("k", values), ("v", values))[int(sse.shared_queries) :]:
             tensors.append(TensorSpec(f"sse_partition_{name}", (partitions, out, hidden)))
     return tensors
+
+
+def _linear(name: str, inputs: int, outputs: int) -> list[TensorSpec]:
+    return [TensorSpec(f"{name}.weight", (outputs, inputs)), TensorSpec(f"{name}.bias", (outputs,))]
 
 
 def _low_rank(name: str, inputs: int, rank: int, outputs: int, *, bias: bool) -> list[TensorSpec]:

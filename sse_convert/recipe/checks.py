@@ -24,7 +24,7 @@ from sse_convert.recipe.schema import (
 )
 from sse_convert.recipe.units import format_count, parse_size
 
-BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
+BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton", "fla")
 GATES = ("loss_gap", "needle_retention")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 

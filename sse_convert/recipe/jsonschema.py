@@ -29,10 +29,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
-    """The docstring line under each field of a dataclass, by field name."""
+    """The docstring line under each field of a dataclass, those of its bases included, by field name."""
+    docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs = {}
     for node, after in zip(body.body, body.body[1:], strict=False):
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue

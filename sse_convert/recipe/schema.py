@@ -3,7 +3,7 @@
 import dataclasses as dc
 from typing import Any, Literal
 
-from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import Mixer
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,8 +230,8 @@ class Recipe:
     """hub revision of the teacher"""
     layers: Layers
     """which mixer each layer gets"""
-    mixers: dict[str, SSEMixer | GLAMixer | SlidingMixer] = dc.field(default_factory=dict)
-    """named mixers; `sse`, `gla` and `sliding` exist with their defaults, `full` is the untouched layer"""
+    mixers: dict[str, Mixer] = dc.field(default_factory=dict)
+    """named mixers; every kind exists under its name with its defaults, `full` is the untouched layer"""
     calibrate: Calibrate = dc.field(default_factory=Calibrate)
     """initialisation from teacher statistics"""
     stages: list[Stage] = dc.field(default_factory=list)

@@ -4,19 +4,20 @@ Cache of one sequence after L tokens, per layer (what the caches hold between de
     full attention          2 * Hkv * D * L * bytes
     native sliding window   2 * Hkv * D * min(L, window - 1) * bytes
     `sliding` mixer         2 * Hkv * D * (window - 1 + sinks) * bytes        allocated whole
-    `sse`, `gla` mixer      (N + shared) * H * D * V * 4                       float32 whatever the model's dtype
+    recurrent mixer         (N + shared) * H * D * V * 4                       float32 whatever the model's dtype
 
 Forward FLOPs of one token (a multiply-add counts two):
     weights                 2 * (stored parameters, without an untied input embedding)
     softmax attention       4 * Hq * D * (mean number of visible tokens at this sequence length)
     SSE operator            (k + shared) * 3 * H * D * V  to decay and write,  (k' + shared) * 2 * Hq * D * V  to read
+                            (5 in place of 3 under the delta rule, which reads before it writes)
 The operator is counted in its recurrent form; chunk-parallel backends trade more FLOPs for speed.
 """
 
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads, state_shape
 
@@ -74,7 +75,7 @@ def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
 
 def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
     """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
-    if isinstance(mixer, SSEMixer | GLAMixer):
+    if isinstance(mixer, RecurrentMixer):
         return math.prod(state_shape(geometry.dims, mixer)) * STATE_BYTES
     window = geometry.windows[layer]
     if isinstance(mixer, SlidingMixer):
@@ -117,11 +118,12 @@ def visible_tokens(length: int, window: int | None) -> float:
 def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> float:
     """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
     dims = geometry.dims
-    if isinstance(mixer, SSEMixer | GLAMixer):
+    if isinstance(mixer, RecurrentMixer):
         sse = as_sse(mixer)
         read = sse.top_k if sse.read_top_k is None else sse.read_top_k
         matrix = dims.head_dim * dims.head_dim
-        writes = 3 * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
+        per_write = 5 if sse.update == "delta" else 3
+        writes = per_write * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
         reads = 2 * (read + sse.shared_partition) * dims.query_heads * matrix
         return writes + reads + 2 * added_parameters(dims, mixer)
     window = geometry.windows[layer]

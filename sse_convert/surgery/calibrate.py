@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
-from sse_convert.mixers import GLAMixer, Mixer, SSEMixer, mixer_from_dict
+from sse_convert.mixers import Mixer, RecurrentMixer, SSEMixer, mixer_from_dict
 from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
@@ -223,7 +223,7 @@ def _check_input(recipe: Recipe, files: CheckpointFiles) -> dict[int, SSEMixer]:
             fix="use that recipe, or convert again",
         )
     by_layer = ((layer, mixers[name]) for layer, name in enumerate(names) if name in mixers)
-    return {layer: as_sse(mixer) for layer, mixer in by_layer if isinstance(mixer, SSEMixer | GLAMixer)}
+    return {layer: as_sse(mixer) for layer, mixer in by_layer if isinstance(mixer, RecurrentMixer)}
 
 
 def _student(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.console import progress
-from sse_convert.mixers import FULL, GLAMixer, Mixer, SSEMixer, mixer_to_dict
+from sse_convert.mixers import FULL, Mixer, RecurrentMixer, mixer_to_dict
 from sse_convert.modeling.bundle import write_remote_code
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.initialise import fresh_sse_tensors
@@ -168,9 +168,9 @@ def layout_bytes(layout: Layout) -> int:
     return sum(math.prod(shape) * ITEM_BYTES[dtype] for dtype, shape in layout.values())
 
 
-def _sse_layers(names: list[str], mixers: dict[str, Mixer]) -> Iterator[tuple[int, SSEMixer | GLAMixer]]:
+def _sse_layers(names: list[str], mixers: dict[str, Mixer]) -> Iterator[tuple[int, RecurrentMixer]]:
     for layer, name in enumerate(names):
-        if name != FULL and isinstance(mixer := mixers[name], SSEMixer | GLAMixer):
+        if name != FULL and isinstance(mixer := mixers[name], RecurrentMixer):
             yield layer, mixer
 
 

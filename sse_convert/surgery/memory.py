@@ -17,7 +17,7 @@ each layer's input and target (2 a d) and one layer's activations. The constants
 
 import dataclasses as dc
 
-from sse_convert.mixers import GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, SSEMixer
 from sse_convert.modeling.tensors import as_sse, state_heads
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
@@ -127,7 +127,7 @@ def _norm_bytes(geometry: Geometry) -> float:
 
 def _attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
     dims = geometry.dims
-    if isinstance(mixer, SSEMixer | GLAMixer):
+    if isinstance(mixer, RecurrentMixer):
         return _sse_bytes(geometry, as_sse(mixer), element)
     return 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)
 
@@ -140,6 +140,9 @@ def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
     slots = used + mixer.shared_partition
     operator = slots * (4 * (query + 3 * state) + 4 * state * dims.head_dim / STATE_CHUNK)
     routed = used * 4 * (query + state)
-    sets = 1 + mixer.shared_partition
-    maps = sets * (8 * state + 6 * geometry.qk_norm * (query + state)) + element * (query + state)
-    return operator + routed + maps + 4 * state + 16 * query
+    own = 1 if mixer.shared_params else mixer.num_partitions
+    key_sets, query_sets = own + mixer.shared_partition, (1 if mixer.shared_queries else own) + mixer.shared_partition
+    norms = 6 * geometry.qk_norm
+    maps = key_sets * (8 + norms) * state + query_sets * norms * query + element * (query + state)
+    values = 4 * state * (1 if mixer.shared_params else own + 1)
+    return operator + routed + maps + values + 16 * query

@@ -3,7 +3,7 @@
 A recipe that cannot work is refused here, before any weights are downloaded or read.
 """
 
-from sse_convert.mixers import FULL, GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import FULL, Mixer, RecurrentMixer, SlidingMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.surgery import budget, memory
@@ -166,7 +166,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     for i, mixer in enumerate(mixers):
         if isinstance(mixer, SlidingMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
-    if any(isinstance(mixer, SSEMixer | GLAMixer) for mixer in mixers) and not recipe.stages:
+    if any(isinstance(mixer, RecurrentMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
     if teacher.files.pickles:
         notes.append(

@@ -4,7 +4,7 @@ import torch
 from sse_convert.analysis.capture import Sizes, see, watching
 from sse_convert.kernels.dispatch import sse_attention
 from tests.analysis.cases import inputs, seen, sizes, text
-from tests.modeling.tiny import SSE, prompts, tiny_model
+from tests.modeling.tiny import MIXERS, SSE, prompts, tiny_model
 
 SETTINGS = [
     {},
@@ -56,11 +56,16 @@ def test_what_is_written_and_read():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "gpt_neox"])
-@pytest.mark.parametrize("rope", ["none", "keep"])
+@pytest.mark.parametrize("rope", ["none", "keep", "delta rule"])
 def test_watching_a_model_sees_what_its_layers_do(family, rope):
     if family == "gpt2" and rope == "keep":
         pytest.skip("gpt2 has no rotary embedding")
-    model = tiny_model(family, ("sse", "full", "gla", "sse"), {"sse": {**SSE, "rope": rope}, "gla": {"kind": "gla"}})
+    if rope == "delta rule":
+        separate = {**MIXERS["delta"], "decay_params": "separate"}
+        model = tiny_model(family, ("gdn", "full", "mom", "delta"), {"delta": separate})
+    else:
+        mixers = {"sse": {**SSE, "rope": rope}, "gla": {"kind": "gla"}}
+        model = tiny_model(family, ("sse", "full", "gla", "sse"), mixers)
     ids, _ = prompts((9, 9))
     layers, found, outputs = model.sse_layers(), {}, {}
     for i, layer in layers.items():

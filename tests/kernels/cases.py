@@ -31,6 +31,8 @@ class Case:
     per_partition: bool = False
     write_gate: bool = True
     read_gate: bool = True
+    delta: bool = False
+    renormalise: bool = False
     initial_state: bool = True
     router_bias: bool = False
     decay_scale: float = 1.0
@@ -55,6 +57,7 @@ class Case:
             "read_top_k": self.read_top_k,
             "write_gate": self.write_gate,
             "read_gate": self.read_gate,
+            "renormalise": self.renormalise,
             "cu_seqlens": self.cu_seqlens,
             "router_bias": bias if self.router_bias else None,
         }
@@ -80,6 +83,12 @@ class Case:
             x["shared log_decay"] = F.logsigmoid(normal(T, H, D)) * self.decay_scale
             if self.per_partition:
                 x["shared v"] = normal(T, H, V)
+        if self.delta:
+            names = ("k", "shared k") if self.shared else ("k",)
+            x.update({name: F.normalize(x[name] - 0.1, dim=-1) for name in names})
+            x["write_strength"] = normal(T, H).sigmoid()
+            if self.shared:
+                x["shared_write_strength"] = normal(T, H).sigmoid()
         if self.initial_state:
             x["initial_state"] = normal(len(self.lengths), N + self.shared, H, D, V)
         return {name: tensor.to(dtype) for name, tensor in x.items()}

@@ -1,7 +1,9 @@
 """Every backend computes what the reference defines: outputs, final states, and the gradient of every input."""
 
+import dataclasses as dc
 import random
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +25,9 @@ ROUTINGS = (
 )
 
 
-def _grid() -> list[Case]:
+def _grid(*, delta: bool = False) -> list[Case]:
     """Every routing with every layout; the other settings are drawn, the same ones on every run."""
-    draw = random.Random(0)
+    draw = random.Random(int(delta))
     return [
         Case(
             lengths=lengths,
@@ -39,6 +41,8 @@ def _grid() -> list[Case]:
             read_gate=draw.random() < 0.7,
             initial_state=draw.random() < 0.7,
             router_bias=draw.random() < 0.3,
+            delta=delta,
+            renormalise=delta and min(k, read or k) > 1 and draw.random() < 0.7,
             seed=i,
         )
         for i, ((n, k, read), lengths) in enumerate(product(ROUTINGS, LAYOUTS))
@@ -54,7 +58,18 @@ def _variants() -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("case", _grid() + _variants(), ids=str)
+def _delta_variants() -> list[Case]:
+    """Settings that act on the delta rule or only exist beside it, and renormalised gates under the other update."""
+    delta = Case(lengths=(3, 70), top_k=2, read_top_k=3, delta=True, groups=2)
+    changes: list[dict[str, Any]] = [
+        {}, {"renormalise": True}, {"write_gate": False, "renormalise": True}, {"per_partition": True},
+        {"shared": False, "initial_state": False}, {"delta": False, "renormalise": True},
+        {"decay_scale": 100.0}, {"decay_scale": 0.0}, {"dim": 3, "value_dim": 5, "groups": 3},
+    ]  # fmt: skip
+    return [dc.replace(delta, **change) for change in changes]
+
+
+@pytest.mark.parametrize("case", _grid() + _variants() + _grid(delta=True)[::2] + _delta_variants(), ids=str)
 def test_backends_equal_the_reference(case: Case) -> None:
     exact = run_with_gradients(case, "reference")
     for backend in BACKENDS:

@@ -37,13 +37,19 @@ def with_gradients(function: Callable[..., Any], x: dict[str, Tensor], options: 
 CASES = (
     Case(lengths=(9, 0, 70), top_k=2, groups=2, router_bias=True),
     Case(lengths=(5, 3), top_k=1, read_top_k=3, per_partition=True),
+    Case(lengths=(9, 0, 70), top_k=2, delta=True, renormalise=True),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("backend", ["auto", "varlen", "masked"])
 def test_one_graph_with_the_same_numbers(backend: str, case: Case) -> None:
-    options = {**case.options(), "backend": backend, "decay_normalizer": 4.0, "k_map": "softmax"}
+    options = {
+        **case.options(),
+        "backend": backend,
+        "decay_normalizer": 4.0,
+        "k_map": "l2" if case.delta else "softmax",
+    }
     expected = with_gradients(call, case.inputs(), options)
     found = with_gradients(torch.compile(call, backend="aot_eager", fullgraph=True), case.inputs(), options)
     for i, (value, exact) in enumerate(zip(found, expected, strict=True)):
@@ -66,4 +72,4 @@ def test_the_operator_is_registered_as_torch_wants_it() -> None:
     q, k, v, log_decay = (x[name].detach().requires_grad_() for name in ("q", "k", "v", "log_decay"))
     state = x["initial_state"][:, 0].contiguous().requires_grad_()
     offsets = torch.tensor([0, 9, 9, 79])
-    torch.library.opcheck(_opaque, (q.unflatten(1, (2, 2)), k, v, log_decay, state, offsets, 64))
+    torch.library.opcheck(_opaque, (q.unflatten(1, (2, 2)), k, v, log_decay, None, state, offsets, 64))

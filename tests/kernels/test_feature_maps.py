@@ -4,7 +4,7 @@ import torch
 from sse_convert.errors import UsageError
 from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
 
-KINDS = ("softmax", "silu", "relu", "identity")
+KINDS = ("softmax", "silu", "relu", "l2", "identity")
 
 
 def test_maps_are_what_their_names_say() -> None:
@@ -12,6 +12,8 @@ def test_maps_are_what_their_names_say() -> None:
     torch.testing.assert_close(key_feature_map(k, "softmax"), k.exp() / k.exp().sum(-1, keepdim=True))
     torch.testing.assert_close(key_feature_map(k, "silu"), k / (1 + (-k).exp()))
     torch.testing.assert_close(key_feature_map(k, "relu"), k.clamp_min(0))
+    silu = k / (1 + (-k).exp())
+    torch.testing.assert_close(key_feature_map(k, "l2"), silu / (silu.norm(dim=-1, keepdim=True) ** 2 + 1e-6).sqrt())
     assert torch.equal(key_feature_map(k, "identity"), k)
 
 
@@ -30,6 +32,8 @@ def test_row_top_k_zeroes_the_rows_that_are_not_selected(kind: str) -> None:
     assert phi[~keep].eq(0).all()
     if kind == "softmax":
         torch.testing.assert_close(phi.sum(-1), torch.ones(6, 3, dtype=torch.float64))
+    elif kind == "l2":
+        torch.testing.assert_close(phi.norm(dim=-1), torch.ones(6, 3, dtype=torch.float64), atol=1e-4, rtol=0)
     else:
         assert torch.equal(phi[keep], key_feature_map(k, kind)[keep])
     (phi * torch.randn_like(phi)).sum().backward()
@@ -50,6 +54,15 @@ def test_selecting_all_rows_changes_nothing(kind: str) -> None:
         assert torch.equal(key_feature_map(k, kind, row_top_k), key_feature_map(k, kind))
 
 
+def test_l2_is_never_longer_than_one_and_has_a_gradient_at_zero() -> None:
+    k = torch.cat([torch.zeros(1, 8), 1e-4 * torch.randn(3, 8), 1e4 * torch.randn(3, 8)]).requires_grad_()
+    phi = key_feature_map(k, "l2")
+    assert bool((phi.norm(dim=-1) <= 1 + 1e-6).all())
+    phi.sum().backward()
+    assert k.grad is not None
+    assert k.grad.isfinite().all()
+
+
 def test_unknown_map_is_refused() -> None:
-    with pytest.raises(UsageError, match="'elu'\nexpected: one of softmax, silu, relu, identity"):
+    with pytest.raises(UsageError, match="'elu'\nexpected: one of softmax, silu, relu, l2, identity"):
         key_feature_map(torch.zeros(2), "elu")  # type: ignore[arg-type]

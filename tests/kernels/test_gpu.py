@@ -1,9 +1,11 @@
 """The torch backends on a GPU: the same numbers as the reference on the CPU, whichever device the offsets are on."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.kernels.cases import BACKENDS, Case, run, run_with_gradients
 from tests.tolerance import assert_same
@@ -13,6 +15,7 @@ pytestmark = pytest.mark.gpu
 CASES = (
     Case(lengths=(63, 0, 64, 1, 130), top_k=2, read_top_k=3, groups=2, router_bias=True),
     Case(lengths=(70, 9), num_partitions=8, per_partition=True, shared=False, initial_state=False),
+    Case(lengths=(63, 0, 64, 1, 130), top_k=2, groups=2, delta=True, renormalise=True),
 )
 
 
@@ -40,8 +43,30 @@ def test_two_training_steps_on_a_gpu_are_equal_to_the_bit() -> None:
         assert torch.equal(value, second[name]), name
 
 
-def test_decoding_in_place_with_offsets_on_the_cpu_needs_no_sync() -> None:
-    case = Case(lengths=(1, 1, 1, 1))
+@pytest.mark.parametrize("shape", [{}, {"num_partitions": 1, "shared": False}, {"groups": 2, "per_partition": True}])
+def test_flas_kernels_equal_the_reference(shape: dict[str, Any]) -> None:
+    """In bfloat16, outputs, states and gradients."""
+    pytest.importorskip("fla")
+    case = Case(lengths=(70, 0, 200, 1), dim=64, value_dim=64, delta=True, decay_scale=0.1, **shape)
+    low = {name: x.bfloat16() if name[-1] in "qkv" else x.float() for name, x in case.inputs().items()}
+    low = {name: x[..., 0] if name.endswith("log_decay") else x for name, x in low.items()}
+
+    def results(backend: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        given = {n: x[..., None].expand(-1, -1, 64) if n.endswith("log_decay") else x for n, x in leaves.items()}
+        o, final = run(case, backend, given, cu_seqlens=case.cu_seqlens.to(inputs["q"].device))
+        gradients = torch.autograd.grad(o.double().cos().sum() + final.double().sin().sum(), list(leaves.values()))
+        found = {"o": o.detach(), "final": final.detach()}
+        return {name: x.double().cpu() for name, x in {**found, **dict(zip(leaves, gradients, strict=True))}.items()}
+
+    exact = results("reference", {name: x.double() for name, x in low.items()})
+    for name, value in results("fla", {name: x.cuda() for name, x in low.items()}).items():
+        assert_same(value, exact[name], name, 2e-2)
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["gla", "delta"])
+def test_decoding_in_place_with_offsets_on_the_cpu_needs_no_sync(delta: bool) -> None:
+    case = Case(lengths=(1, 1, 1, 1), delta=delta)
     x = {name: t.cuda() for name, t in case.inputs(torch.float32).items()}
     expected_o, expected = run(case, "reference", {name: t.clone() for name, t in x.items()})
     torch.cuda.set_sync_debug_mode("error")

@@ -24,7 +24,7 @@ def raw_inputs(case: Case) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("k_map", ["softmax", "silu", "relu", "identity"])
+@pytest.mark.parametrize("k_map", ["softmax", "silu", "relu", "l2", "identity"])
 def test_mapping_in_the_operator_equals_mapping_before_it(k_map: Any, case: Case) -> None:
     """Output, final state and the gradient of every input, the scale included."""
     raw, scale = raw_inputs(case), torch.tensor([0.7, 1.9], dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_one_token_each_is_seen_from_offsets_on_the_cpu(lengths: tuple[int, ...]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k_map": "elu"}, "key feature map is 'elu'\nexpected: one of softmax, silu, relu, identity"),
+        ({"k_map": "elu"}, "key feature map is 'elu'\nexpected: one of softmax, silu, relu, l2, identity"),
         ({"decay_normalizer": 0.0}, "decay_normalizer is 0.0\nexpected: more than 0"),
         ({"decay_normalizer": float("nan")}, "decay_normalizer is nan\nexpected: more than 0"),
         ({"max_seqlen": 69}, r"max_seqlen is 69\nexpected: at least the longest sequence \(70\)"),

@@ -26,8 +26,9 @@ def assert_all_as_accurate(case: Case, backend: str, low: Inputs, exact_inputs: 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_low_precision_is_as_accurate_as_the_reference(backend: str, dtype: torch.dtype) -> None:
-    case = Case(lengths=(200, 63), top_k=2, groups=2, dim=16, value_dim=16, decay_scale=1 / 16)
+@pytest.mark.parametrize("delta", [False, True], ids=["gla", "delta"])
+def test_low_precision_is_as_accurate_as_the_reference(backend: str, dtype: torch.dtype, delta: bool) -> None:
+    case = Case(lengths=(200, 63), top_k=2, groups=2, dim=16, value_dim=16, decay_scale=1 / 16, delta=delta)
     assert_all_as_accurate(case, backend, *rounded(case.inputs(), dtype))
 
 

@@ -1,7 +1,9 @@
 """What must hold whatever the numbers are: symmetries, limits, boundaries and causality."""
 
+import dataclasses as dc
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -84,14 +86,14 @@ def test_two_calls_with_carried_state_are_one_call(backend: str, cut: int) -> No
 
 
 @pytest.mark.parametrize("backend", CHUNKED)
-@pytest.mark.parametrize("read_top_k", [None, 3])
-def test_decoding_token_by_token_is_prefill(backend: str, read_top_k: int | None) -> None:
+@pytest.mark.parametrize("settings_", [{}, {"read_top_k": 3}, {"delta": True, "renormalise": True}], ids=str)
+def test_decoding_token_by_token_is_prefill(backend: str, settings_: dict[str, Any]) -> None:
     """Three sequences decoded together, each call one token of each, the state overwritten in place."""
-    case = Case(lengths=(70, 70, 70), top_k=2, read_top_k=read_top_k, groups=2)
+    case = Case(lengths=(70, 70, 70), top_k=2, groups=2, **settings_)
     x = case.inputs()
     o, final = run(case, backend, x)
     state = x["initial_state"].clone()
-    step = Case(lengths=(1, 1, 1), top_k=2, read_top_k=read_top_k, groups=2)
+    step = Case(lengths=(1, 1, 1), top_k=2, groups=2, **settings_)
     outs = []
     for t in range(70):
         token = {name: v[[t, 70 + t, 140 + t]] for name, v in x.items() if name != "initial_state"}
@@ -150,10 +152,11 @@ def affects(change: Callable[[Inputs], None], case: Case, backend: str) -> tuple
 
 @pytest.mark.parametrize("backend", EVERY)
 @pytest.mark.parametrize("poison", [None, float("nan")], ids=["other values", "nan"])
-def test_sequences_do_not_leak(backend: str, poison: float | None) -> None:
+@pytest.mark.parametrize("delta", [False, True], ids=["gla", "delta"])
+def test_sequences_do_not_leak(backend: str, poison: float | None, delta: bool) -> None:
     """Everything of sequence 0 changes, its routing and its state included: sequence 1 keeps every bit."""
-    case = Case(lengths=(50, 90), top_k=2, value_dim=8)
-    other = Case(lengths=(50, 90), top_k=2, value_dim=8, seed=1).inputs()
+    case = Case(lengths=(50, 90), top_k=2, value_dim=8, delta=delta)
+    other = dc.replace(case, seed=1).inputs()
 
     def change(x: Inputs) -> None:
         for name, tensor in x.items():
@@ -168,18 +171,18 @@ def test_sequences_do_not_leak(backend: str, poison: float | None) -> None:
 @pytest.mark.parametrize("backend", CHUNKED)
 @given(
     tokens=st.integers(2, 200), cut=st.integers(1, 199), top_k=st.integers(1, 4), shared=st.booleans(),
-    groups=st.integers(1, 2), seed=st.integers(0, 9), single=st.booleans(),
+    groups=st.integers(1, 2), seed=st.integers(0, 9), single=st.booleans(), delta=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 def test_nothing_depends_on_later_tokens(
-    backend: str, tokens: int, cut: int, top_k: int, shared: bool, groups: int, seed: int, single: bool
+    backend: str, tokens: int, cut: int, top_k: int, shared: bool, groups: int, seed: int, single: bool, delta: bool
 ) -> None:
     """New tokens from `cut` on, other routing included, or no tokens there at all: earlier outputs keep every bit.
 
     Exact for head dimensions that are multiples of 4; odd ones shift the alignment that matrix libraries round by.
     """
     cut = min(cut, tokens - 1)
-    settings_ = {"top_k": top_k, "shared": shared, "groups": groups, "dim": 8, "value_dim": 12}
+    settings_ = {"top_k": top_k, "shared": shared, "groups": groups, "dim": 8, "value_dim": 12, "delta": delta}
     case = Case(lengths=(tokens,), seed=seed, **settings_)  # type: ignore[arg-type]
     dtype = torch.float32 if single else torch.float64
     x, other = case.inputs(dtype), Case(lengths=(tokens,), seed=seed + 10, **settings_).inputs(dtype)  # type: ignore[arg-type]
@@ -205,16 +208,17 @@ def test_packing_equals_one_call_per_sequence(backend: str) -> None:
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5), num_partitions=st.integers(1, 6), data=st.data(),
     groups=st.integers(1, 3), shared=st.booleans(), per_partition=st.booleans(), seed=st.integers(0, 99),
+    delta=st.booleans(), renormalise=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 def test_any_case_equals_the_reference(
     lengths: list[int], num_partitions: int, data: st.DataObject, groups: int, shared: bool, per_partition: bool,
-    seed: int,
+    seed: int, delta: bool, renormalise: bool,
 ) -> None:  # fmt: skip
     top_k, read_top_k = (data.draw(st.integers(1, num_partitions)) for _ in range(2))
     case = Case(
         lengths=tuple(lengths), num_partitions=num_partitions, top_k=top_k, read_top_k=read_top_k, groups=groups,
-        shared=shared, per_partition=per_partition, seed=seed,
+        shared=shared, per_partition=per_partition, seed=seed, delta=delta, renormalise=renormalise,
     )  # fmt: skip
     o, final = run(case, "reference")
     for backend in BACKENDS:

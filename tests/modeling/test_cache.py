@@ -9,15 +9,18 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
-from tests.modeling.tiny import prompts, tiny_model
+from tests.modeling.tiny import BASELINES, LAYOUT, prompts, tiny_model
 
 LENGTHS = (14, 5, 9)
 CLOSE = {"atol": 1e-10, "rtol": 0}
 
 
+BOTH = pytest.mark.parametrize("model", [LAYOUT, BASELINES], indirect=True, ids=str)
+
+
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_model("qwen3", dtype=torch.float64)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return tiny_model("qwen3", getattr(request, "param", LAYOUT), dtype=torch.float64)
 
 
 @torch.no_grad()
@@ -36,6 +39,7 @@ def forward(
     ).logits
 
 
+@BOTH
 @pytest.mark.parametrize("pieces", [[(4, 14)], [(4, 9), (9, 10), (10, 14)], [(0, 14)]], ids=str)
 @pytest.mark.parametrize("removed", [1, 4, 5, 9])
 def test_crop_takes_tokens_back_from_all_layers(model: PreTrainedModel, pieces, removed: int) -> None:

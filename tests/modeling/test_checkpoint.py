@@ -18,7 +18,7 @@ from sse_convert.modeling.bundle import remote_code, write_remote_code
 from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
-from tests.modeling.tiny import FAMILIES, prompts, tiny_config, tiny_model, tiny_source
+from tests.modeling.tiny import BASELINES, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
@@ -50,9 +50,9 @@ def without_package(script: str, cache: Path, *arguments: str) -> subprocess.Com
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_saved_model_loads_through_the_auto_classes(model_type: str, tmp_path: Path) -> None:
-    model = tiny_model(model_type)
+@pytest.mark.parametrize(("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES)])
+def test_a_saved_model_loads_through_the_auto_classes(model_type: str, layers: tuple[str, ...], tmp_path: Path) -> None:
+    model = tiny_model(model_type, layers)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is type(model)
@@ -94,14 +94,16 @@ def test_config_json_is_what_the_contract_says(tmp_path: Path) -> None:
 def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     ids, mask = prompts()
     inputs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
-    for model_type in ("qwen3", "gpt2"):
-        model = tiny_model(model_type)
+    for model_type, layers in (("qwen3", LAYOUT), ("gpt2", LAYOUT), ("llama", BASELINES)):
+        model = tiny_model(model_type, layers)
         model.save_pretrained(tmp_path / model_type)
         expected = {"ids": ids, "inputs": inputs, "logits": logits(model), "generated": model.generate(ids, **inputs)}
         torch.save(expected, tmp_path / f"{model_type}.pt")
-    done = without_package(_REMOTE, tmp_path, "qwen3", "Qwen3ForCausalLM", "gpt2", "GPT2LMHeadModel")
+    done = without_package(
+        _REMOTE, tmp_path, "qwen3", "Qwen3ForCausalLM", "gpt2", "GPT2LMHeadModel", "llama", "LlamaForCausalLM"
+    )
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout
-    for folder in ("qwen3", "qwen3-again", "gpt2-again"):
+    for folder in ("qwen3", "qwen3-again", "gpt2-again", "llama-again"):
         assert {path.name for path in (tmp_path / folder).glob("*.py")} == remote_code().keys()
 
 
@@ -202,6 +204,16 @@ def test_source_weights_load_into_the_hybrid_and_new_tensors_are_initialised(mod
     assert bool((layer.sse_k_scale == 1).all())
     assert torch.equal(layer.sse_decay_up.bias.detach(), decay_bias(layer.dims, layer.mixer))
     assert 0.005 < float(layer.sse_router.weight.detach().std()) < 0.05
+
+
+def test_new_tensors_of_the_delta_rule_are_initialised(tmp_path: Path) -> None:
+    tiny_source("qwen3").save_pretrained(tmp_path)
+    hybrid = tiny_model("qwen3", BASELINES)
+    model = type(hybrid).from_pretrained(tmp_path, config=hybrid.config)
+    for layer in model.sse_layers().values():
+        strength = torch.sigmoid(layer.sse_write_strength(torch.randn(5, 32)))
+        torch.testing.assert_close(strength, torch.full_like(strength, 0.5))
+    assert not model.sse_layers()[1].sse_partition_k.any()
 
 
 def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:

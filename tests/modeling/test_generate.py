@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from tests.modeling.tiny import FAMILIES, PAD, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import BASELINES, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 NEW = 9
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
-DEEP = ("qwen3", "gemma3_text", "gpt2")
+DEEP = (("qwen3", LAYOUT), ("gemma3_text", LAYOUT), ("gpt2", LAYOUT), ("qwen3", BASELINES))
 EXACT = {"atol": 1e-9, "rtol": 0}
 
 
@@ -43,15 +43,15 @@ def greedy_with_cache(
     return torch.cat(tokens, 1), torch.stack(logits, 1)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES)], ids=str)
 def family(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, list[tuple[torch.Tensor, torch.Tensor]]]:
-    model = tiny_model(request.param, dtype=torch.float64)
+    model = tiny_model(*request.param, dtype=torch.float64)
     return model, [greedy_by_full_forward(model, row) for row in rows(*prompts())]
 
 
-@pytest.fixture(scope="module", params=DEEP)
+@pytest.fixture(scope="module", params=DEEP, ids=str)
 def deep(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, torch.Tensor]:
-    model = tiny_model(request.param, dtype=torch.float64)
+    model = tiny_model(*request.param, dtype=torch.float64)
     return model, torch.stack([greedy_by_full_forward(model, row)[0] for row in rows(*prompts())])
 
 
@@ -157,7 +157,8 @@ def test_assisted_decoding_takes_rejected_tokens_back(deep, draft: str) -> None:
     options = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}
     if draft != "prompt lookup":
         seed = 5 if draft == "another model" else 0
-        assistant = tiny_model(model.config.sse["source_model_type"], dtype=torch.float64, seed=seed)
+        sse = model.config.sse
+        assistant = tiny_model(sse["source_model_type"], tuple(sse["layers"]), dtype=torch.float64, seed=seed)
         with torch.no_grad():
             for parameter in assistant.parameters():
                 parameter.add_(0.003 * torch.randn_like(parameter))

@@ -1,6 +1,7 @@
 """The SSE layer: the paper's equations, every knob, gradients, padding."""
 
 import math
+import zlib
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.gates import register_partition_gate
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
@@ -47,13 +49,27 @@ KNOBS: dict[str, dict[str, Any]] = {
     "no norm": {"output_norm": "none"},
     "output gate": {"output_gate": True},
     "bias balance": {"balance": "bias"},
+    "l2": {"k_feature_map": "l2"},
+    "renormalised": {"top_k": 2, "gate": {"write": True, "read": True, "renormalise": True}},
+    "delta": {"update": "delta", "k_feature_map": "l2"},
+    "delta, separate": {"update": "delta", "decay_params": "separate", "decay": "none", "top_k": 2},
+    "delta, rows": {"update": "delta", "k_feature_map": "l2", "row_top_k": 3, "state_heads": "query"},
+    "own keys and values": {"shared_params": False, "shared_queries": True},
     "gla": {"kind": "gla"},
     "gla, rope, query heads": {"kind": "gla", "rope": "keep", "state_heads": "query"},
+    "gdn": {"kind": "gdn"},
+    "gdn, rope, query heads": {"kind": "gdn", "rope": "keep", "state_heads": "query", "output_gate": True},
+    "mom": {"kind": "mom"},
+    "mom of gla": {"kind": "mom", "update": "gla", "k_feature_map": "softmax", "num_partitions": 3, "top_k": 3},
+    "mom, one memory": {"kind": "mom", "num_partitions": 1, "top_k": 1},
 }
+
+TORCH_ONLY = {name for name in KNOBS if name.startswith(("l2", "renorm", "delta", "gdn", "mom"))}
+"""what the Triton kernels refuse"""
 
 
 def one_mixer(knobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    base = {"decay_rank": 4} if knobs.get("kind") == "gla" else SSE
+    base = SSE if knobs.get("kind", "sse") == "sse" else {"decay_rank": 4}
     return {"sse": {**base, **knobs}}
 
 
@@ -181,6 +197,67 @@ def test_rope_is_applied_before_the_feature_map() -> None:
     half = torch.cat([-k[..., 4:], k[..., :4]], -1)
     torch.testing.assert_close(inputs["k"], k * packed[0] + half * packed[1], atol=1e-12, rtol=0)
     assert (inputs["k_map"], inputs["k_scale"]) == ("softmax", layer.sse_k_scale)
+
+
+def states_of(knobs: dict[str, Any], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Output of a layer before the output norm and its state, from tensors that all such layers share by name."""
+    layer = model_with(knobs).sse_layers()[0]
+    with torch.no_grad():
+        for name, tensor in layer.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            values = 0.2 * torch.randn(tensor.shape, generator=generator, dtype=x.dtype)
+            tensor.copy_(values * (not name.startswith("sse_partition")))
+        o, state = sse_attention(**layer.operator_inputs(x, None), output_final_state=True)
+    assert state is not None
+    return o, state
+
+
+@pytest.mark.parametrize(("update", "plain"), [("delta", {"kind": "gdn"}), ("gla", {"kind": "gla", "decay": "scalar"})])
+def test_one_memory_is_the_plain_mixer_beside_a_shared_one(update: str, plain: dict[str, Any]) -> None:
+    """With offsets of zero both memories see the same keys and values, so the sum is twice the plain mixer."""
+    x = torch.randn(40, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    memories = {"kind": "mom", "num_partitions": 1, "top_k": 1, "update": update, "k_feature_map": "l2"}
+    o, state = states_of({**plain, "k_feature_map": "l2"}, x)
+    mixed, states = states_of(memories, x)
+    torch.testing.assert_close(mixed, 2 * o, atol=1e-12, rtol=0)
+    torch.testing.assert_close(states, state.expand(1, 2, -1, -1, -1), atol=1e-12, rtol=0)
+
+
+def test_a_mixture_of_memories_by_its_equations() -> None:
+    """arXiv:2502.13685: own keys and values, gated writes into none but the selected, outputs mixed by renormalised
+    scores, and the shared memory.
+    """
+    layer = model_with({"kind": "mom", "state_heads": "query", "output_norm": "none"}).sse_layers()[0]
+    T, heads, D, N = 20, 4, 8, 4
+    x = torch.randn(T, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    memories, outs = torch.zeros(N + 1, heads, D, D, dtype=x.dtype), []
+
+    def keys(flat: Tensor) -> Tensor:
+        k = layer.k_norm(flat.view(2, D)).repeat_interleave(2, 0) * layer.sse_k_scale[:, None]
+        silu = torch.nn.functional.silu(k)
+        return silu / (silu.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+    with torch.no_grad():
+        for token in x:
+            scores = layer.sse_router(token).softmax(-1)
+            best = scores.argsort(descending=True)[:2]
+            q = layer.q_norm(layer.q_proj(token).view(heads, D)) * D**-0.5
+            decay = torch.sigmoid(layer.sse_decay_up(layer.sse_decay_down(token))) ** (1 / 16)
+            beta = torch.sigmoid(layer.sse_write_strength(token))
+            mixed = torch.zeros_like(memories[0])
+            for m in (*best.tolist(), N):
+                own = m < N
+                k = keys(layer.k_proj(token) + (layer.sse_partition_k[m] @ token if own else 0))
+                v = layer.v_proj(token) + (layer.sse_partition_v[m] @ token if own else 0)
+                v = v.view(2, D).repeat_interleave(2, 0)
+                erase = torch.eye(D) - beta[:, None, None] * k[:, :, None] * k[:, None]
+                memories[m] = (
+                    erase @ (decay[:, None, None] * memories[m]) + beta[:, None, None] * k[:, :, None] * v[:, None]
+                )
+                mixed += (scores[m] / scores[best].sum() if own else 1) * memories[m]
+            outs.append(torch.einsum("hd,hdv->hv", q, mixed))
+        o, _ = sse_attention(**layer.operator_inputs(x, None))
+    torch.testing.assert_close(o, torch.stack(outs), atol=1e-11, rtol=0)
 
 
 def test_what_both_kinds_of_partition_need_is_computed_once() -> None:

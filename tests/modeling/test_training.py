@@ -14,9 +14,13 @@ from transformers import PreTrainedModel
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.routing import balance_loss, route
 from sse_convert.modeling.parallel import refuse_parallel_plan
-from tests.modeling.tiny import SSE, prompts, tiny_model
+from tests.modeling.tiny import BASELINES, LAYOUT, SSE, prompts, tiny_model
 
-FLAT = {"sse": {**SSE, "balance": "none"}}
+FLAT = {
+    "sse": {**SSE, "balance": "none"},
+    "delta": {**SSE, "update": "delta", "k_feature_map": "l2", "balance": "none"},
+    "mom": {"kind": "mom", "balance": "none"},
+}
 BIAS = {"sse": {**SSE, "balance": "bias", "balance_coef": 0.5}}
 
 
@@ -34,11 +38,15 @@ def checkpoint(model: PreTrainedModel, reentrant: bool) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [*((name, LAYOUT) for name in ("llama", "gemma3_text", "gpt_neox", "gpt2")), ("llama", BASELINES)],
+)
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_changes_nothing(model_type: str, reentrant: bool) -> None:
+def test_gradient_checkpointing_changes_nothing(model_type: str, layers: tuple[str, ...], reentrant: bool) -> None:
     no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0} if model_type == "gpt2" else {}
-    model = tiny_model(model_type, mixers=FLAT if reentrant else None, dtype=torch.float64, **no_dropout).train()
+    mixers = FLAT if reentrant else None
+    model = tiny_model(model_type, layers, mixers, dtype=torch.float64, **no_dropout).train()
     loss, gradients = loss_and_gradients(model)
     checkpoint(model, reentrant)
     again, recomputed = loss_and_gradients(model)
@@ -94,7 +102,7 @@ def test_the_balance_loss_reaches_the_router_alone() -> None:
     assert layer.q_proj.weight.grad is None
 
 
-@pytest.mark.parametrize("mixers", [FLAT, BIAS, {"sse": {"kind": "gla"}}], ids=["none", "bias", "gla"])
+@pytest.mark.parametrize("mixers", [FLAT, BIAS, *({"sse": {"kind": kind}} for kind in ("gla", "gdn"))], ids=str)
 def test_layers_without_balance_loss_add_nothing(mixers: dict[str, Any]) -> None:
     model = tiny_model("llama", mixers=mixers).train()
     ids = prompts((9,))[0]
@@ -102,6 +110,17 @@ def test_layers_without_balance_loss_add_nothing(mixers: dict[str, Any]) -> None
     assert model.sse_balance_loss() == 0
     plain = model.eval()(ids, labels=ids, use_cache=False).loss
     assert bool(plain == loss)
+
+
+@pytest.mark.parametrize("mixer", ["sse", "delta", "mom"])
+@pytest.mark.parametrize("gate", [{"write": True, "read": False}, {"write": False, "read": True}], ids=str)
+def test_the_task_loss_reaches_the_router(mixer: str, gate: dict[str, bool]) -> None:
+    """Through either gate alone; keys of unit norm do not cancel it."""
+    settings = {"kind": "mom", "balance": "none"} if mixer == "mom" else {**FLAT[mixer], "gate": gate}
+    model = tiny_model("llama", (mixer, "full", "full", "full"), {mixer: settings}, dtype=torch.float64).train()
+    _, gradients = loss_and_gradients(model)
+    router, others = "model.layers.0.self_attn.sse_router.weight", "model.layers.0.self_attn.q_proj.weight"
+    assert gradients[router].norm() > 1e-2 * gradients[others].norm()
 
 
 def test_router_stats() -> None:

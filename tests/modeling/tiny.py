@@ -51,8 +51,16 @@ _GPT2_NAMES = {
 }
 FAMILIES = tuple(_FAMILIES)
 SSE = {"kind": "sse", "qk_rank": 4, "decay_rank": 4}
-MIXERS: dict[str, dict[str, Any]] = {"sse": SSE, "sliding": {"kind": "sliding", "window": 4, "sinks": 2}}
+MIXERS: dict[str, dict[str, Any]] = {
+    "sse": SSE,
+    "sliding": {"kind": "sliding", "window": 4, "sinks": 2},
+    "gdn": {"kind": "gdn", "decay_rank": 4},
+    "mom": {"kind": "mom", "decay_rank": 4},
+    "delta": {**SSE, "update": "delta", "k_feature_map": "l2"},
+}
 LAYOUT = ("sse", "sliding", "sse", "full")
+BASELINES = ("gdn", "mom", "delta", "full")
+"""the kinds that write by the delta rule"""
 
 
 def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import GDNMixer, GLAMixer, MoMMixer, SlidingMixer, SSEMixer
 from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, recipe_hash
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.schema import LearningRates
@@ -16,7 +16,7 @@ layers:
   patern: [sse]
 mixers:
   sse: {num_partitions: 4, top_k: 9}
-  gdn: {}
+  both: {kind: sse+sliding}
   local: {window: 64}
   full: {}
 stages:
@@ -48,8 +48,8 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
   line 4: layers.patern: unknown key; did you mean 'pattern'?
   line 6: mixers.sse: top_k is 9, expected 1 to num_partitions (4)
   line 6: mixers.sse: read_top_k is 9, expected 1 to num_partitions (4)
-  line 7: mixers.gdn: mixer kind 'gdn' is not built yet; expected one of sse, gla, sliding
-  line 8: mixers.local.kind: required, because 'local' is not one of sse, gla, sliding
+  line 7: mixers.both: mixer kind 'sse+sliding' is not built yet; expected one of sse, gla, gdn, mom, sliding
+  line 8: mixers.local.kind: required, because 'local' is not one of sse, gla, gdn, mom, sliding
   line 9: mixers.full: 'full' is the untouched layer and has no settings; choose another name
   line 11: stages.0.lr: expected a number, got text '1e-3' (YAML reads 1e-3 as text; write 1.0e-3)
   line 12: stages.1.loss: expected one of layer_mse, kl, ce, got text 'klx'; did you mean 'kl'?
@@ -99,12 +99,15 @@ export: {dir: out}
 
 def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
     mixers = {"wide": {"kind": "sliding", "window": 512}, "gla": {}, "sse": None, "mine": {"kind": "sse", "top_k": 2}}
+    mixers |= {"gdn": {"decay": "none"}, "mom": {"num_partitions": 8}}
     recipe = load_recipe(write(tmp_path, small(mixers=mixers)))
     assert recipe.mixers == {
         "wide": SlidingMixer(window=512),
         "gla": GLAMixer(),
         "sse": SSEMixer(),
         "mine": SSEMixer(top_k=2),
+        "gdn": GDNMixer(decay="none"),
+        "mom": MoMMixer(num_partitions=8),
     }
 
 
@@ -123,9 +126,12 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"layers": {"pattern": ["ssee"]}}, "layers.pattern: mixer 'ssee' is not defined; did you mean 'sse'?"),
         (
             {"layers": {"pattern": ["sse+sliding"]}},
-            "layers.pattern: mixer 'sse+sliding' is not built yet; expected one of sse, gla, sliding, full",
+            "layers.pattern: mixer 'sse+sliding' is not built yet; expected one of sse, gla, gdn, mom, sliding, full",
         ),
-        ({"layers": {"overrides": {3: "mom"}, "pattern": ["sse"]}}, "layers.overrides: mixer 'mom' is not built yet"),
+        (
+            {"layers": {"overrides": {3: "sse+sliding"}, "pattern": ["sse"]}},
+            "layers.overrides: mixer 'sse+sliding' is not",
+        ),
         ({"layers": {"pattern": []}}, "layers.pattern: is empty, name at least one"),
         ({"layers": {"pattern": ["sse"], "ratio": {"sse": 1}}}, "layers: pattern and ratio are both given; keep one"),
         ({"layers": {"ratio": {"sse": 0, "full": 1}}}, "layers.ratio.sse: 0 is too small, expected 1 or more"),
@@ -145,6 +151,25 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         (
             {"mixers": {"sse": {"gate": {"write": False}, "shared_partition": False, "qk_rank": 0}}},
             "mixers.sse: a read gate alone on one partition, without shared partition, cancels in the output norm",
+        ),
+        (
+            {"mixers": {"sse": {"gate": {"renormalise": True}}}},
+            "mixers.sse: gate.renormalise makes the gate of a single partition 1 and the router learns nothing",
+        ),
+        ({"mixers": {"mom": {"top_k": 1}}}, "mixers.mom: gate.renormalise makes the gate of a single partition 1"),
+        ({"mixers": {"mom": {"num_partitions": 1}}}, "mixers.mom: top_k is 2, expected 1 to num_partitions (1)"),
+        ({"mixers": {"mom": {"k_feature_map": "relu"}}}, "mixers.mom: k_feature_map is 'relu' with update: delta"),
+        (
+            {"mixers": {"sse": {"update": "delta", "k_feature_map": "silu"}}},
+            "keys have norm 1 or less: use l2 or softmax",
+        ),
+        ({"mixers": {"gdn": {"decay_rank": 0}}}, "mixers.gdn: decay_rank is 0, expected at least 1"),
+        ({"mixers": {"gla": {"decay_rank": 0}}}, "mixers.gla: decay_rank is 0, expected at least 1"),
+        ({"mixers": {"gdn": {"top_k": 2}}}, "mixers.gdn.top_k: unknown key"),
+        ({"mixers": {"sse": {"shared_queries": True}}}, "mixers.sse: shared_queries is true but shared_params is true"),
+        (
+            {"mixers": {"sse": {"top_k": 2, "gate": {"renormalise": True}, "partition_gate": "mine"}}},
+            "mixers.sse: gate.renormalise is for the softmax gate",
         ),
         ({"stages": [STAGE, STAGE]}, "stages.1.name: 's' is already the name of stage 0"),
         ({"stages": [{**STAGE, "name": "a/b"}]}, "stages.0.name: 'a/b': expected letters, digits, - and _"),

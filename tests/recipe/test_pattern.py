@@ -7,12 +7,12 @@ from sse_convert.recipe.pattern import expand, layer_range
 from sse_convert.recipe.schema import Layers
 from tests.recipe.recipes import small, write
 
-MIXERS = ("sse", "gla", "sliding")
+MIXERS = ("sse", "gla", "gdn", "mom", "sliding")
 
 
 def short(layers, count):
-    """One letter per layer: sse, gla, Sliding, full."""
-    letters = {"sse": "s", "gla": "g", "sliding": "w", "full": "F"}
+    """One letter per layer: sse, gla, gdn, mom, window, Full."""
+    letters = {"sse": "s", "gla": "g", "gdn": "d", "mom": "m", "sliding": "w", "full": "F"}
     return "".join(letters[name] for name in expand(layers, MIXERS, count))
 
 
@@ -32,6 +32,7 @@ def short(layers, count):
         (Layers(pattern=["sse"], overrides={3: "full", "-1": "gla"}), 5, "sssFg"),
         (Layers(overrides={2: "sse"}), 4, "FFsF"),
         (Layers(pattern=["sse", "gla", "full"]), 2, "sg"),
+        (Layers(pattern=["gdn", "mom", "full"]), 5, "dmFdm"),
     ],
 )
 def test_expansion(layers, count, result):

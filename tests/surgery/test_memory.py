@@ -27,6 +27,10 @@ MIXERS = [
     {"kind": "sse", "top_k": 2, "state_heads": "query"},
     {"kind": "sse", "decay": "scalar", "shared_partition": False, "qk_rank": 0},
     {"kind": "gla"},
+    {"kind": "sse", "shared_params": False, "num_partitions": 3},
+    {"kind": "gdn"},
+    {"kind": "mom"},
+    {"kind": "sse", "update": "delta", "k_feature_map": "l2"},
 ]
 
 
