@@ -26,6 +26,15 @@ from sse_convert.recipe.units import format_count, parse_size
 
 BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton", "fla")
 GATES = ("loss_gap", "needle_retention")
+_ONE_LOSS = {
+    "hidden_loss": "kl",
+    "offline": "kl",
+    "rope": "ce",
+    "skip_below": "layer_mse",
+    "stop": "layer_mse",
+    "layers_at_once": "layer_mse",
+}
+"""stage keys that one loss alone knows"""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -169,12 +178,15 @@ def _stage_budget(stage: Stage) -> Iterator[Problem]:
 
 
 def _stage_loss(stage: Stage) -> Iterator[Problem]:
-    if stage.hidden_loss and stage.loss != "kl":
-        yield Problem(("hidden_loss",), f"is for loss kl, this stage's loss is {stage.loss}; remove it")
     if stage.loss_mask != "all" and stage.loss != "ce":
         yield Problem(("loss_mask",), f"is for loss ce, this stage's loss is {stage.loss}; remove it")
-    if stage.skip_below and stage.loss != "layer_mse":
-        yield Problem(("skip_below",), f"is for loss layer_mse, this stage's loss is {stage.loss}; remove it")
+    for key, loss in _ONE_LOSS.items():
+        if getattr(stage, key) and stage.loss != loss:
+            yield Problem((key,), f"is for loss {loss}, this stage's loss is {stage.loss}; remove it")
+    if stage.offline and stage.hidden_loss:
+        yield Problem(("hidden_loss",), "needs the teacher's hidden states, which offline does not keep; remove one")
+    if stage.layers_at_once is not None:
+        yield from _at_least(stage, 1, "layers_at_once")
     if stage.loss == "layer_mse" and stage.train != "mixers":
         yield Problem(("train",), f"'{stage.train}': loss layer_mse trains converted layers only; use train: mixers")
 

@@ -4,6 +4,7 @@ import dataclasses as dc
 from typing import Any, Literal
 
 from sse_convert.mixers import Mixer
+from sse_convert.recipe.training import Collapse, EarlyStop, Offline, Rope, Spikes
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,15 @@ class Stage:
     loss_mask: Literal["all", "assistant"] = "all"
     """ce only: train on every token, or on assistant turns of the chat template (supervised fine-tuning)"""
     skip_below: float = 0.0
-    """layer_mse only: leave a layer alone whose relative error starts below this"""
+    """layer_mse only: leave a layer alone whose relative error starts below this (on `data.valid` if there is any)"""
+    stop: EarlyStop | None = None
+    """layer_mse only: stop each layer by itself when it no longer improves; null trains all for the whole budget"""
+    layers_at_once: int | None = None
+    """layer_mse only: layers trained at a time, each group on the whole budget, for a small GPU; null means all"""
+    offline: Offline | None = None
+    """kl only: take the teacher's predictions from disk; made before training where they are missing"""
+    rope: Rope | None = None
+    """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
     checkpoint_steps: int = 100
     """optimizer steps between checkpoints"""
 
@@ -212,6 +221,10 @@ class Train:
     """experiment trackers, through Accelerate"""
     lora: Lora = dc.field(default_factory=Lora)
     """used by stages with `train: lora`"""
+    spikes: Spikes = dc.field(default_factory=Spikes)
+    """steps that are left out, and how many may be"""
+    collapse: Collapse = dc.field(default_factory=Collapse)
+    """routers that send everything to the same partitions"""
     backend: str = "auto"
     """operator backend"""
     seed: int = 0

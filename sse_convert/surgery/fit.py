@@ -1,9 +1,12 @@
 """Whether a well-formed recipe fits its model: lengths, ranks, windows, gates."""
 
+import copy
+
 from sse_convert.errors import RecipeError, UsageError
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer
 from sse_convert.modeling.tensors import as_sse
 from sse_convert.recipe.schema import Recipe
+from sse_convert.surgery.positions import stage_limits, stretch
 from sse_convert.surgery.teacher import Teacher
 
 MAX_CALIBRATION_LENGTH = 4096
@@ -19,6 +22,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     problems = [
         f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)
     ]
+    problems += _stage_problems(recipe, teacher)
     problems += _length_problems(recipe, teacher.config.max_position_embeddings)
     if problems:
         raise RecipeError(
@@ -53,14 +57,40 @@ def _gate_problems(mixer: SSEMixer) -> list[str]:
     return []
 
 
+def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
+    problems = []
+    limits, config = stage_limits(recipe, teacher.config.max_position_embeddings), copy.deepcopy(teacher.config)
+    learned = teacher.spec.rotary == "none"
+    for i, (stage, limit) in enumerate(zip(recipe.stages, limits, strict=True)):
+        try:
+            stretch(config, stage)
+        except RecipeError as error:
+            problems.append(f"stages.{i}.rope: {error.what}; {error.fix}")
+            continue
+        if stage.seq_len > limit:
+            of = "the teacher" if stage.rope is None else "the model with this rope"
+            longer = "" if stage.rope or learned or stage.loss != "ce" else f" (stages.{i}.rope stretches them)"
+            problems.append(f"stages.{i}.seq_len is {stage.seq_len}, beyond the {limit} positions of {of}{longer}")
+        vocabulary = teacher.config.vocab_size
+        if stage.offline is not None and stage.offline.top_k > vocabulary:
+            problems.append(f"stages.{i}.offline.top_k is {stage.offline.top_k}, the model has {vocabulary} tokens")
+    return problems
+
+
 def _length_problems(recipe: Recipe, limit: int) -> list[str]:
     problems = []
     rows = recipe.calibrate.seq_len
     if recipe.calibrate.enabled and rows > MAX_CALIBRATION_LENGTH:
         problems.append(f"calibrate.seq_len is {rows}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole")
-    lengths = {f"stages.{i}.seq_len": [stage.seq_len] for i, stage in enumerate(recipe.stages)}
+    lengths: dict[str, list[int]] = {}
     if recipe.calibrate.enabled:
         lengths["calibrate.seq_len"] = [recipe.calibrate.seq_len]
+    stretched = any(stage.rope is not None for stage in recipe.stages)
+    if recipe.eval.perplexity and not recipe.eval.lengths and stretched and recipe.stages[-1].seq_len > limit:
+        problems.append(
+            f"eval.lengths is empty, which means the last stage's {recipe.stages[-1].seq_len} tokens, "
+            f"beyond the {limit} positions of the teacher; name shorter lengths"
+        )
     lengths["eval.lengths"] = recipe.eval.lengths
     lengths["eval.needle.lengths"] = recipe.eval.needle.lengths if recipe.eval.needle else []
     lengths["eval.throughput"] = recipe.eval.throughput

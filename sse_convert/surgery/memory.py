@@ -1,7 +1,8 @@
 """How much GPU memory a training stage takes, and the longest row that fits. Estimates, on one GPU, without sharding.
 
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
-trained ones 4 for the gradient and 8 for AdamW's moments. A teacher takes 2 under bfloat16, else 4. `layer_mse` has the
+trained ones 4 for the gradient and 8 for AdamW's moments. A teacher takes 2 under bfloat16, else 4, and none
+where its predictions come from disk. `layer_mse` has the
 attention of converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient.
 
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
@@ -96,16 +97,21 @@ def stage_memory(
         checkpointing: gradient checkpointing.
     """
     element = 2 if bf16 else 4
+    at_once = stage.layers_at_once or len(mixers)
     trained = trained_parameters(geometry, mixers, stage, lora)
     added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
+    if stage.loss == "layer_mse":
+        each = [geometry.attention_parameters + added_parameters(geometry.dims, m) for m in mixers if m is not None]
+        trained = sum(sorted(each)[-at_once:])
     weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     logits = LOGITS_AT_ONCE * _LOGIT_BYTES[stage.loss] + head
-    teacher = geometry.parameters * element if stage.loss != "ce" else 0
+    beside = stage.loss != "ce" and stage.offline is None
+    teacher = geometry.parameters * element if beside else 0
     fixed = weights * (6 if bf16 else 4) + trained * 12 + logits + teacher
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(geometry, mixer, element) for mixer in mixers if mixer is not None]
-        kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
+        kept = 2.0 * element * geometry.dims.hidden * min(at_once, len(layers)) + max(layers)
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)

@@ -6,6 +6,7 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 from sse_convert.mixers import FULL, Mixer, RecurrentMixer, SlidingMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
+from sse_convert.report import format_bytes
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.fit import check_fit
@@ -134,6 +135,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         flops=stage.tokens * training_flops(stage, geometry, mixers),
         trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(chosen.total(stage.seq_len, stage.micro_batch)),
+        offline_bytes=_offline_bytes(stage),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
             for gib in memory.GPU_GIB
@@ -141,16 +143,24 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
     )
 
 
+def _offline_bytes(stage: Stage) -> int:
+    """Disk for the teacher's predictions of all rows that a stage reads."""
+    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
+    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
+
+
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     """FLOPs per training token of a stage.
 
     F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
     activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing.
-    `layer_mse` runs and trains the converted layers' attention alone.
+    `layer_mse` runs and trains the converted layers' attention alone; the teacher runs once for each group of layers.
     """
     length = stage.seq_len
     plain: Mixers = [None] * len(mixers)
-    teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
+    converted = sum(mixer is not None for mixer in mixers)
+    turns = -(-converted // (stage.layers_at_once or converted or 1)) or 1
+    teacher = turns * _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
     attention = sum(
         2 * geometry.attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
         for i, mixer in enumerate(mixers)
@@ -168,6 +178,12 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
     if any(isinstance(mixer, RecurrentMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
+    for stage in recipe.stages:
+        if (offline := stage.offline) is not None:
+            notes.append(
+                f"stage {stage.name}: the teacher's predictions take {offline.bytes_per_token} bytes per token, "
+                f"{format_bytes(_offline_bytes(stage))} in all (top_k {offline.top_k}, {offline.dtype})"
+            )
     if teacher.files.pickles:
         notes.append(
             f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"

@@ -51,6 +51,8 @@ class StageRow:
     trained_parameters: int
     memory_bytes: int
     """one GPU, at the recipe's micro_batch, seq_len and checkpointing"""
+    offline_bytes: int
+    """disk for the teacher's predictions of all tokens; 0 where the teacher runs beside the student"""
     longest: dict[str, dict[str, int]]
     """GPU memory in GiB -> tokens of the longest row that fits, plain and with gradient checkpointing"""
 

@@ -6,44 +6,39 @@ optimizer and its own backward, and only one layer's activations are alive at a 
 Source: attention transfer as in RADLADS (arXiv:2505.03005), stage 1.
 """
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.mixers import SlidingMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.hybrid import LAYOUT
-from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import document_layout, document_starts, row_layout
 from sse_convert.modeling.sliding import MASKS, attention_mask_for, mask_key, training_mask
 from sse_convert.recipe.schema import Stage
-from sse_convert.training.checkpoint import full_state
-from sse_convert.training.losses import squared_error
+from sse_convert.training.checkpoint import full_state, writing
+from sse_convert.training.layer_error import LayerError, error_sums
 from sse_convert.training.objective import Batch, Call, Calls, Objective, Part, frozen_teacher
+from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention, decoder_layers, make_optimizer, shard_by
+from sse_convert.training.stopping import LayerStops
 
-
-class LayerError(nn.Module):
-    """One layer's attention and how far it is from its teacher's, in one forward for data-parallel wrappers."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, call: Call) -> dict[str, Tensor]:
-        """Squared error and the target's square, summed over tokens, and the balance loss; all 0-d."""
-        output = self.attention(*call.args, **call.kwargs)[0]
-        error, power = squared_error(output, call.output)
-        balance = self.attention.balance_loss() if isinstance(self.attention, SSEAttention) else None
-        return {"error": error, "power": power, "balance": error.new_zeros(()) if balance is None else balance}
+_FILE = "layers.safetensors"
 
 
 class Align(Objective):
-    """Alignment of all converted layers.
+    """Alignment of all converted layers, together or a group at a time.
+
+    Layers share no parameter, no optimizer and no gradient norm, so groups give what all layers at once give, to the
+    bit, as long as the forward passes draw no random numbers and no step is left out.
 
     Args:
         accelerator: of the stage.
@@ -51,7 +46,9 @@ class Align(Objective):
         teacher: the original model.
         stage: settings.
         first: this process's micro batches of the first step, which measure how far each layer is off at the start.
+        held_out: micro batches that are not trained on, on which `skip_below` is judged; empty judges it on `first`.
         memory: what an interrupted run remembered; replaces the measurement.
+        folder: where groups of layers that are finished wait for the others.
     """
 
     def __init__(
@@ -62,26 +59,73 @@ class Align(Objective):
         stage: Stage,
         *,
         first: Sequence[Batch],
+        held_out: Sequence[Batch] = (),
         memory: dict[str, Any] | None,
+        folder: Path,
     ) -> None:
         super().__init__(accelerator)
-        self.student = student
+        self.student, self.parts = student, []
+        self._stage, self._first, self._held_out, self._folder = stage, first, held_out, folder
         self._paths = converted_attention(student)
-        layers = decoder_layers(teacher)
-        spec_paths = {i: path.rsplit(".", 1)[-1] for i, path in self._paths.items()}
-        self._calls = Calls({i: getattr(layers[i], name) for i, name in spec_paths.items()})
-        self._teacher = frozen_teacher(teacher, accelerator, layers)
-        errors = {i: LayerError(student.get_submodule(path)) for i, path in self._paths.items()}
-        self._memory = memory or self._measured(errors, first)
-        self._scale = {int(i): size for i, size in self._memory["power"].items()}
-        self._initial = {int(i): error for i, error in self._memory["initial"].items()}
-        trained = [i for i in errors if self._initial[i] >= stage.skip_below]
-        self.parts = [self._part(i, errors[i], stage) for i in trained]
-        self._trained = trained
+        self._groups = layer_groups(list(self._paths), stage.layers_at_once)
+        self.turns = len(self._groups)
+        self._layers = decoder_layers(teacher)
+        self._calls = Calls({})
+        self._teacher = frozen_teacher(teacher, accelerator, self._layers)
+        self._memory = memory or {"power": {}, "initial": {}, "held_out": {}}
+        self._stops = LayerStops(stage.stop, self._memory.get("stops"))
+        self._trained: list[int] = []
+
+    def begin(self, turn: int) -> None:
+        """Measure the layers of a group, unless that was done, and make their optimizers."""
+        layers = self._groups[turn]
+        self._calls.close()
+        self._calls = Calls({i: getattr(self._layers[i], self._paths[i].rsplit(".", 1)[-1]) for i in layers})
+        errors = {i: LayerError(self.student.get_submodule(self._paths[i])) for i in layers}
+        if str(layers[0]) not in self._memory["power"]:
+            self._measure(errors)
+        self._trained = [i for i in layers if not self._aligned(i)]
+        self.parts = [self._part(i, errors[i], self._stage) for i in self._trained]
+
+    def end(self, turn: int) -> None:
+        """Write the group's layers down and free its memory, unless it is the only one."""
+        if self.turns == 1:
+            return
+        state = self._trained_state()
+        target = self._folder / f"turn-{turn}"
+        if self.accelerator.is_main_process and state and not target.is_dir():
+            partial = self._folder / f".turn-{turn}"
+            shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+            partial.mkdir(parents=True)
+            with writing(partial):
+                save_file(state, partial / _FILE)
+            partial.rename(target)
+        self.accelerator.wait_for_everyone()
+        self._trained, self.parts = [], []
+        self.accelerator.free_memory()
+        self.restore(turn)
+
+    def restore(self, turn: int) -> None:
+        """Take the group's layers from where `end` wrote them, onto the CPU."""
+        for i in self._groups[turn]:
+            self.student.get_submodule(self._paths[i]).to("cpu")
+        if (path := self._folder / f"turn-{turn}" / _FILE).is_file():
+            self.student.load_state_dict(load_file(path), strict=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether all layers of the group have stopped early."""
+        return bool(self._trained) and all(i in self._stops.stopped for i in self._trained)
+
+    def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Stop layers that have had enough; `stopped` in the record says which, at which error and why."""
+        active = {i: values[f"error_{i}"] for i in self._trained if i not in self._stops.stopped}
+        new = self._stops.look(step, active)
+        return {"stopped": {str(i): self._stops.stopped[i] for i in new}} if new else {}
 
     def memory(self) -> dict[str, Any]:
-        """The first step's measurement."""
-        return self._memory
+        """The measurements, and what the early stop remembers."""
+        return {**self._memory, "stops": self._stops.memory()}
 
     def count(self, batch: Batch) -> int:
         """All tokens."""
@@ -91,37 +135,69 @@ class Align(Objective):
         """One teacher pass, then forward and backward layer by layer. `loss` is the layers' mean relative error."""
         calls = self._teacher_calls(batch)
         result: dict[str, Tensor] = {}
+        losses = []
         for i, part in zip(self._trained, self.parts, strict=True):
+            if (stop := self._stops.stopped.get(i)) is not None:
+                calls.pop(i)
+                losses.append(torch.tensor(stop["error"] * share, device=self.accelerator.device))
+                continue
             with self.accumulating(part, last=last):
                 with self.accelerator.autocast():
                     sums = part.module(calls.pop(i))
-                error = sums["error"] * (weight / self._scale[i])
+                error = sums["error"] * (weight / self._memory["power"][str(i)])
                 balance = sums["balance"] * share
                 self.add_gradients(error + balance)
             result[f"error_{i}"] = error.detach()
+            losses.append(error.detach())
             result["balance"] = result.get("balance", 0) + balance.detach() / len(self.parts)
-        result["loss"] = torch.stack([result[f"error_{i}"] for i in self._trained]).mean()
+        result["loss"] = torch.stack(losses).mean()
         return result
 
     def state_dict(self) -> dict[str, Tensor]:
         """The student with its layers put back."""
-        trained = {
-            f"{self._paths[i]}.{name.removeprefix('attention.')}": value
-            for i, part in zip(self._trained, self.parts, strict=True)
-            for name, value in full_state(part.module).items()
-        }
+        trained = self._trained_state()
         if not self.accelerator.is_main_process:
             return {}
         state = self.student.state_dict()
         return {name: trained[name] if name in trained else value.cpu() for name, value in state.items()}
 
-    def details(self, records: list[dict[str, Any]]) -> dict[str, Any]:
-        """Relative error of each layer before and after."""
-        layers = {
-            str(i): {"before": before, "after": records[-1][f"error_{i}"] if i in self._trained else before}
-            for i, before in self._initial.items()
+    def _trained_state(self) -> dict[str, Tensor]:
+        """The layers of this turn, named as in the student; every process must call it, all but the main one get {}."""
+        return {
+            f"{self._paths[i]}.{name.removeprefix('attention.')}": value
+            for i, part in zip(self._trained, self.parts, strict=True)
+            for name, value in full_state(part.module).items()
         }
-        return {"layers": layers, "skipped": [i for i in self._initial if i not in self._trained]}
+
+    def curve(self, records: list[dict[str, Any]]) -> list[float]:
+        """The mean over layers of each step's error; a layer that stopped early stays where it was."""
+        if self.turns == 1:
+            return super().curve(records)
+        curves = [curve for i in self._paths if (curve := _errors(records, i))]
+        longest = max(map(len, curves), default=0)
+        return [fmean(curve[min(t, len(curve) - 1)] for curve in curves) for t in range(longest)]
+
+    def details(self, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """Relative error of each layer before and after, which were left alone, and which stopped early."""
+        layers: dict[str, dict[str, Any]] = {}
+        made = 0
+        for i in self._paths:
+            errors = _errors(records, i)
+            before = self._memory["initial"][str(i)]
+            layers[str(i)] = {"before": before, "after": errors[-1] if errors else before}
+            if (held_out := self._memory.get("held_out", {}).get(str(i))) is not None:
+                layers[str(i)]["held_out"] = held_out
+            if (stop := self._stops.stopped.get(i)) is not None:
+                layers[str(i)]["stopped"] = stop
+            made += len(errors)
+        planned = Schedule.of(self._stage).steps * len(layers)
+        skipped = [i for i in self._paths if self._aligned(i)]
+        return {"layers": layers, "skipped": skipped, "layer_steps": made, "layer_steps_planned": planned}
+
+    def _aligned(self, layer: int) -> bool:
+        """Whether a layer's error at the start is below `skip_below`."""
+        judged = self._memory.get("held_out") or self._memory["initial"]
+        return bool(judged[str(layer)] < self._stage.skip_below)
 
     def _part(self, index: int, error: LayerError, stage: Stage) -> Part:
         shard_by(self.accelerator, None)
@@ -142,25 +218,26 @@ class Align(Objective):
             call.kwargs = {**call.kwargs, **extra}
         return calls
 
-    @torch.no_grad()
-    def _measured(self, errors: dict[int, LayerError], first: Sequence[Batch]) -> dict[str, Any]:
-        """Mean square of each layer's target and the error relative to it, over the whole first step."""
-        sums = {i: torch.zeros(3, dtype=torch.float64) for i in errors}
-        for batch in first:
-            calls = self._teacher_calls({name: value.to(self.accelerator.device) for name, value in batch.items()})
-            for i, error in errors.items():
-                error.to(self.accelerator.device).eval()
-                with self.accelerator.autocast():
-                    found = error(calls.pop(i))
-                error.train()
-                tokens = torch.tensor(float(self.count(batch)))
-                sums[i] += torch.stack([found["error"].cpu(), found["power"].cpu(), tokens]).double()
-        total: Tensor = self.accelerator.reduce(torch.stack(list(sums.values())).to(self.accelerator.device), "sum")
-        rows = dict(zip(errors, total.tolist(), strict=True))
-        return {
-            "power": {str(i): power / tokens for i, (_, power, tokens) in rows.items()},
-            "initial": {str(i): error / power for i, (error, power, _) in rows.items()},
-        }
+    def _measure(self, errors: dict[int, LayerError]) -> None:
+        """Remember the size of each layer's target and its relative error, over the first step and held-out rows."""
+        sums = error_sums(errors, self._first, self._teacher_calls, self.accelerator)
+        self._memory["power"] |= {str(i): power / tokens for i, (_, power, tokens) in sums.items()}
+        self._memory["initial"] |= {str(i): error / power for i, (error, power, _) in sums.items()}
+        if self._held_out:
+            sums = error_sums(errors, self._held_out, self._teacher_calls, self.accelerator)
+            self._memory["held_out"] |= {str(i): error / power for i, (error, power, _) in sums.items()}
+
+
+def layer_groups(layers: list[int], at_once: int | None) -> list[list[int]]:
+    """Neighbouring layers in groups of at most `at_once`; None makes one group."""
+    size = at_once or len(layers)
+    return [layers[start : start + size] for start in range(0, len(layers), size)]
+
+
+def _errors(records: list[dict[str, Any]], layer: int) -> list[float]:
+    """A layer's error in each step that trained it."""
+    key = f"error_{layer}"
+    return [record[key] for record in records if record.get(key) is not None]
 
 
 def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:

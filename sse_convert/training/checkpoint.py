@@ -46,7 +46,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator) -> None:
-        self._folder = folder
+        self.folder = folder
         self._accelerator = accelerator
         if accelerator.is_main_process and folder.is_dir():
             for path in folder.glob(".*"):  # what a killed process left
@@ -57,6 +57,11 @@ class Checkpoints:
         """state.json of the newest checkpoint, or None without one."""
         found = self._all()
         return json.loads((found[-1] / _STATE).read_text(encoding="utf-8")) if found else None
+
+    def newest_path(self) -> Path | None:
+        """The newest checkpoint, or None without one."""
+        found = self._all()
+        return found[-1] if found else None
 
     def save(self, step: int, parts: list[Part], state: dict[str, Any]) -> None:
         """Write a checkpoint and drop the ones before the last two.
@@ -69,8 +74,8 @@ class Checkpoints:
         Raises:
             OutputError: it cannot be written, for example because the disk is full; earlier ones stay.
         """
-        final = self._folder / f"step-{step:06d}"
-        partial = self._folder / f".{final.name}"
+        final = self.folder / f"step-{step:06d}"
+        partial = self.folder / f".{final.name}"
         main = self._accelerator.is_main_process
         if main:
             partial.mkdir(parents=True)
@@ -112,7 +117,7 @@ class Checkpoints:
         return f"random-{self._accelerator.process_index}.safetensors"
 
     def _all(self) -> list[Path]:
-        found = [path for path in self._folder.glob("step-*") if _NAME.fullmatch(path.name)]
+        found = [path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 

@@ -1,7 +1,8 @@
 """`kl`: the student learns the teacher's next-token distribution; teacher and student run in one process.
 
 Loss: KL(teacher || student) per token, plus `hidden_loss` times the squared error of each converted layer's output
-relative to the teacher's, plus the balance loss.
+relative to the teacher's, plus the balance loss. With `offline` the teacher's predictions come with the batch, cut to
+the likeliest tokens, and no teacher is there.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import Head, linear_kl, relative_error
 from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
 from sse_convert.training.setup import converted_attention, decoder_layers
+from sse_convert.training.truncated import Truncated, linear_truncated_kl
 from sse_convert.training.whole import WholeModel
 
 
@@ -75,3 +77,41 @@ class Distill(WholeModel):
     def count(self, batch: Batch) -> int:
         """All tokens: the teacher has an opinion everywhere."""
         return batch["input_ids"].numel()
+
+
+class OfflineDistillLoss(nn.Module):
+    """Student and loss in one forward."""
+
+    def __init__(self, student: PreTrainedModel) -> None:
+        super().__init__()
+        self.student = student
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, teacher: Truncated) -> dict[str, Tensor]:
+        """`loss`, summed over tokens, and `balance`; 0-d each."""
+        student: Any = self.student
+        hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        loss = linear_truncated_kl(hidden.flatten(0, 1), Head.of(student), teacher)
+        return {"loss": loss, "balance": student.sse_balance_loss()}
+
+
+class OfflineDistill(WholeModel):
+    """Distillation from the teacher's predictions on disk.
+
+    Args:
+        accelerator: of the stage.
+        student: the converted model.
+        stage: settings.
+        train: LoRA settings.
+    """
+
+    def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:
+        super().__init__(accelerator, student, OfflineDistillLoss(student), stage, train)
+
+    def count(self, batch: Batch) -> int:
+        """All tokens."""
+        return batch["input_ids"].numel()
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """Tokens, and the teacher as one object: a sharded model would round its tensors like activations."""
+        tokens = {name: batch[name] for name in ("input_ids", "position_ids")}
+        return {**tokens, "teacher": Truncated.of_batch(batch)}

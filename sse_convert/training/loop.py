@@ -17,6 +17,15 @@ from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
 from sse_convert.training.data.feed import Step
+from sse_convert.training.guard import (
+    NOT_FINITE,
+    SPIKE,
+    Guard,
+    check_left_out,
+    collapse_message,
+    last_good,
+    load_spread,
+)
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
     MetricsLog,
@@ -28,9 +37,6 @@ from sse_convert.training.metrics import (
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.schedule import Schedule
 
-MOST_BAD_STEPS = 10
-"""steps in a row whose loss or gradient is not finite, after which training gives up"""
-
 
 @dc.dataclass(frozen=True, slots=True)
 class Progress:
@@ -39,9 +45,18 @@ class Progress:
     step: int = 0
     """optimizer steps done, skipped ones included"""
     skipped: int = 0
-    """steps whose loss or gradient was not finite"""
+    """steps that were left out"""
     bad_in_a_row: int = 0
     """of those, how many came last"""
+    turn: int = 0
+    """groups of layers that were trained before this one"""
+    origin: int = 0
+    """step at which this group began"""
+
+    @property
+    def in_turn(self) -> int:
+        """Optimizer steps of this group."""
+        return self.step - self.origin
 
 
 def train(
@@ -52,8 +67,9 @@ def train(
     checkpoints: Checkpoints,
     log: MetricsLog,
     start: Progress,
+    guard: Guard,
 ) -> Progress:
-    """Train from `start` to the end of the schedule.
+    """Train from `start` to the end of the schedule, or until the objective has had enough.
 
     Args:
         objective: the loss and what it trains.
@@ -63,35 +79,36 @@ def train(
         checkpoints: where to save.
         log: where to write.
         start: how far an earlier run came.
+        guard: leaves out steps and looks at routers.
 
     Raises:
-        TrainingError: too many steps in a row were not finite.
+        TrainingError: too many steps were left out, or a router collapsed and the recipe wants an end then.
         DataError: the text cannot be used, or a step has nothing to predict.
     """
     accelerator, now = objective.accelerator, start
     with _bar(accelerator, stage, schedule, start) as bar:
         for step in steps:
-            if now.step == schedule.steps:
+            if now.in_turn == schedule.steps or objective.done:
                 break
             began = time.monotonic()
-            factor = schedule.factor(now.step)
+            factor = schedule.factor(now.in_turn)
             _set_rates(objective.parts, factor)
             values, tokens = _gradients(objective, step.batches, schedule)
             record: dict[str, Any] = {"step": now.step + 1, "tokens": (now.step + 1) * schedule.step_tokens, **values}
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
-            if now.step % HEALTH_EVERY == 0 or now.step + 1 == schedule.steps:
-                record |= _health(objective)
-            record["grad_norm"], stepped = _update(objective, stage.clip, finite=math.isfinite(values["loss"]))
-            now = Progress(now.step + 1, now.skipped + (not stepped), 0 if stepped else now.bad_in_a_row + 1)
+            if now.in_turn % HEALTH_EVERY == 0 or now.in_turn + 1 == schedule.steps:
+                record |= _health(objective, guard)
+            now = _stepped(objective, stage, guard, now, record)
             record["seconds"] = time.monotonic() - began
             log.write(record)
             if bar is not None:
                 bar.update(schedule.step_tokens, note=f"loss {values['loss']:.4f}")
-            if not stepped:
-                _report_bad_step(accelerator, now, record)
-            if now.step % stage.checkpoint_steps == 0 or now.step == schedule.steps:
+            _report(accelerator, guard, now, record, checkpoints)
+            if now.in_turn % stage.checkpoint_steps == 0 or now.in_turn == schedule.steps or objective.done:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
-                checkpoints.save(now.step, objective.parts, state)
+                checkpoints.save(
+                    now.step, objective.parts, {**state, "guard": guard.memory(), "turns": objective.turns}
+                )
     return now
 
 
@@ -117,28 +134,60 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
     return dict(zip(sums, total.tolist(), strict=True)), tokens
 
 
-def _update(objective: Objective, clip: float, *, finite: bool) -> tuple[float, bool]:
-    """Clip each part's gradient and step its optimizer, unless something is not finite.
+def _stepped(objective: Objective, stage: Stage, guard: Guard, now: Progress, record: dict[str, Any]) -> Progress:
+    """Make the step of the gradients at hand, or leave it out; completes the record. Returns where the stage stands."""
+    loss = record["loss"]
+    verdict = guard.spikes.verdict(loss)
+    if (score := guard.spikes.zscore(loss)) is not None:
+        record["zscore"] = score
+    record["grad_norm"], verdict = _update(objective, stage.clip, verdict)
+    after = dc.replace(now, step=now.step + 1, bad_in_a_row=0)
+    if verdict is not None:
+        record["left_out"] = verdict
+        return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
+    guard.spikes.accept(loss)
+    record |= objective.after_step(after.in_turn, record)
+    return after
+
+
+def _update(objective: Objective, clip: float, verdict: str | None) -> tuple[float, str | None]:
+    """Clip each part's gradient and step its optimizer, unless the step is to be left out or something is not finite.
+
+    Args:
+        objective: holds the gradients.
+        clip: gradient norm limit of each part.
+        verdict: why the step must be left out, as far as its loss says.
 
     Returns:
-        The gradient norm over all parts before clipping, and whether the weights were changed.
+        The gradient norm over all parts before clipping, and why the weights were left as they are, or None.
     """
     accelerator = objective.accelerator
-    norms = []
-    for part in objective.parts:
-        accelerator.unscale_gradients(part.optimizer)
-        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), clip))))
-    norm = math.hypot(*norms)
-    finite = finite and math.isfinite(norm)
-    if finite or accelerator.scaler is not None:  # the scaler of fp16 lowers its scale in a step it skips
+    if verdict == SPIKE:  # not unscaled: the scaler of fp16 would wait for a step
+        norm = _gradient_norm(objective)
+    else:
+        norms = []
         for part in objective.parts:
-            part.optimizer.step()
-        finite = not any(part.optimizer.step_was_skipped for part in objective.parts)
+            accelerator.unscale_gradients(part.optimizer)
+            norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), clip))))
+        norm = math.hypot(*norms)
+        finite = verdict is None and math.isfinite(norm)
+        if finite or accelerator.scaler is not None:  # the scaler of fp16 lowers its scale in a step it skips
+            for part in objective.parts:
+                part.optimizer.step()
+            finite = not any(part.optimizer.step_was_skipped for part in objective.parts)
+        verdict = None if finite else NOT_FINITE
     for part in objective.parts:
         part.optimizer.zero_grad()
     for layer in sse_attention(objective).values():
         layer.update_router_bias()
-    return norm, finite
+    return norm, verdict
+
+
+def _gradient_norm(objective: Objective) -> float:
+    """Norm of the gradients as they are, over all parts."""
+    scaler = objective.accelerator.scaler
+    norms = [gradient_norm(list(part.module.parameters())) for part in objective.parts]
+    return math.hypot(*(float(norm) for norm in norms if norm is not None)) / (scaler.get_scale() if scaler else 1.0)
 
 
 def sse_attention(objective: Objective) -> dict[int, SSEAttention]:
@@ -147,9 +196,16 @@ def sse_attention(objective: Objective) -> dict[int, SSEAttention]:
     return layers
 
 
-def _health(objective: Objective) -> dict[str, Any]:
-    layers = sse_attention(objective).items()
-    health = router_health({i: stats for i, layer in layers if (stats := layer.router_stats()) is not None})
+def _health(objective: Objective, guard: Guard) -> dict[str, Any]:
+    layers = sse_attention(objective)
+    stats = {i: stats for i, layer in layers.items() if (stats := layer.router_stats()) is not None}
+    health = router_health(stats)
+    if stats:
+        own = [load_spread(health["routers"][str(i)]["load"], layers[i].mixer.top_k) for i in stats]
+        device = objective.accelerator.device
+        shared = objective.accelerator.reduce(torch.tensor(own, dtype=torch.float32, device=device), "mean")
+        if collapsed := guard.collapse.look(dict(zip(stats, shared.tolist(), strict=True))):
+            health["collapsed"] = collapsed
     norms = [gradient_norm(router_parameters(part.module)) for part in objective.parts]
     found = [float(norm) for norm in norms if norm is not None]
     return {**health, "gate_grad_norm": math.hypot(*found)} if found else health
@@ -161,16 +217,22 @@ def _set_rates(parts: Sequence[Part], factor: float) -> None:
             group["lr"] = rate * factor
 
 
-def _report_bad_step(accelerator: Accelerator, now: Progress, record: dict[str, Any]) -> None:
-    what = f"step {now.step}: loss {record['loss']}, gradient norm {record['grad_norm']}"
-    if now.bad_in_a_row >= MOST_BAD_STEPS:
-        raise TrainingError(
-            f"{now.bad_in_a_row} steps in a row were not finite; last, {what}",
-            expected="a finite loss and gradient",
-            fix="lower lr, raise warmup, or set train.mixed_precision: no; then run again, from the last checkpoint",
-        )
-    if accelerator.is_main_process:
-        say(f"{what}: not finite, weights left as they are")
+def _report(
+    accelerator: Accelerator, guard: Guard, now: Progress, record: dict[str, Any], checkpoints: Checkpoints
+) -> None:
+    """Say what is wrong with a step; an error where there is too much of it."""
+    if "left_out" in record:
+        what = f"step {now.step}: loss {record['loss']}, gradient norm {record['grad_norm']}"
+        what = f"{what}: {record['left_out']}"
+        check_left_out(guard.spikes.settings, now.bad_in_a_row, now.skipped, what, checkpoints)
+        if accelerator.is_main_process:
+            say(f"{what}, weights left as they are")
+    for i in record.get("collapsed", []):
+        message = collapse_message(i, record["routers"][str(i)]["load"], now.step)
+        if guard.collapse.settings.action == "stop":
+            raise TrainingError(message, expected="tokens on all partitions", fix=last_good(checkpoints))
+        if guard.collapse.counts[i] == guard.collapse.settings.looks and accelerator.is_main_process:
+            say(message)
 
 
 @contextlib.contextmanager
@@ -181,5 +243,5 @@ def _bar(accelerator: Accelerator, stage: Stage, schedule: Schedule, start: Prog
         yield None
         return
     with progress(stage.name, total) as bar:
-        bar.update(start.step * schedule.step_tokens)
+        bar.update(start.in_turn * schedule.step_tokens)
         yield bar

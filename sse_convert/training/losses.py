@@ -5,6 +5,7 @@ whoever calls divides once by the tokens of the whole step, so splitting a batch
 """
 
 import dataclasses as dc
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +80,7 @@ def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     if targets.shape != hidden.shape[:1]:
         raise ShapeError(f"targets have shape {tuple(targets.shape)}", expected=f"({hidden.shape[0]},)")
     kept = targets != IGNORED
-    return _summed(hidden[kept].to(_compute_dtype(hidden)), head, _CrossEntropy(targets[kept]))
+    return summed(hidden[kept].to(compute_dtype(hidden)), head, _CrossEntropy(targets[kept]))
 
 
 def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head, mask: Tensor) -> Tensor:
@@ -110,9 +111,9 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
             f"{hidden.shape[0]} student tokens, {teacher_hidden.shape[0]} teacher tokens, {mask.shape[0]} in the mask",
             expected="the same tokens",
         )
-    dtype = _compute_dtype(hidden)
+    dtype = compute_dtype(hidden)
     teacher = teacher_hidden.detach()[mask].to(dtype), teacher_head.in_dtype(dtype)
-    return _summed(hidden[mask].to(dtype), head, _Divergence(*teacher))
+    return summed(hidden[mask].to(dtype), head, _Divergence(*teacher))
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +170,12 @@ class _Divergence:
         return loss, log_q.exp_().sub_(p)
 
 
-def _summed(hidden: Tensor, head: Head, chunk_loss: "_CrossEntropy | _Divergence") -> Tensor:
+ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+"""loss of a chunk of tokens and the gradient of its logits, from where the chunk is and its logits [t, V]"""
+
+
+def summed(hidden: Tensor, head: Head, chunk_loss: ChunkLoss) -> Tensor:
+    """A loss summed over chunks of hidden states [T, D], 0-d, with gradients for them and for the head."""
     result: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, head, chunk_loss)  # type: ignore[no-untyped-call]
     return result
 
@@ -187,7 +193,7 @@ class _ChunkedLoss(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needs_bias else None
-        for part in _chunks(hidden.shape[0], weight.shape[0]):
+        for part in chunks(hidden.shape[0], weight.shape[0]):
             logits = cast.logits(hidden[part])
             loss, grad = chunk_loss(part, logits)
             total += loss
@@ -218,7 +224,8 @@ class _ChunkedLoss(torch.autograd.Function):
         )
 
 
-def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+def chunks(tokens: int, vocabulary: int) -> list[slice]:
+    """Slices of T tokens whose logits are few enough to exist at a time."""
     size = max(1, LOGITS_AT_ONCE // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
@@ -227,7 +234,7 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
+def compute_dtype(hidden: Tensor) -> torch.dtype:
     """The dtype matrix products run in here: autocast's if that is on, else hidden's."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

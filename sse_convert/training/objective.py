@@ -44,9 +44,16 @@ class Objective(ABC):
     """what is trained"""
     student: "PreTrainedModel"
     """the converted model, as far as it is not sharded"""
+    turns: int = 1
+    """groups of layers that are trained one after the other, each on the whole schedule"""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train although the schedule goes on."""
+        return False
 
     def add_gradients(self, loss: Tensor) -> None:
         """Backward of a contribution to the step's mean."""
@@ -76,6 +83,23 @@ class Objective(ABC):
 
         Every process must call it.
         """
+
+    def begin(self, turn: int) -> None:  # noqa: B027
+        """Make ready what this turn trains."""
+
+    def end(self, turn: int) -> None:  # noqa: B027
+        """Put away what this turn has trained."""
+
+    def restore(self, turn: int) -> None:  # noqa: B027
+        """Take up what an interrupted run trained in this turn, which it had finished."""
+
+    def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Look at the means of an optimizer step of this turn (from 1); returns what the step's record says of it."""
+        return {}
+
+    def curve(self, records: list[dict[str, Any]]) -> list[float]:
+        """The loss of each step, from the step records; those that were not finite are left out."""
+        return [record["loss"] for record in records if record["loss"] is not None]
 
     def memory(self) -> dict[str, Any]:
         """JSON-ready data that a resumed stage needs beside weights and optimizer."""

@@ -23,10 +23,11 @@ from sse_convert.surgery.calibrate import calibrate
 from sse_convert.surgery.convert import convert
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.data.rows import check_sources
+from sse_convert.training.inputs import check_stage
 from sse_convert.training.record import STAGE_FILE, checkpoint_identity, finished, write_record
 from sse_convert.training.report import RunReport
 from sse_convert.training.setup import make_accelerator
-from sse_convert.training.stage import check_stage, run_stage
+from sse_convert.training.stage import run_stage
 
 EVALUATION = "evaluation.json"
 PLOT = "evaluation.png"

@@ -24,7 +24,7 @@ class StageReport:
     tokens: int
     """tokens trained on"""
     skipped_steps: int
-    """steps left out because something was not finite"""
+    """steps left out because something was not finite or the loss had a spike"""
     loss_first: float | None
     """loss of the first step; None if there was nothing to train"""
     loss_last: float | None
@@ -35,6 +35,10 @@ class StageReport:
     """how often each training source was read to its end"""
     details: dict[str, Any]
     """per-layer errors of layer_mse"""
+    left_out: list[dict[str, Any]] = dc.field(default_factory=list)
+    """step, loss and reason of each step left out"""
+    collapsed: list[str] = dc.field(default_factory=list)
+    """layers whose router collapsed, each with what to do"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
@@ -52,10 +56,11 @@ class StageReport:
                 f"loss {self.loss_first:.4f} -> {self.loss_last:.4f} in {self.steps:,} steps, "
                 f"{format_number(self.tokens)} tokens{speed}"
             )
-        bad = f", {self.skipped_steps} steps not finite" if self.skipped_steps else ""
+        why = " and ".join(sorted({step["why"] for step in self.left_out})) or "not finite"
+        bad = f", {self.skipped_steps} steps left out ({why})" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
-        return [head, *self._passes(), *self._layers(), f"wrote {self.out}"]
+        return [head, *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
 
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:
@@ -67,8 +72,17 @@ class StageReport:
         if not layers:
             return []
         skipped = set(map(str, self.details["skipped"]))
-        rows = [(i, e["before"], e["after"], "left alone" if i in skipped else "") for i, e in layers.items()]
-        return table(("layer", "error before", "error after", ""), rows)
+        rows = [(i, e["before"], e["after"], "left alone" if i in skipped else _stopped(e)) for i, e in layers.items()]
+        lines = table(("layer", "error before", "error after", ""), rows)
+        if any("stopped" in layer for layer in layers.values()):
+            lines.append(f"{self.details['layer_steps']:,} of {self.details['layer_steps_planned']:,} layer steps made")
+        return lines
+
+
+def _stopped(layer: dict[str, Any]) -> str:
+    """Where a layer stopped early, and why; empty if it did not."""
+    stop = layer.get("stopped")
+    return "" if stop is None else f"stopped at step {stop['step']:,}: {stop['why']}"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

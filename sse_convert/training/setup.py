@@ -24,6 +24,7 @@ from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
 from sse_convert.recipe.schema import LearningRates, Recipe, Stage, Train
 from sse_convert.surgery.checkpoint import download, open_checkpoint
+from sse_convert.surgery.positions import stretch
 from sse_convert.training.lora import add_lora, lora_targets
 
 BETAS = (0.9, 0.95)
@@ -157,8 +158,19 @@ def load_student(checkpoint: str | Path, backend: str) -> PreTrainedModel:
     return student
 
 
-def load_teacher(recipe: Recipe, accelerator: Accelerator) -> PreTrainedModel:
-    """The recipe's model, frozen, on this process's device; sharded under FSDP.
+def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
+    """Write a stage's `rope` into the configuration, and make the rotary embedding anew if that changed it.
+
+    Raises:
+        RecipeError: the model has no rotary embedding.
+    """
+    if stretch(model.config, stage):
+        backbone: Any = model.base_model
+        backbone.rotary_emb = type(backbone.rotary_emb)(config=model.config)
+
+
+def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = False) -> PreTrainedModel:
+    """The recipe's model, frozen, on this process's device; on the CPU under FSDP, which shards it (unless `whole`).
 
     Raises:
         CheckpointError: it cannot be loaded.
@@ -166,7 +178,7 @@ def load_teacher(recipe: Recipe, accelerator: Accelerator) -> PreTrainedModel:
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
     folder = download(open_checkpoint(recipe.model, recipe.revision)).folder
-    sharded = accelerator.distributed_type == DistributedType.FSDP
+    sharded = accelerator.distributed_type == DistributedType.FSDP and not whole
     model = load(folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device)
     return model.requires_grad_(False)
 

@@ -9,18 +9,18 @@ import dataclasses as dc
 import json
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from sse_convert.console import say
-from sse_convert.errors import RecipeError, TrainingError
-from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.errors import RecipeError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
-from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.companions import copy_companions
 from sse_convert.surgery.output import check_output, new_folder
 from sse_convert.surgery.provenance import read_provenance
@@ -29,23 +29,25 @@ from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.data.feed import Background, Step, steps
 from sse_convert.training.data.rows import RowReader
-from sse_convert.training.data.teacher import Teacher
-from sse_convert.training.distill import Distill
+from sse_convert.training.distill import Distill, OfflineDistill
+from sse_convert.training.guard import Guard, collapses, left_out
+from sse_convert.training.inputs import check_stage, held_out_batches, stage_inputs, stage_reader, teacher_cache
 from sse_convert.training.loop import Progress, train
 from sse_convert.training.metrics import MetricsLog
-from sse_convert.training.objective import Objective
-from sse_convert.training.record import checkpoint_identity, finished, refuse_changes, write_record
+from sse_convert.training.objective import Frozen, Objective
+from sse_convert.training.offline import TeacherCache
+from sse_convert.training.record import finished, refuse_changes, write_record
 from sse_convert.training.report import AVERAGED, StageReport
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.setup import load_student, load_teacher, make_accelerator
+from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.uptrain import Uptrain
 
 Loss = Literal["layer_mse", "kl", "ce"]
 INPUTS = "inputs.json"
 TRACKERS = "trackers"
+LAYERS = "layers"
+"""groups of aligned layers that wait for the others"""
 SHARD_SIZE = "5GB"
-_FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps")
-"""stage keys that do not decide what is computed, so they may change between interruption and continuation"""
 
 
 def pick_stage(recipe: Recipe, loss: Loss, name: str | None = None) -> Stage:
@@ -88,7 +90,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     work = out.with_name(f"{out.name}.work")
     accelerator = make_accelerator(recipe.train, work / TRACKERS)
     check_stage(recipe, stage, accelerator)
-    reader = _reader(recipe, stage, checkpoint)
+    reader = stage_reader(recipe, stage, checkpoint)
     inputs = stage_inputs(recipe, stage, checkpoint, reader)
     if (done := finished(out, inputs)) is not None:
         if accelerator.is_main_process:
@@ -96,14 +98,16 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         return dc.replace(StageReport(**done), already_done=True)
     _open_work(work, out, inputs, accelerator)
     reader.prepare()
-    run = _Run(recipe, stage, checkpoint, out, work, accelerator, reader, Checkpoints(work, accelerator))
+    cache = _filled_cache(recipe, stage, checkpoint, reader, accelerator) if stage.offline is not None else None
+    run = _Run(recipe, stage, checkpoint, out, work, accelerator, reader, Checkpoints(work, accelerator), cache)
     try:
         objective, report = run.train()
         run.write(objective, inputs, report)
     except KeyboardInterrupt:
         if accelerator.is_main_process:
-            saved = (run.checkpoints.newest() or {"step": 0})["step"]
-            say(f"{stage.name}: {saved} of {run.schedule.steps} steps are saved in {work}")
+            state = run.checkpoints.newest() or {"step": 0}
+            planned = run.schedule.steps * state.get("turns", 1)
+            say(f"{stage.name}: {state['step']} of {planned} steps are saved in {work}")
         raise
     accelerator.free_memory()
     return report
@@ -121,6 +125,7 @@ class _Run:
     accelerator: Accelerator
     reader: RowReader
     checkpoints: Checkpoints
+    cache: TeacherCache | None
 
     @property
     def schedule(self) -> Schedule:
@@ -131,12 +136,22 @@ class _Run:
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
         now = Progress()
-        torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
-        if state is not None and objective.parts:
-            self.checkpoints.load(objective.parts)
-            now = Progress(state["step"], state["skipped"], state["bad_in_a_row"])
-        if objective.parts:
-            now = self._loop(objective, now, None if state is None else state["position"])
+        if state is not None:
+            now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
+        for turn in range(objective.turns):
+            if turn < now.turn:
+                objective.restore(turn)
+                continue
+            objective.begin(turn)
+            torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
+            saved = state if state is not None and turn == now.turn and objective.parts else None
+            if saved is not None:
+                self.checkpoints.load(objective.parts)
+            elif turn > now.turn:
+                now = dc.replace(now, turn=turn, origin=now.step, bad_in_a_row=0)
+            if objective.parts:
+                now = self._loop(objective, now, saved)
+            objective.end(turn)
         return objective, self._report(objective, now)
 
     def write(self, objective: Objective, inputs: dict[str, Any], report: StageReport) -> None:
@@ -158,36 +173,57 @@ class _Run:
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend)
+        stretch_rope(student, self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.recipe.train)
+        if self.cache is not None:
+            return OfflineDistill(self.accelerator, student, self.stage, self.recipe.train)
         teacher = load_teacher(self.recipe, self.accelerator)
         if self.stage.loss == "kl":
             return Distill(self.accelerator, student, teacher, self.stage, self.recipe.train)
-        first = next(self._steps(None)).batches if memory is None else []
-        return Align(self.accelerator, student, teacher, self.stage, first=first, memory=memory)
+        measures = memory is None or self.stage.layers_at_once is not None
+        first = next(self._steps(None)).batches if measures else []
+        held_out: list[dict[str, Tensor]] = []
+        if measures and self.stage.skip_below > 0:
+            held_out = held_out_batches(self.recipe, self.stage, self.checkpoint)
+        return Align(
+            self.accelerator,
+            student,
+            teacher,
+            self.stage,
+            first=first,
+            held_out=held_out,
+            memory=memory,
+            folder=self.work / LAYERS,
+        )
 
     def _steps(self, position: dict[str, Any] | None) -> Iterator[Step]:
+        """The stage's steps from a position of its rows on; the teacher's predictions end with them."""
+        left = self.schedule.steps * self.schedule.rows - (position["row"] if position else 0)
         return steps(
-            self.reader.rows(position),
+            islice(self.reader.rows(position), left),
             rows_per_step=self.schedule.rows,
             micro_batch=self.stage.micro_batch,
             rank=self.accelerator.process_index,
             processes=self.accelerator.num_processes,
+            beside=None if self.cache is None else self.cache.read,
         )
 
-    def _loop(self, objective: Objective, now: Progress, position: dict[str, Any] | None) -> Progress:
+    def _loop(self, objective: Objective, now: Progress, saved: dict[str, Any] | None) -> Progress:
+        position, watched = (None, None) if saved is None else (saved["position"], saved.get("guard"))
+        guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
         log = MetricsLog(self.work, self.accelerator, now.step)
         try:
             with Background(self._steps(position)) as rows:
-                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now)
+                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
         finally:
             log.close()
 
     def _report(self, objective: Objective, now: Progress) -> StageReport:
         records = metrics.read(self.work / metrics.FILE)
-        losses = [record["loss"] for record in records if record["loss"] is not None]
+        losses = objective.curve(records)
         tail = losses[-AVERAGED:]
         state = self.checkpoints.newest() or {"position": {"sources": []}}
         return StageReport(
@@ -202,60 +238,9 @@ class _Run:
             seconds=sum(record["seconds"] for record in records),
             text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
+            left_out=left_out(records),
+            collapsed=collapses(records),
         )
-
-
-def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
-    """What can be found wrong with a stage before anything is loaded.
-
-    Raises:
-        TrainingError: rows and processes do not go together, or a precision does not go with the loss.
-    """
-    Schedule.of(stage).check_processes(accelerator.num_processes)
-    if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
-        raise TrainingError(
-            f"stage {stage.name}: loss layer_mse with mixed_precision fp16",
-            expected="bf16 or no",
-            fix="set train.mixed_precision to bf16, or to no on hardware without it",
-        )
-
-
-def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader) -> dict[str, Any]:
-    """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
-    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
-    train, data = dc.asdict(recipe.train), dc.asdict(recipe.data)
-    deciding = ("mixed_precision", "backend", "seed", *(["lora"] if stage.train == "lora" else []))
-    inputs = {
-        "checkpoint": checkpoint_identity(checkpoint),
-        "stage": settings,
-        "train": {key: train[key] for key in deciding},
-        "data": {key: data[key] for key in ("train", "needles", "seed")},
-        "text": reader.fingerprint(),
-    }
-    if stage.loss != "ce":
-        inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
-    return inputs
-
-
-def _reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
-    config = open_checkpoint(checkpoint).config
-    limit = config.get("max_position_embeddings") or config.get("n_positions")
-    if limit is not None and stage.seq_len > limit:
-        raise RecipeError(
-            f"stage {stage.name}: seq_len is {stage.seq_len}, the model has {limit} positions",
-            expected=f"at most {limit}",
-            fix="lower seq_len",
-        )
-    return RowReader(
-        recipe.data.train,
-        load_tokenizer(checkpoint),
-        stage.seq_len,
-        recipe.data.seed,
-        needles=recipe.data.needles,
-        loss_mask=stage.loss_mask,
-        teacher=Teacher(recipe.model, recipe.revision),
-        vocab_size=config.get("vocab_size"),
-    )
 
 
 def _open_work(work: Path, out: Path, inputs: dict[str, Any], accelerator: Accelerator) -> None:
@@ -271,3 +256,17 @@ def _open_work(work: Path, out: Path, inputs: dict[str, Any], accelerator: Accel
         unfinished.write_text(json.dumps(json_ready(inputs), indent=2), encoding="utf-8")
         unfinished.replace(path)
     accelerator.wait_for_everyone()
+
+
+def _filled_cache(
+    recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, accelerator: Accelerator
+) -> TeacherCache:
+    """The teacher's predictions of all rows of a stage, on disk; the teacher is loaded only if some are missing."""
+    cache = teacher_cache(recipe, stage, checkpoint, reader, accelerator.mixed_precision)
+    cache.fill(
+        accelerator,
+        reader.rows(),
+        lambda: Frozen(load_teacher(recipe, accelerator, whole=True)),
+        stage.micro_batch,
+    )
+    return cache

@@ -1,5 +1,7 @@
 """What distillation and up-training share: one module that holds the whole student, one optimizer."""
 
+from typing import Any
+
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -50,12 +52,16 @@ class WholeModel(Objective):
         module, prepared = accelerator.prepare(loss, optimizer)
         self.parts = [Part("model", module, prepared, rates)]
 
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """What the loss's forward takes of a micro batch."""
+        return dict(batch)
+
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """Forward and backward of the whole model. `loss` is per token, without the other two terms."""
         (part,) = self.parts
         with self.accumulating(part, last=last):
             with self.accelerator.autocast():
-                sums = part.module(**batch)
+                sums = part.module(**self.arguments(batch))
             parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
             total = parts["loss"] + parts["balance"]
             if "hidden" in parts:

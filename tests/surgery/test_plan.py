@@ -113,6 +113,22 @@ def test_notes():
             "mixers.sse.row_decay is 'selected' with shared_params: false",
         ),
         ({"stages": [{**STAGE, "seq_len": 1024}]}, "stages.0.seq_len is 1024, beyond the 512 positions of the teacher"),
+        (
+            {"stages": [{**STAGE, "loss": "ce", "seq_len": 1024}]},
+            r"stages.0.seq_len is 1024, beyond the 512 positions of the teacher \(stages.0.rope stretches them\)",
+        ),
+        (
+            {"stages": [{**STAGE, "loss": "ce", "seq_len": 2048, "rope": {"rope_type": "linear", "factor": 2.0}}]},
+            "stages.0.seq_len is 2048, beyond the 1024 positions of the model with this rope",
+        ),
+        (
+            {"stages": [{**STAGE, "loss": "ce", "seq_len": 1024, "rope": {"rope_theta": 1e6}}]},
+            "eval.lengths is empty, which means the last stage's 1024 tokens, beyond the 512 positions",
+        ),
+        (
+            {"stages": [{**STAGE, "loss": "kl", "offline": {"top_k": 1000}}]},
+            "stages.0.offline.top_k is 1000, the model",
+        ),
         ({"calibrate": {"seq_len": 1024}}, "calibrate.seq_len is 1024, beyond the 512 positions"),
         ({"eval": {"lengths": [256, 600]}}, "eval.lengths is 600, beyond"),
         ({"eval": {"needle": {"lengths": [4096]}}}, "eval.needle.lengths is 4096, beyond"),
@@ -155,3 +171,44 @@ def test_planning_reads_headers_alone(tmp_path, capsys, monkeypatch):
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["parameters"] == 70_553_706_496
     assert len(result["layers"]) == 80
+
+
+def test_predictions_on_disk_and_groups_of_layers():
+    layers = {"pattern": ["sse", "full"]}
+    distill = {**STAGE, "loss": "kl", "seq_len": 512}
+    align = {**STAGE, "seq_len": 512, "loss": "layer_mse", "train": "mixers", "name": "t"}
+    stages = [{**distill, "offline": {"top_k": 20}}, {**align, "layers_at_once": 1}]
+    plan = plan_of(synthetic.LLAMA, layers=layers, mixers={"sse": {"kind": "sse", "qk_rank": 4}}, stages=stages)
+    beside = plan_of(
+        synthetic.LLAMA, layers=layers, mixers={"sse": {"kind": "sse", "qk_rank": 4}}, stages=[distill, align]
+    )
+    tokens = 16 * 65536  # 1M tokens in whole steps
+    assert (plan.stages[0].offline_bytes, beside.stages[0].offline_bytes) == (124 * tokens, 0)
+    assert plan.notes == [
+        "stage s: the teacher's predictions take 124 bytes per token, 130 MB in all (top_k 20, float16)"
+    ]
+    assert "note: stage s: the teacher's predictions" in "\n".join(plan.lines())
+    assert beside.stages[0].memory_bytes - plan.stages[0].memory_bytes == 2 * plan.parameters
+    turns = sum(row.mixer == "sse" for row in plan.layers)
+    assert turns > 1
+    assert plan.stages[1].memory_bytes < beside.stages[1].memory_bytes
+    assert plan.stages[1].flops > beside.stages[1].flops
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "message"),
+    [
+        ("gpt2", {"rope_theta": 1e6}, "stages.0.rope: stage s: gpt2 has no rotary embedding that `rope` could change"),
+        ("phi3", {"rope_type": "yarn", "factor": 2.0}, "stages.0.rope: stage s: phi3 refuses this rope"),
+    ],
+)
+def test_rope_that_a_family_cannot_have(tmp_path, family, rope, message):
+    stage = {**STAGE, "seq_len": 64, "batch_tokens": 64, "rope": rope}
+    data = models.recipe_data(
+        models.save_source(tmp_path, family),
+        stages=[stage],
+        data={"train": [{"path": "x"}]},
+        layers={"pattern": ["sse"]},
+    )
+    with pytest.raises(RecipeError, match=message):
+        make_plan(recipe_from_dict(data))

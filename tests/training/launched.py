@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.training import loop
+from sse_convert.training import loop, offline
 from sse_convert.training.stage import run_stage
 
 STOPPED = "stopped"
@@ -23,6 +23,7 @@ STOPPED = "stopped"
 
 def main(recipe_file, checkpoint, out):
     torch.set_num_threads(1)
+    offline.MOST_ROWS = 5  # so that there are shards for both processes to write
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         PartialState(cpu=True)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sse_convert.modeling.auto import load
+from sse_convert.training import offline
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
 from tests.training.launched import STOPPED
@@ -26,6 +28,11 @@ STAGES = [
     ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
     ("uptrain", {**SIZE, "tokens": 768, "name": STOPPED, "checkpoint_steps": 2}),
 ]
+
+
+HOW = pytest.mark.parametrize(
+    "how", [pytest.param(["--multi_gpu"], id="DDP"), pytest.param(["--use_fsdp", "--fsdp_version=2"], id="FSDP2")]
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +70,7 @@ def launch(recipe, checkpoint, out, *how):
     return [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("processes ")]
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(["--multi_gpu"], id="DDP"), pytest.param(["--use_fsdp", "--fsdp_version=2"], id="FSDP2")]
-)
+@HOW
 def test_two_processes_give_the_losses_of_one(recipe, converted, alone, tmp_path, how):
     assert launch(recipe, converted, tmp_path, *how) == [2, 2]
     stopped = recipe.stages[-1]
@@ -81,3 +86,37 @@ def test_two_processes_give_the_losses_of_one(recipe, converted, alone, tmp_path
         assert before.keys() == after.keys()
         for name, value in before.items():
             assert (after[name] - value).norm() <= 2e-3 * value.norm(), name
+
+
+@HOW
+def test_early_stop_groups_and_offline_teacher_in_two_processes(
+    teacher_folder, text_folder, converted, tmp_path, monkeypatch, how
+):
+    """Both processes stop layers at the same step, write the cache together, and get what one process gets."""
+    monkeypatch.setattr(offline, "MOST_ROWS", 5)
+    groups = {} if "--use_fsdp" in how else {"layers_at_once": 1}
+    runs = {}
+    for name in ("one", "two"):
+        stages = [
+            ("align", {**SIZE, "tokens": 768, "stop": {"window": 2, "improvement": 0.9}, **groups}),
+            ("distill", {**SIZE, "tokens": 384, "offline": {"top_k": 8, "dir": str(tmp_path / f"cache-{name}")}}),
+        ]
+        runs[name] = recipe_for(teacher_folder, text_folder, "unused", stages=stages)
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    for stage in runs["one"].stages:
+        run_stage(runs["one"], stage, converted, one / stage.name)
+    assert launch(runs["two"], converted, two, *how) == [2, 2]
+    for stage in runs["one"].stages:
+        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (one, two))
+        assert len(expected) == (4 * (1 + len(groups)) if stage.name == "align" else 3)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    ours, theirs = (predictions(tmp_path / f"cache-{name}") for name in ("one", "two"))
+    assert torch.equal(ours["teacher_index"], theirs["teacher_index"])
+    torch.testing.assert_close(ours["teacher_log_p"], theirs["teacher_log_p"], rtol=2**-10, atol=0)
+
+
+def predictions(folder):
+    shards = [load_file(path) for path in sorted(folder.glob("rows-*.safetensors"))]
+    return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}

@@ -9,8 +9,8 @@ from accelerate.utils import DistributedType
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.kernels import dispatch
 from sse_convert.recipe.schema import LearningRates, Stage, Train
+from sse_convert.training.inputs import check_stage
 from sse_convert.training.setup import learning_rates, load_student, make_accelerator, make_optimizer
-from sse_convert.training.stage import check_stage
 
 
 @pytest.mark.parametrize(("mode", "word"), [("tp", "tensor"), ("cp", "context"), ("sp", "sequence")])

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses as dc
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -23,12 +23,20 @@ class Step:
     """One process's share of an optimizer step."""
 
     batches: list[dict[str, Tensor]]
-    """micro batches: `input_ids`, `position_ids`, `labels`, each int64 [R, T]"""
+    """micro batches: `input_ids`, `position_ids`, `labels`, each int64 [R, T], and what the loss wants beside them"""
     position: dict[str, Any]
     """where the next step's rows start"""
 
 
-def steps(rows: Iterator[Row], *, rows_per_step: int, micro_batch: int, rank: int, processes: int) -> Iterator[Step]:
+def steps(
+    rows: Iterator[Row],
+    *,
+    rows_per_step: int,
+    micro_batch: int,
+    rank: int,
+    processes: int,
+    beside: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
+) -> Iterator[Step]:
     """Cut a stream of rows into steps; process r takes every processes-th row from r on.
 
     Args:
@@ -37,10 +45,14 @@ def steps(rows: Iterator[Row], *, rows_per_step: int, micro_batch: int, rank: in
         micro_batch: most rows of one forward pass.
         rank: this process.
         processes: their number.
+        beside: further tensors of a micro batch, from the numbers of its rows in the stream.
     """
     while len(whole := list(islice(rows, rows_per_step))) == rows_per_step:
         own = whole[rank::processes]
-        batches = [stack(own[i : i + micro_batch]) for i in range(0, len(own), micro_batch)]
+        batches = []
+        for i in range(0, len(own), micro_batch):
+            part = own[i : i + micro_batch]
+            batches.append(stack(part) | (beside([row.number for row in part]) if beside else {}))
         yield Step(batches, whole[-1].position)
 
 

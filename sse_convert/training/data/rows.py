@@ -44,6 +44,11 @@ class Row:
     position: dict[str, Any]
     """JSON-ready; `rows(start=...)` continues behind this row"""
 
+    @property
+    def number(self) -> int:
+        """How many rows of the stream come before this one."""
+        return int(self.position["row"]) - 1
+
 
 def stack(batch: Sequence[Row]) -> dict[str, Tensor]:
     """int64 tensors `input_ids`, `position_ids` and `labels` [R, T] from R rows. Documents never need a mask."""

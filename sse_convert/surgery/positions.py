@@ -1,0 +1,122 @@
+"""Positions a model can be trained at, and what a stage's `rope` makes of its configuration."""
+
+from typing import Any
+
+from sse_convert.errors import RecipeError
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.recipe.training import Rope
+
+_STRETCHED = "full_attention"
+"""where rope_parameters differ by layer type (Gemma 3), the type that sees the whole context"""
+_KEPT = ("rope_theta", "partial_rotary_factor")
+"""parameters that a new rope_type takes over from the old one"""
+
+
+def position_limit(config: Any) -> int | None:
+    """Positions that a configuration, as an object or as a dict, gives its model; None where it names none."""
+    fields = config if isinstance(config, dict) else config.to_dict()
+    limit = fields.get("max_position_embeddings") or fields.get("n_positions")
+    return None if limit is None else int(limit)
+
+
+def stretched_rope(before: dict[str, Any], rope: Rope, limit: int) -> dict[str, Any]:
+    """`rope_parameters` after a stage's `rope`.
+
+    Args:
+        before: the model's, nested by layer type or not.
+        rope: what the stage asks for.
+        limit: positions the model has before.
+    """
+    if any(isinstance(value, dict) for value in before.values()):
+        return {**before, _STRETCHED: stretched_rope(before[_STRETCHED], rope, limit)}
+    kind = rope.rope_type or before.get("rope_type", "default")
+    kept = before if kind == before.get("rope_type") else {key: before[key] for key in _KEPT if key in before}
+    new = {**kept, "rope_type": kind, **rope.given()}
+    if kind in ("yarn", "llama3"):
+        new.setdefault("original_max_position_embeddings", limit)
+    return new
+
+
+def stretched_limit(rope: Rope, limit: int, seq_len: int) -> int:
+    """Positions after a stage's `rope`: `factor` times those before; without a factor, as many as its rows need."""
+    if rope.factor is None:
+        return max(limit, seq_len)
+    return max(limit, int(rope.factor * (rope.original_max_position_embeddings or limit)))
+
+
+def stretch(config: Any, stage: Stage) -> bool:
+    """Write a stage's `rope` into a configuration. Returns whether anything changed.
+
+    Args:
+        config: a transformers configuration; changed in place.
+        stage: settings.
+
+    Raises:
+        RecipeError: the model has no rotary embedding, or its family refuses this one.
+    """
+    if stage.rope is None:
+        return False
+    if source_spec(config.model_type).rotary == "none":
+        raise RecipeError(
+            f"stage {stage.name}: {config.model_type} has no rotary embedding that `rope` could change",
+            expected=f"rows of at most {position_limit(config)} tokens, its learned positions",
+            fix="remove rope from the stage",
+        )
+    limit = config.max_position_embeddings
+    parameters = stretched_rope(config.rope_parameters, stage.rope, limit)
+    longest = stretched_limit(stage.rope, limit, stage.seq_len)
+    if (parameters, longest) == (config.rope_parameters, limit):
+        return False
+    config.rope_parameters, config.max_position_embeddings = parameters, longest
+    _check_accepted(config, stage)
+    return True
+
+
+def _check_accepted(config: Any, stage: Stage) -> None:
+    """Make sure that the family's own checks let a stretched configuration pass (Phi-3's know `longrope` alone).
+
+    Raises:
+        RecipeError: they do not.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        type(config).from_dict(config.to_dict())
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise RecipeError(
+            f"stage {stage.name}: {config.model_type} refuses this rope: {str(error).strip().splitlines()[-1].strip()}",
+            expected="a rope that transformers knows for this family",
+            fix="use rope_theta, or remove rope from the stage",
+        ) from error
+
+
+def stage_limits(recipe: Recipe, limit: int) -> list[int]:
+    """Longest row of each stage: the teacher's positions where the teacher takes part, else the student's by then.
+
+    Args:
+        recipe: stages.
+        limit: the teacher's positions.
+    """
+    limits, student = [], limit
+    for stage in recipe.stages:
+        if stage.rope is not None:
+            student = stretched_limit(stage.rope, student, stage.seq_len)
+        limits.append(student if stage.loss == "ce" else limit)
+    return limits
+
+
+def check_row_length(stage: Stage, limit: int | None) -> None:
+    """Make sure that a stage's rows fit the positions its models know.
+
+    Raises:
+        RecipeError: they do not.
+    """
+    if limit is None or stage.seq_len <= limit:
+        return
+    longer = "raise rope.factor" if stage.rope else "set the stage's rope (rope_theta: 5.0e6, or rope_type: yarn)"
+    raise RecipeError(
+        f"stage {stage.name}: seq_len is {stage.seq_len}, the model has {limit} positions",
+        expected=f"at most {limit}",
+        fix=f"lower seq_len, or {longer}" if stage.loss == "ce" else "lower seq_len: the teacher knows no more",
+    )

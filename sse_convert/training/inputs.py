@@ -1,0 +1,133 @@
+"""What a stage is checked for before anything is loaded, and everything that decides what it computes."""
+
+import dataclasses as dc
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor
+
+from sse_convert.errors import HardwareError, TrainingError
+from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.surgery.checkpoint import open_checkpoint
+from sse_convert.surgery.positions import check_row_length, position_limit, stretched_limit
+from sse_convert.training.data.rows import RowReader, stack
+from sse_convert.training.data.teacher import Teacher
+from sse_convert.training.offline import TeacherCache, tokenizer_identity
+from sse_convert.training.record import checkpoint_identity
+from sse_convert.training.schedule import Schedule
+
+_FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps")
+"""stage keys that do not decide what is computed, so they may change between interruption and continuation"""
+
+
+def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
+    """What can be found wrong with a stage before anything is loaded.
+
+    Raises:
+        TrainingError: rows and processes do not go together, or a precision does not go with the loss.
+        HardwareError: layers are to be trained a group at a time under FSDP.
+    """
+    if stage.layers_at_once is not None and accelerator.distributed_type == DistributedType.FSDP:
+        raise HardwareError(
+            f"stage {stage.name}: layers_at_once under FSDP, which spreads the layers over the GPUs already",
+            expected="one of the two",
+            fix="remove layers_at_once from the stage, or launch with --multi_gpu",
+        )
+    Schedule.of(stage).check_processes(accelerator.num_processes)
+    if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
+        raise TrainingError(
+            f"stage {stage.name}: loss layer_mse with mixed_precision fp16",
+            expected="bf16 or no",
+            fix="set train.mixed_precision to bf16, or to no on hardware without it",
+        )
+
+
+def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader) -> dict[str, Any]:
+    """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
+    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
+    if stage.offline is not None:
+        settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
+    train, data = dc.asdict(recipe.train), dc.asdict(recipe.data)
+    deciding = ("mixed_precision", "backend", "seed", *(["lora"] if stage.train == "lora" else []))
+    inputs: dict[str, Any] = {
+        "checkpoint": checkpoint_identity(checkpoint),
+        "stage": settings,
+        "train": {key: train[key] for key in deciding},
+        "data": {key: data[key] for key in ("train", "needles", "seed")},
+        "text": reader.fingerprint(),
+    }
+    if (spikes := recipe.train.spikes).zscore is not None:
+        inputs["train"]["spikes"] = {"zscore": spikes.zscore, "window": spikes.window}
+    if stage.loss != "ce":
+        inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
+    return inputs
+
+
+def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
+    """The training rows of a stage.
+
+    Raises:
+        RecipeError: rows are longer than the model's context.
+        DataError: the text cannot be used.
+    """
+    config = open_checkpoint(checkpoint).config
+    limit = position_limit(config)
+    if limit is not None and stage.rope is not None:
+        limit = stretched_limit(stage.rope, limit, stage.seq_len)
+    check_row_length(stage, limit)
+    if stage.loss != "ce":  # an earlier stage may have stretched the student
+        check_row_length(stage, position_limit(open_checkpoint(recipe.model, recipe.revision).config))
+    return RowReader(
+        recipe.data.train,
+        load_tokenizer(checkpoint),
+        stage.seq_len,
+        recipe.data.seed,
+        needles=recipe.data.needles,
+        loss_mask=stage.loss_mask,
+        teacher=Teacher(recipe.model, recipe.revision),
+        vocab_size=config.get("vocab_size"),
+    )
+
+
+def held_out_batches(recipe: Recipe, stage: Stage, checkpoint: Path) -> list[dict[str, Tensor]]:
+    """Micro batches of held-out text, as many rows as a step has; none where the recipe names no held-out text.
+
+    Raises:
+        DataError: the text cannot be used.
+    """
+    if not recipe.data.valid:
+        return []
+    teacher = Teacher(recipe.model, recipe.revision)
+    seed, tokenizer = recipe.data.seed, load_tokenizer(checkpoint)
+    reader = RowReader(recipe.data.valid, tokenizer, stage.seq_len, seed, role="valid", teacher=teacher)
+    rows = list(islice(reader.rows(), Schedule.of(stage).rows))
+    return [stack(rows[i : i + stage.micro_batch]) for i in range(0, len(rows), stage.micro_batch)]
+
+
+def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, precision: str) -> TeacherCache:
+    """The cache of the teacher's predictions that a stage with `offline` reads.
+
+    Args:
+        recipe: model and data.
+        stage: settings.
+        checkpoint: has the tokenizer.
+        reader: the rows.
+        precision: autocast type.
+
+    Raises:
+        TrainingError: the folder the stage names was made from other inputs.
+    """
+    assert stage.offline is not None
+    schedule, data = Schedule.of(stage), dc.asdict(recipe.data)
+    inputs = {
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "tokenizer": tokenizer_identity(load_tokenizer(checkpoint)),
+        "data": {key: data[key] for key in ("train", "needles", "seed")},
+        "text": reader.fingerprint(),
+        "mixed_precision": precision,
+    }
+    return TeacherCache(stage.offline, inputs, rows=schedule.steps * schedule.rows, seq_len=stage.seq_len)
