@@ -32,7 +32,7 @@ setup:
 
 .PHONY: setup-dev
 setup-dev:
-	@tools/setup.sh dev,train
+	@tools/setup.sh dev,train,eval
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache

@@ -1,6 +1,7 @@
 """What the commands do, as functions of the same names. Heavy imports happen inside, so importing this is quick."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -165,7 +166,7 @@ def _stage(
 
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
-    """Do it all: convert, calibrate, every stage, eval, export. Finished steps are skipped.
+    """Do it all: convert, calibrate, every stage, eval, export, then the recipe's controls. Finished steps are skipped.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -174,17 +175,19 @@ def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: b
 
     Raises:
         RecipeError: the recipe is malformed, lacks text that a later step needs, or does not fit the model.
+        UsageError: a control is asked for that the recipe cannot have.
         TrainingError: an earlier run had other inputs, or training does not stay finite.
         VerificationError: a limit of `eval.gate` is missed.
         DataError, CheckpointError, OutputError, HardwareError, HubError: text, checkpoint, folder, machine or hub.
     """
     origin = str(recipe) if isinstance(recipe, Path | str) else "recipe"
+    command = _run_command(recipe, overrides)
     recipe = _recipe(recipe, overrides)
     if problems := list(check_run(recipe)):
         raise problems_error(origin, problems)
     from sse_convert.training import pipeline
 
-    return pipeline.run(recipe, resume=resume)
+    return pipeline.run(recipe, resume=resume, command=command)
 
 
 def evaluate(
@@ -212,11 +215,13 @@ def evaluate(
         DataError: there is no usable held-out text.
         OutputError: the report or the plot cannot be written.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
+        DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
+    command = _run_command(recipe, overrides)
     recipe = _recipe(recipe, overrides)
     from sse_convert.evaluation import evaluate as evaluation
 
-    return evaluation.evaluate(recipe, checkpoint, out=out, plot=plot, device=device)
+    return evaluation.evaluate(recipe, checkpoint, out=out, plot=plot, device=device, command=command)
 
 
 def export(
@@ -413,6 +418,13 @@ def recipes_schema() -> TextReport:
 def doctor() -> DoctorReport:
     """Versions, devices, backends and optional packages of this machine."""
     return diagnose()
+
+
+def _run_command(recipe: RecipeLike, overrides: Sequence[str] | None) -> str:
+    """What runs this recipe, for messages; what it is overridden with belongs to it, its controls do not."""
+    origin = str(recipe) if isinstance(recipe, Path | str) else "RECIPE"
+    sets = [part for text in overrides or () if not text.startswith("controls=") for part in ("--set", text)]
+    return shlex.join(["sse-convert", "run", origin, *sets])
 
 
 def _recipe(recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:

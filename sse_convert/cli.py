@@ -2,13 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from sse_convert import __version__, api
 from sse_convert.command import command, exit_code_table, run_app
 from sse_convert.recipe.presets import preset_names
+from sse_convert.recipe.schema import RulerName
 from sse_convert.report import Report
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ recipes_app = typer.Typer(
 )
 app.add_typer(recipes_app)
 
+RULER = get_args(RulerName)
 CONTINUES = "run the same command again to continue from the last checkpoint"
 
 
@@ -73,6 +75,14 @@ TopPOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Sampling seed.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Such as cuda:1 or cpu; unset picks the GPU.")]
+
+
+def _names(key: str, text: str | None, everything: tuple[str, ...] = ()) -> list[str]:
+    """The override that sets a list of names, written with commas; `all` where that is a choice."""
+    if text is None:
+        return []
+    names = everything if text == "all" and everything else [name.strip() for name in text.split(",")]
+    return [f"{key}=[{', '.join(names)}]"]
 
 
 @app.callback(invoke_without_command=True)
@@ -171,12 +181,16 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue an earlier run of this recipe.")
     ] = True,
+    controls: Annotated[
+        str | None, typer.Option("--controls", metavar="NAMES", help="Control runs: names with commas, or all.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> Report:
-    """Do it all: convert, calibrate, every stage, eval, export. Finished steps are skipped.
+    """Do it all: convert, calibrate, every stage, eval, export, control runs. Finished steps are skipped.
 
     On several GPUs: accelerate launch --multi_gpu -m sse_convert run RECIPE
     """
+    overrides = [*(overrides or []), *_names("controls", controls)]
     return api.run(recipe, overrides=overrides, resume=resume)
 
 
@@ -187,10 +201,20 @@ def evaluate(
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the result to this JSON file.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the result to this PNG file.")] = None,
+    ruler: Annotated[
+        str | None, typer.Option("--ruler", metavar="TASKS", help="RULER needle tasks: names with commas, or all.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", metavar="TASKS", help="lm-eval tasks: names with commas, or paper.")
+    ] = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> Report:
-    """Measure a checkpoint beside its teacher: held-out loss, needles, memory, speed."""
+    """Measure a checkpoint beside its teacher: held-out loss, predictions, needles, RULER, lm-eval, memory, speed.
+
+    --ruler and --tasks set eval.ruler.tasks and eval.lm_eval.tasks; --set changes the rest, such as eval.ruler.lengths.
+    """
+    overrides = [*(overrides or []), *_names("eval.ruler.tasks", ruler, RULER), *_names("eval.lm_eval.tasks", tasks)]
     return api.evaluate(recipe, checkpoint, overrides=overrides, out=out, plot=plot, device=device)
 
 

@@ -20,6 +20,7 @@ if sys.platform == "linux":
 REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "matplotlib")
 OPTIONAL = {
     "lm-eval": "eval: language-model-evaluation-harness",
+    "wonderwords": "eval: word lists of the RULER tasks",
     "tensorboard": "train: TensorBoard tracker",
     "wandb": "train: Weights & Biases tracker",
     "mlflow": "train: MLflow tracker",

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -14,12 +15,15 @@ from sse_convert import __version__, api, errors
 from sse_convert.cli import app
 from sse_convert.command import EXIT_CODES, run_app
 from sse_convert.recipe.checks import BACKENDS
+from sse_convert.recipe.schema import RulerName
 from sse_convert.report import TextReport
 from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
 COMMANDS = ["plan", "convert", *TRAINING, "eval", "export", "push", "generate", "chat", "inspect", "verify", "doctor"]
 COMMANDS += ["analyze"]
+RULER_TWO = ["eval.ruler.tasks=[niah_single_1, niah_single_2]"]
+LM_EVAL_TWO = "eval.lm_eval.tasks=[piqa, arc]"
 ERRORS = [
     cls
     for cls in vars(errors).values()
@@ -110,6 +114,28 @@ def test_each_kind_of_error(capsys, outcome, cls):
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "error: width is [3]\nexpected: [bold]4[/bold]\nfix: set width: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "overrides"),
+    [
+        ("evaluate", ["eval", "r", "-c", "x", "--ruler", "niah_single_1, niah_single_2"], RULER_TWO),
+        (
+            "evaluate",
+            ["eval", "r", "-c", "x", "--ruler", "all"],
+            [f"eval.ruler.tasks=[{', '.join(get_args(RulerName))}]"],
+        ),
+        ("evaluate", ["eval", "r", "-c", "x", "--tasks", "piqa,arc", "--set", "a=1"], ["a=1", LM_EVAL_TWO]),
+        ("run", ["run", "r", "--controls", "window,gla"], ["controls=[window, gla]"]),
+        ("run", ["run", "r", "--controls", "all"], ["controls=[all]"]),
+        ("run", ["run", "r"], []),
+    ],
+)
+def test_options_that_stand_for_recipe_keys(monkeypatch, name, arguments, overrides):
+    seen = []
+    monkeypatch.setattr(api, name, lambda *_, **options: seen.append(options["overrides"]) or TextReport({}, []))
+    assert run_app(app, arguments) == 0
+    assert seen == [overrides]
 
 
 def test_success(capsys, outcome):

@@ -1,9 +1,12 @@
 """Measure a converted model beside its teacher: the same windows, the same needles, the same machine."""
 
 import dataclasses as dc
+import functools
 import gc
+import itertools
 import os
-from itertools import islice
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +15,18 @@ import transformers
 
 from sse_convert.console import Bar, progress
 from sse_convert.errors import DataError, RecipeError
+from sse_convert.evaluation.agreement import Comparison, TeacherStates
+from sse_convert.evaluation.controls import control_table
+from sse_convert.evaluation.harness import Harness
 from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.evaluation.needle import NeedleSample, load_words
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.plot import plot as draw
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
+from sse_convert.evaluation.ruler import load_material
+from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
+from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import Recipe
@@ -45,12 +54,21 @@ class Tasks:
     """needle samples, one entry per length, kind and number of keys"""
     speed_lengths: tuple[int, ...]
     """context lengths for the timings"""
+    ruler: tuple[tuple[RulerSample, ...], ...] = ()
+    """RULER samples, one entry per length and task"""
+    likelihood: bool = True
+    """whether RULER's values are also compared by likelihood"""
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    """reads what the models generate"""
+    harness: Harness | None = None
+    """tasks of the lm-evaluation-harness"""
 
     @property
     def steps(self) -> int:
         """Units of work, for the progress bar."""
         rows = sum(len(windows.input_ids) for windows in self.windows)
-        return rows + sum(map(len, self.needles)) + len(self.speed_lengths)
+        samples = sum(map(len, (*self.needles, *self.ruler)))
+        return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
 
 
 def evaluate(
@@ -60,6 +78,7 @@ def evaluate(
     out: Path | None = None,
     plot: Path | None = None,
     device: str | None = None,
+    command: str = "sse-convert run RECIPE",
 ) -> EvalReport:
     """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
 
@@ -71,6 +90,7 @@ def evaluate(
         out: JSON file for the report; an older one is replaced.
         plot: PNG file for the plot.
         device: unset picks the accelerator, or the CPU.
+        command: what runs the recipe, to say how a control would be run. Controls that were are in the result's table.
 
     Raises:
         RecipeError: a length is beyond the teacher's context.
@@ -78,35 +98,92 @@ def evaluate(
         DataError: there is no usable held-out text.
         OutputError: the report or the plot cannot be written.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
+        DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
-    place = pick_device(device)
-    teacher = open_teacher(recipe.model, recipe.revision)
-    _check_lengths(recipe, context_limit(teacher.config))
-    tasks = make_tasks(recipe, load_tokenizer(checkpoint), teacher.config.vocab_size)
-    dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
-    sizes = geometry_of(teacher)
-    scores: list[ModelScores] = []
-    mixers: list[Mixers] = []
-    with progress("evaluating", 2 * tasks.steps) as bar:
-        for source, revision in ((recipe.model, recipe.revision), (checkpoint, None)):
-            model = load_model(source, revision=revision, device=str(place), dtype=dtype)
-            mixers.append(model_mixers(model))
-            scores.append(measure(model, tasks, name=str(source), sizes=sizes, bar=bar))
-            del model
-            gc.collect()
-    report = EvalReport(
-        teacher=scores[0],
-        student=scores[1],
-        cache=cache_table(sizes, mixers[0], mixers[1], tasks),
-        limits=recipe.eval.gate,
-        conditions=_conditions(recipe, place, dtype, tasks),
-    )
+    report = Evaluator(recipe, device).report(checkpoint)
+    if measures(recipe):
+        report = dc.replace(report, controls=control_table(recipe, report.to_dict(), command))
+    publish(report, out, plot)
+    return report
+
+
+def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
+    """Write a report and draw it, then fail if it misses a limit. Arguments and errors as of `evaluate`."""
     if out is not None:
         report.write(out)
     if plot is not None:
         draw([report.to_dict()], plot)
     report.require_gate(out)
-    return report
+
+
+def measures(recipe: Recipe) -> bool:
+    """Whether the recipe asks for any measurement."""
+    asked = recipe.eval
+    return bool(asked.perplexity or asked.needle or asked.ruler or asked.lm_eval or asked.throughput)
+
+
+class Evaluator:
+    """Measures checkpoints of one teacher one after the other; text, tasks and the teacher's own figures are made once.
+
+    Args:
+        recipe: as for `evaluate`.
+        device: as for `evaluate`.
+
+    Raises:
+        RecipeError, CheckpointError, HubError, HardwareError: see `evaluate`.
+    """
+
+    def __init__(self, recipe: Recipe, device: str | None = None) -> None:
+        self._recipe = recipe
+        self._place = pick_device(device)
+        self._source = open_teacher(recipe.model, recipe.revision)
+        self._sizes = geometry_of(self._source)
+        _check_lengths(recipe, context_limit(self._source.config))
+        self._tasks: Tasks | None = None
+
+    def report(self, checkpoint: str | Path) -> EvalReport:
+        """Teacher and checkpoint.
+
+        Args:
+            checkpoint: converted model, folder or hub id.
+
+        Raises:
+            CheckpointError, HubError, DataError: see `evaluate`.
+        """
+        if self._tasks is None:
+            self._tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), self._source.config.vocab_size)
+        tasks = self._tasks
+        teacher, mixers, states = self._teacher
+        watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
+        student, own = self._measure(tasks, checkpoint, None, watchers)
+        return EvalReport(
+            teacher=teacher,
+            student=dc.replace(student, agreement=tuple(watcher.result() for watcher in watchers)),
+            cache=cache_table(self._sizes, mixers, own, tasks),
+            limits=self._recipe.eval.gate,
+            conditions=_conditions(self._recipe, self._place, self._dtype, tasks),
+        )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float32 if self._place.type == "cpu" else (self._source.config.dtype or torch.float32)
+
+    @functools.cached_property
+    def _teacher(self) -> tuple[ModelScores, Mixers, list[TeacherStates]]:
+        assert self._tasks is not None
+        states = [TeacherStates() for _ in self._tasks.windows]
+        return *self._measure(self._tasks, self._recipe.model, self._recipe.revision, states), states
+
+    def _measure(
+        self, tasks: Tasks, source: str | Path, revision: str | None, watchers: Sequence[TeacherStates | Comparison]
+    ) -> tuple[ModelScores, Mixers]:
+        with progress(f"evaluating {Path(source).name}", tasks.steps) as bar:
+            model = load_model(source, revision=revision, device=str(self._place), dtype=self._dtype)
+            scores = measure(model, tasks, name=str(source), sizes=self._sizes, bar=bar, watchers=watchers)
+        mixers = model_mixers(model)
+        del model
+        gc.collect()
+        return scores, mixers
 
 
 def model_mixers(model: "PreTrainedModel") -> Mixers:
@@ -117,7 +194,13 @@ def model_mixers(model: "PreTrainedModel") -> Mixers:
 
 
 def measure(
-    model: "PreTrainedModel", tasks: Tasks, *, name: str, sizes: Geometry, bar: Bar | None = None
+    model: "PreTrainedModel",
+    tasks: Tasks,
+    *,
+    name: str,
+    sizes: Geometry,
+    bar: Bar | None = None,
+    watchers: Sequence[TeacherStates | Comparison] = (),
 ) -> ModelScores:
     """Everything `tasks` asks of one model.
 
@@ -126,18 +209,26 @@ def measure(
         tasks: from `make_tasks`.
         name: for the report.
         sizes: of the teacher, for the cache formula.
-        bar: advanced by one per window, needle sample and timed length.
+        bar: advanced by one per window, sample, timed length and task of the harness.
+        watchers: see the hidden states of `tasks.windows`; one each, or none.
     """
     batch = TOKENS_PER_PASS.get(model.device.type, TOKENS_PER_PASS_ELSEWHERE)
     sizes = dc.replace(sizes, cache_element_bytes=model.dtype.itemsize)
     mixers = model_mixers(model)
     speed = throughput(model, tasks.speed_lengths, bar=bar)
+    watched = itertools.zip_longest(tasks.windows, watchers)
+    tokenizer: Any = tasks.tokenizer
     return ModelScores(
         name=name,
         parameters=model.num_parameters(),
         dtype=str(model.dtype).removeprefix("torch."),
-        held_out=tuple(held_out_loss(model, windows, batch_tokens=batch, bar=bar) for windows in tasks.windows),
+        held_out=tuple(held_out_loss(model, w, batch_tokens=batch, bar=bar, watch=watch) for w, watch in watched),
         needles=tuple(needle_score(model, samples, batch_tokens=batch, bar=bar) for samples in tasks.needles),
+        ruler=tuple(
+            ruler_score(model, tokenizer, samples, likelihood=tasks.likelihood, batch_tokens=batch, bar=bar)
+            for samples in tasks.ruler
+        ),
+        tasks=tasks.harness.score(model, tokenizer, bar) if tasks.harness else (),
         speed=tuple(dc.replace(s, formula_bytes=cache_bytes(sizes, mixers, s.length)) for s in speed),
     )
 
@@ -151,9 +242,13 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
         vocab_size: rows of the embedding, to refuse a foreign tokenizer.
 
     Raises:
-        DataError: there is no usable held-out text, or too little of it.
+        DataError: there is no usable held-out text, or too little of it; or a task's data cannot be loaded.
+        RecipeError: the lm-evaluation-harness does not know a task.
+        DependencyError: a package of the extra `eval` is asked for and not installed.
     """
     settings = recipe.eval
+    harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
+    material = load_material(settings.ruler.text) if settings.ruler else None
     windows = []
     if settings.perplexity:
         for length in window_lengths(recipe):
@@ -169,7 +264,18 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
         haystack = [token for token in text if token not in special]
         words = load_words(recipe.data.needles.words)
         needles = needle_samples(settings.needle, haystack, tokenizer, words, recipe.data.seed)
-    return Tasks(tuple(windows), tuple(map(tuple, needles)), tuple(settings.throughput))
+    ruler: list[list[RulerSample]] = []
+    if settings.ruler is not None and material is not None:
+        ruler = ruler_samples(settings.ruler, tokenizer, material, recipe.data.seed)
+    return Tasks(
+        windows=tuple(windows),
+        needles=tuple(map(tuple, needles)),
+        speed_lengths=tuple(settings.throughput),
+        ruler=tuple(map(tuple, ruler)),
+        likelihood=settings.ruler is not None and settings.ruler.likelihood,
+        tokenizer=tokenizer,
+        harness=harness,
+    )
 
 
 def window_lengths(recipe: Recipe) -> list[int]:
@@ -189,13 +295,14 @@ def _rows(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", length: int, cou
         teacher=Teacher(recipe.model, recipe.revision),
         vocab_size=vocab_size,
     )
-    return list(islice(reader.rows(), count))
+    return list(itertools.islice(reader.rows(), count))
 
 
 def _check_lengths(recipe: Recipe, limit: int | None) -> None:
     needed = {
         "eval.lengths": window_lengths(recipe) if recipe.eval.perplexity else [],
         "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
+        "eval.ruler.lengths": recipe.eval.ruler.lengths if recipe.eval.ruler else [],
         "eval.throughput": recipe.eval.throughput,
     }
     for key, lengths in needed.items():
@@ -213,6 +320,7 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
     """Bytes by context length from the formulas of `surgery.budget`, keys and values in the stored type."""
     lengths = {windows.input_ids.shape[1] for windows in tasks.windows} | set(LENGTHS.values())
     lengths |= {len(samples[0].token_ids) for samples in tasks.needles} | set(tasks.speed_lengths)
+    lengths |= {samples[0].length for samples in tasks.ruler}
     states = [i for i, mixer in enumerate(student) if mixer is not None and mixer.kind != "sliding"]
     return tuple(
         CacheSize(
@@ -226,7 +334,7 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
 
 
 def _conditions(recipe: Recipe, device: torch.device, dtype: torch.dtype, tasks: Tasks) -> dict[str, Any]:
-    settings = recipe.eval.needle
+    settings, ruler, harness = recipe.eval.needle, recipe.eval.ruler, recipe.eval.lm_eval
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -238,4 +346,6 @@ def _conditions(recipe: Recipe, device: torch.device, dtype: torch.dtype, tasks:
         "held_out_tokens": sum(windows.input_ids.numel() for windows in tasks.windows),
         "needle_samples": settings.samples if settings else None,
         "seed": recipe.data.seed,
+        **({"ruler": dc.asdict(ruler)} if ruler else {}),
+        **({"lm_eval": {"version": version("lm_eval"), **dc.asdict(harness)}} if harness else {}),
     }

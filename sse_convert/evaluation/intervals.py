@@ -12,8 +12,8 @@ Z95 = 1.959963984540054
 class Accuracy:
     """A share of hits with its 95% Wilson interval."""
 
-    correct: int
-    """hits"""
+    correct: float
+    """hits; a try may count in part"""
     samples: int
     """tries"""
 
@@ -36,8 +36,10 @@ class Accuracy:
         }
 
 
-def wilson(correct: int, samples: int, z: float = Z95) -> tuple[float, float]:
+def wilson(correct: float, samples: int, z: float = Z95) -> tuple[float, float]:
     """The Wilson score interval of a share.
+
+    For tries that count in part it is too wide rather than too narrow: their variance is at most that of hits.
 
     Args:
         correct: hits, 0 to `samples`.
@@ -58,6 +60,18 @@ def wilson(correct: int, samples: int, z: float = Z95) -> tuple[float, float]:
     low = 0.0 if correct == 0 else (centre - spread) / scale
     high = 1.0 if correct == samples else (centre + spread) / scale
     return low, high
+
+
+def newcombe(a: Accuracy, b: Accuracy) -> tuple[float, float]:
+    """The 95% interval of the difference a - b of two independent shares, from their Wilson intervals.
+
+    Source: R. G. Newcombe, 1998, Statistics in Medicine 17, 873-890, method 10.
+    """
+    (low_a, high_a), (low_b, high_b) = wilson(a.correct, a.samples), wilson(b.correct, b.samples)
+    difference = a.value - b.value
+    below = math.hypot(a.value - low_a, high_b - b.value)
+    above = math.hypot(high_a - a.value, b.value - low_b)
+    return difference - below, difference + above
 
 
 def ratio_standard_error(sums: Sequence[float], counts: Sequence[int]) -> float | None:

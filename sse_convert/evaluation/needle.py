@@ -149,11 +149,11 @@ def training_row(
     kind = rng.choice(needles.kinds)
     keys = rng.sample(words.train, min(rng.choice(needles.keys), len(words.train)))
     pairs = [(key, make_value(rng, kind, words.train)) for key in keys]
-    planted = [_encode(tokenizer, needle_text(kind, k, v)) for k, v in pairs]
+    planted = [encode(tokenizer, needle_text(kind, k, v)) for k, v in pairs]
     asked = [prompt + answer for prompt, answer in (_question(tokenizer, kind, k, v) for k, v in pairs)]
     order = list(range(len(keys)))
     rng.shuffle(order)
-    bos = _bos(tokenizer)
+    bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + sum(map(len, asked))
     while used > seq_len and len(order) > 1:
         used -= len(asked[order.pop()])
@@ -197,9 +197,9 @@ def evaluation_sample(
         raise DataError(f"{keys} needle keys asked for", expected=f"1 to {len(words.held_out)}, the held-out key words")
     chosen = rng.sample(words.held_out, keys)
     values = [make_value(rng, kind, words.train) for _ in chosen]
-    planted = [_encode(tokenizer, needle_text(kind, k, v)) for k, v in zip(chosen, values, strict=True)]
+    planted = [encode(tokenizer, needle_text(kind, k, v)) for k, v in zip(chosen, values, strict=True)]
     prompt, answer = _question(tokenizer, kind, chosen[0], values[0])
-    bos = _bos(tokenizer)
+    bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + len(prompt) + len(answer)
     hay = _stretch(rng, haystack_ids, seq_len - used, seq_len)
     low, high = (round(d * len(hay)) for d in depths)
@@ -208,20 +208,21 @@ def evaluation_sample(
     return NeedleSample(kind, keys, cuts[0] / max(1, len(hay)), tuple(row), len(answer))
 
 
-def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Token ids of a text, without the tokenizer's special tokens around it."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _question(tokenizer: "PreTrainedTokenizerBase", kind: Kind, key: str, value: str) -> tuple[list[int], list[int]]:
     """Token ids of question and answer, split so that their concatenation is how the tokenizer writes both in a row."""
-    prompt = _encode(tokenizer, question_text(kind, key))
-    both = _encode(tokenizer, f"{question_text(kind, key)} {value}.")
+    prompt = encode(tokenizer, question_text(kind, key))
+    both = encode(tokenizer, f"{question_text(kind, key)} {value}.")
     if both[: len(prompt)] == prompt:
         return prompt, both[len(prompt) :]
-    return prompt, _encode(tokenizer, f" {value}.")
+    return prompt, encode(tokenizer, f" {value}.")
 
 
-def _bos(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def beginning_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """The beginning-of-sequence token where the tokenizer puts one before any text, else nothing."""
     first = list(tokenizer("")["input_ids"])[:1]
     return first if first == [tokenizer.bos_token_id] else []

@@ -6,7 +6,7 @@ for a whole window.
 
 import dataclasses as dc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -158,7 +158,12 @@ def _byte_len(tokenizer: "PreTrainedTokenizerBase", ids: Tensor) -> int:
 
 @torch.no_grad()
 def held_out_loss(
-    model: "PreTrainedModel", windows: Windows, *, batch_tokens: int = 16384, bar: Bar | None = None
+    model: "PreTrainedModel",
+    windows: Windows,
+    *,
+    batch_tokens: int = 16384,
+    bar: Bar | None = None,
+    watch: Callable[[slice, Tensor, Head], None] | None = None,
 ) -> HeldOutLoss:
     """Loss of a causal language model on windows.
 
@@ -167,6 +172,7 @@ def held_out_loss(
         windows: from `make_windows`.
         batch_tokens: tokens per forward pass, at least one window.
         bar: advanced by one per window.
+        watch: called with the rows, the final hidden states [rows, T - 1, D] before each prediction, and the head.
 
     Raises:
         CheckpointError: the model's logits are not what its head says (unknown post-processing).
@@ -180,7 +186,11 @@ def held_out_loss(
     for first in range(0, rows, size):
         part = slice(first, first + size)
         positions = windows.position_ids[part] if packed else None
-        losses = token_losses(model, windows.input_ids[part], positions).double().cpu()
+        hidden = final_hidden(model, windows.input_ids[part], positions)
+        head = Head.of(model)
+        losses = _losses(hidden, head, windows.input_ids[part]).double().cpu()
+        if watch is not None:
+            watch(part, hidden, head)
         for index in range(sums.shape[1]):
             chosen = windows.bucket[part] == index
             sums[part, index] = torch.where(chosen, losses, 0.0).sum(1)
@@ -228,18 +238,32 @@ def token_losses(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tens
     Returns:
         [R, T - 1] float32 losses in nats, on the model's device.
     """
-    device = model.device
-    input_ids = input_ids.to(device)
-    positions = {} if position_ids is None else {"position_ids": position_ids.to(device)}
-    hidden = model.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state[:, :-1]
-    head = Head.of(model)
-    step = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
-    flat, targets = hidden.flatten(0, 1), input_ids[:, 1:].flatten()
-    losses = [
-        F.cross_entropy(head.logits(flat[i : i + step]), targets[i : i + step], reduction="none")
-        for i in range(0, len(flat), step)
-    ]
+    return _losses(final_hidden(model, input_ids, position_ids), Head.of(model), input_ids)
+
+
+def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """The hidden states that a model's head makes predictions of; arguments as in `token_losses`.
+
+    Returns:
+        [R, T - 1, D], the last token's left out.
+    """
+    positions = {} if position_ids is None else {"position_ids": position_ids.to(model.device)}
+    out = model.base_model(input_ids=input_ids.to(model.device), use_cache=False, **positions)
+    hidden: Tensor = out.last_hidden_state[:, :-1]
+    return hidden
+
+
+def _losses(hidden: Tensor, head: Head, input_ids: Tensor) -> Tensor:
+    flat, targets = hidden.flatten(0, 1), input_ids[:, 1:].flatten().to(hidden.device)
+    parts = position_chunks(flat, head)
+    losses = [F.cross_entropy(head.logits(flat[part]), targets[part], reduction="none") for part in parts]
     return torch.cat(losses).view(hidden.shape[:2])
+
+
+def position_chunks(flat: Tensor, head: Head) -> list[slice]:
+    """Slices of positions [P, D] whose logits may exist at a time."""
+    step = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    return [slice(start, start + step) for start in range(0, len(flat), step)]
 
 
 def _check_head(model: "PreTrainedModel", input_ids: Tensor) -> None:

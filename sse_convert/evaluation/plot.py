@@ -1,8 +1,8 @@
-"""A picture of evaluation reports: loss by context, needles by length, cache bytes by length."""
+"""A picture of evaluation reports: loss, divergence, needles, RULER and cache bytes by length, as far as measured."""
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,21 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
 
     names = labels or [Path(report["student"]["name"]).name or "student" for report in reports]
     models = [("teacher", reports[0]["teacher"]), *((n, r["student"]) for n, r in zip(names, reports, strict=True))]
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    panels: list[Callable[[Axes], None]] = [
+        lambda axis: _loss(axis, models),
+        lambda axis: _accuracy(axis, models, "needles", "needle retrieval", "exact answers (%)"),
+        lambda axis: _cache(axis, reports, list(names)),
+    ]
+    if any(scores.get("ruler") for _, scores in models):
+        title = "RULER needles, mean over tasks"
+        panels.insert(2, lambda axis: _accuracy(axis, models, "ruler", title, "values in the answer (%)"))
+    if any(scores.get("agreement") for _, scores in models):
+        panels.insert(1, lambda axis: _divergence(axis, models))
+    figure = Figure(figsize=(4.3 * len(panels), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 3)
-    _loss(axes[0], models)
-    _needles(axes[1], models)
-    _cache(axes[2], reports, list(names))
-    for axis in axes:
+    axes = figure.subplots(1, len(panels))
+    for axis, draw in zip(axes, panels, strict=True):
+        draw(axis)
         axis.grid(alpha=0.25)
         axis.xaxis.set_major_formatter(_length)
         if axis.get_legend_handles_labels()[0]:
@@ -68,22 +76,38 @@ def _loss(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
             axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
 
 
+def _interval(correct: float, samples: float) -> tuple[float, float]:
+    return wilson(correct, int(samples))
+
+
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _needles(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
-    axis.set(title="needle retrieval", xlabel="context (tokens)", ylabel="exact answers (%)", ylim=(-3, 103))
+def _divergence(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
+    axis.set(title="KL(teacher || student)", xlabel="tokens of context (bucket end)", ylabel="nats per token")
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
-        hits: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for entry in scores["needles"]:
+        if scores.get("agreement"):
+            longest = max(scores["agreement"], key=lambda entry: entry["length"])
+            x = [bucket["stop"] for bucket in longest["buckets"]]
+            y = [_number(bucket["kl"]) for bucket in longest["buckets"]]
+            label = f"{name} ({_number(longest['kl']):.3f}, top-1 {_number(longest['top1']):.0%})"
+            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
+
+
+def _accuracy(axis: "Axes", models: list[tuple[str, dict[str, Any]]], key: str, title: str, unit: str) -> None:
+    axis.set(title=title, xlabel="context (tokens)", ylabel=unit, ylim=(-3, 103))
+    axis.set_xscale("log", base=2)
+    for i, (name, scores) in enumerate(models):
+        hits: dict[int, list[float]] = defaultdict(lambda: [0, 0])
+        for entry in scores.get(key, []):
             hits[entry["length"]][0] += entry["correct"]
             hits[entry["length"]][1] += entry["samples"]
         if hits:
             x = sorted(hits)
             y = [100 * hits[length][0] / hits[length][1] for length in x]
-            bounds = [[100 * bound for bound in wilson(*hits[length])] for length in x]
+            bounds = [[100 * bound for bound in _interval(*hits[length])] for length in x]
             errors = [
                 [v - low for v, (low, _) in zip(y, bounds, strict=True)],
                 [high - v for v, (_, high) in zip(y, bounds, strict=True)],

@@ -3,15 +3,24 @@
 JSON (schema 1), all losses in nats per token, all intervals 95%:
 
     schema, conditions {device, dtype, threads, versions, text, seed ...}
-    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], speed: [...]}
+    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], ruler: [...], agreement: [...],
+                        tasks: [...], speed: [...]}
                        held_out: length, windows, tokens, loss, loss_se, loss_low, loss_high, bits_per_byte,
                                  buckets: [{start, stop, tokens, loss, loss_se, bits_per_byte}]  by tokens of context
                        needles:  kind, keys, length, samples, correct, accuracy, low, high,
                                  depths: [{start, stop, samples, correct, accuracy, low, high}]
+                       ruler:    task, length, samples, correct, accuracy, low, high (string_match_all, generated),
+                                 likelihood: {samples, correct, accuracy, low, high} or null,
+                                 depths: as in needles, empty where several values are asked for
+                       agreement (student): length, windows, tokens, kl, kl_se, kl_low, kl_high, top1, top1_se ...,
+                                 buckets: [{start, stop, tokens, kl, kl_se, top1, top1_se}]    KL(teacher || student)
+                       tasks:    task, metric, value, stderr, samples, higher_is_better       lm-evaluation-harness
                        speed:    length, prefill_tokens_per_s, decode_tokens_per_s, cache_bytes, decoded, repeats
     loss_gaps          [{length, gap, gap_se}]                            student minus teacher, paired windows
     retention          [{kind, keys, length, teacher, student, share}]    share = student / teacher, null where 0 / 0
     cache              [{length, teacher_bytes, student_bytes, student_state_bytes}]   by formula, one sequence
+    controls           {runs: [{name, meaning, status, note, figures}],   only where `eval` looked for them
+                        judgements: [{control, figure, ours, theirs, low, high, verdict}]}
     gate               [{name, limit, value, passed}]                     value null where it cannot be judged
 """
 
@@ -21,10 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import VerificationError
+from sse_convert.evaluation.agreement import Agreement
+from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.files import replacing
-from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
+from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
+from sse_convert.evaluation.ruler_score import RulerScore
+from sse_convert.evaluation.tables import agreement_lines, interval, percent, ruler_lines, spread, task_lines
 from sse_convert.evaluation.throughput import Speed
 from sse_convert.report import format_bytes, json_ready, table
 
@@ -45,6 +58,12 @@ class ModelScores:
     """loss, one entry per window length"""
     needles: tuple[NeedleScore, ...] = ()
     """retrieval, one entry per length, kind and number of keys"""
+    ruler: tuple[RulerScore, ...] = ()
+    """RULER needle tasks, one entry per length and task"""
+    agreement: tuple[Agreement, ...] = ()
+    """KL and top-1 agreement with the teacher, one entry per window length; none for the teacher"""
+    tasks: tuple[TaskScore, ...] = ()
+    """tasks of the lm-evaluation-harness, one entry per metric"""
     speed: tuple[Speed, ...] = ()
     """tokens per second and cache bytes, one entry per context length"""
 
@@ -56,6 +75,9 @@ class ModelScores:
             "dtype": self.dtype,
             "held_out": [loss.to_dict() for loss in self.held_out],
             "needles": [score.to_dict() for score in self.needles],
+            "ruler": [score.to_dict() for score in self.ruler],
+            "agreement": [agreement.to_dict() for agreement in self.agreement],
+            "tasks": [score.to_dict() for score in self.tasks],
             "speed": [speed.to_dict() for speed in self.speed],
         }
 
@@ -102,6 +124,8 @@ class EvalReport:
     """`eval.gate` of the recipe"""
     conditions: dict[str, Any]
     """machine, versions, text, seeds"""
+    controls: ControlTable | None = None
+    """the student beside its controls, None where nothing looked for them"""
 
     def loss_gaps(self) -> list[dict[str, Any]]:
         """Student minus teacher by window length, in nats per token."""
@@ -167,6 +191,7 @@ class EvalReport:
                 "retention": self.retention(),
                 "cache": [dc.asdict(size) for size in self.cache],
                 "gate": [dc.asdict(check) for check in self.gate()],
+                **({"controls": self.controls.to_dict()} if self.controls else {}),
             }
         )
         return data
@@ -184,16 +209,20 @@ class EvalReport:
         """Tables for a person."""
         blocks = [
             self._loss_lines(),
+            agreement_lines(self.student.agreement),
             self._needle_lines(),
+            ruler_lines(self.teacher.ruler, self.student.ruler),
+            task_lines(self.teacher.tasks, self.student.tasks),
             self._speed_lines(),
             self._cache_lines(),
+            self.controls.lines() if self.controls else [],
             self._gate_lines(),
         ]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def _loss_lines(self) -> list[str]:
         rows = [
-            (t.length, t.windows, t.loss, s.loss, gap["gap"], _spread(gap["gap_se"]), t.bits_per_byte, s.bits_per_byte)
+            (t.length, t.windows, t.loss, s.loss, gap["gap"], spread(gap["gap_se"]), t.bits_per_byte, s.bits_per_byte)
             for t, s, gap in zip(self.teacher.held_out, self.student.held_out, self.loss_gaps(), strict=True)
         ]
         header = ("length", "windows", "teacher loss", "student loss", "gap", "+-95%", "teacher bpb", "student bpb")
@@ -201,7 +230,7 @@ class EvalReport:
 
     def _needle_lines(self) -> list[str]:
         rows = [
-            (t.length, t.kind, t.keys, t.total.samples, _interval(t.total), _interval(s.total), _percent(row["share"]))
+            (t.length, t.kind, t.keys, t.total.samples, interval(t.total), interval(s.total), percent(row["share"]))
             for t, s, row in zip(self.teacher.needles, self.student.needles, self.retention(), strict=True)
         ]
         header = ("length", "kind", "keys", "samples", "teacher", "student", "retention")
@@ -228,7 +257,7 @@ class EvalReport:
                 format_bytes(size.teacher_bytes),
                 format_bytes(size.student_bytes),
                 format_bytes(size.student_state_bytes),
-                _percent(size.student_bytes / size.teacher_bytes),
+                percent(size.student_bytes / size.teacher_bytes),
             )
             for size in self.cache
         ]
@@ -246,18 +275,5 @@ def _value(check: GateCheck) -> str:
     return "undefined (the teacher has none)" if check.value is None else f"{check.value:.4g}"
 
 
-def _spread(error: float | None) -> float | None:
-    return None if error is None else Z95 * error
-
-
 def _rate(tokens_per_s: float) -> float | int:
     return round(tokens_per_s) if tokens_per_s >= 100 else tokens_per_s
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1%}"
-
-
-def _interval(accuracy: Accuracy) -> str:
-    low, high = wilson(accuracy.correct, accuracy.samples)
-    return f"{accuracy.value:.1%} ({100 * low:.0f}-{100 * high:.0f})"

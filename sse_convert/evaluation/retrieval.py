@@ -99,23 +99,28 @@ def needle_score(
         batch_tokens: tokens per forward pass, at least one row.
         bar: advanced by one per sample.
     """
-    correct, tried = [0] * DEPTH_BUCKETS, [0] * DEPTH_BUCKETS
+    hits: list[tuple[float, float]] = []
     size = max(1, batch_tokens // len(samples[0].token_ids))
     for first in range(0, len(samples), size):
         batch = samples[first : first + size]
-        for sample, hit in zip(batch, _hits(model, batch), strict=True):
-            bucket = min(int(sample.depth * DEPTH_BUCKETS), DEPTH_BUCKETS - 1)
-            correct[bucket] += hit
-            tried[bucket] += 1
+        hits += [(sample.depth, int(hit)) for sample, hit in zip(batch, _hits(model, batch), strict=True)]
         if bar is not None:
             bar.update(len(batch))
     return NeedleScore(
         kind=samples[0].kind,
         keys=samples[0].keys,
         length=len(samples[0].token_ids),
-        total=Accuracy(sum(correct), sum(tried)),
-        depths=tuple(Accuracy(c, n) for c, n in zip(correct, tried, strict=True)),
+        total=Accuracy(sum(hit for _, hit in hits), len(hits)),
+        depths=by_depth(hits),
     )
+
+
+def by_depth(hits: Sequence[tuple[float, float]]) -> tuple[Accuracy, ...]:
+    """Accuracy by fifth of the text from (depth, hit) pairs, first fifth first."""
+    buckets: list[list[float]] = [[] for _ in range(DEPTH_BUCKETS)]
+    for depth, hit in hits:
+        buckets[min(int(depth * DEPTH_BUCKETS), DEPTH_BUCKETS - 1)].append(hit)
+    return tuple(Accuracy(sum(bucket), len(bucket)) for bucket in buckets)
 
 
 @torch.no_grad()

@@ -14,10 +14,12 @@ from sse_convert.recipe.schema import (
     Export,
     Layers,
     LearningRates,
+    LMEval,
     Lora,
     NeedleEval,
     Needles,
     Recipe,
+    RulerEval,
     Source,
     Stage,
     Train,
@@ -25,6 +27,8 @@ from sse_convert.recipe.schema import (
 from sse_convert.recipe.units import format_count, parse_size
 
 BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton", "fla")
+TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
+"""RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
 _ONE_LOSS = {
     "hidden_loss": "kl",
@@ -48,6 +52,8 @@ def check(part: Any) -> Iterator[Problem]:
         Calibrate: lambda part: _at_least(part, 1, "rows", "seq_len"),
         Eval: _eval,
         NeedleEval: _needle_eval,
+        RulerEval: _ruler_eval,
+        LMEval: _lm_eval,
         Export: _export,
         Lora: _lora,
         Train: _train,
@@ -216,6 +222,24 @@ def _needles(needles: Needles) -> Iterator[Problem]:
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
     yield from _not_empty(needle, "lengths", "keys", "kinds")
     yield from _at_least(needle, 1, "lengths", "keys", "samples")
+
+
+def _ruler_eval(ruler: RulerEval) -> Iterator[Problem]:
+    yield from _not_empty(ruler, "lengths", "tasks")
+    yield from _at_least(ruler, 1, "lengths", "samples")
+    reading = [name for name in ruler.tasks if name not in TEXTLESS]
+    if reading and not ruler.text:
+        yield Problem(("text",), f"{', '.join(reading)} hide needles in running text; name a file, or ask only "
+                      f"for {', '.join(TEXTLESS)}")  # fmt: skip
+
+
+def _lm_eval(settings: LMEval) -> Iterator[Problem]:
+    yield from _not_empty(settings, "tasks", "lengths")
+    yield from _at_least(settings, 1, "batch_size", "lengths")
+    if settings.limit is not None:
+        yield from _at_least(settings, 1, "limit")
+    if settings.num_fewshot is not None:
+        yield from _at_least(settings, 0, "num_fewshot")
 
 
 def _eval(settings: Eval) -> Iterator[Problem]:

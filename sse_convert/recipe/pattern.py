@@ -8,6 +8,8 @@ from sse_convert.mixers import FULL, MIXER_TYPES, NOT_BUILT, Mixer
 from sse_convert.recipe.problems import suggest
 from sse_convert.recipe.schema import Layers, Recipe
 
+UNTOUCHED = Layers(pattern=[FULL])
+"""every layer as it is: what the control `teacher_tuned` trains. A recipe file may not ask for it"""
 _RANGE = re.compile(r"(-?\d+)-(-?\d+)")
 _REPEAT = re.compile(r"(.+?)\s*\*\s*(\d+)")
 
@@ -18,6 +20,8 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
     Raises:
         RecipeError: an index is out of range, a mixer is undefined, or nothing would be converted.
     """
+    if recipe.layers == UNTOUCHED:
+        return [FULL] * num_layers, {}
     known = {**{name: cls() for name, cls in MIXER_TYPES.items()}, **recipe.mixers}
     names = expand(recipe.layers, known, num_layers)
     return names, {name: known[name] for name in dict.fromkeys(names) if name != FULL}

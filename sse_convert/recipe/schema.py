@@ -1,10 +1,22 @@
 """The recipe: one YAML file that says what becomes of a checkpoint. Frozen dataclasses, one docstring line per key."""
 
 import dataclasses as dc
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sse_convert.mixers import Mixer
 from sse_convert.recipe.training import Collapse, EarlyStop, Offline, Rope, Spikes
+
+RulerName = Literal[
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+]
+Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pure_sse"]
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,17 +190,59 @@ class NeedleEval:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class RulerEval:
+    """The needle tasks of RULER as published (docs: `sse_convert.evaluation.ruler`), answered by greedy generation."""
+
+    tasks: list[RulerName] = dc.field(default_factory=lambda: list(get_args(RulerName)))
+    """task names; unset means all eight"""
+    lengths: list[int] = dc.field(default_factory=lambda: [4096])
+    """context lengths in tokens of the model's tokenizer, the 128 tokens of the answer included"""
+    samples: int = 100
+    """samples per task and length; published tables use 500"""
+    text: str | None = None
+    """text file or folder for the tasks whose haystack is running text (the published essays are not shipped)"""
+    template: Literal["base", "chat"] = "base"
+    """the bare prompt, or the prompt in the tokenizer's chat template"""
+    likelihood: bool = True
+    """also ask, without generation, whether the right values are likelier than nine wrong ones"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class LMEval:
+    """Tasks of the lm-evaluation-harness (extra `eval`)."""
+
+    tasks: list[str]
+    """task or group names of the harness; also `paper` (the paper's set), `niah` (eight needle tasks), `arc`"""
+    include_path: str | None = None
+    """folder with task YAML files of your own, for example over local data"""
+    num_fewshot: int | None = None
+    """examples before each question; unset means each task's own number"""
+    limit: int | None = None
+    """documents per task at most, for trials"""
+    batch_size: int = 1
+    """rows per forward pass"""
+    chat_template: bool = False
+    """put every question into the tokenizer's chat template"""
+    lengths: list[int] = dc.field(default_factory=lambda: [4096])
+    """context lengths of the harness's own RULER tasks"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Eval:
     """What is measured, teacher beside student."""
 
     perplexity: bool = True
-    """held-out loss and bits per byte by position"""
+    """held-out loss, bits per byte, and KL and top-1 agreement with the teacher, by position"""
     lengths: list[int] = dc.field(default_factory=list)
     """window lengths for the held-out loss; empty uses the last stage's seq_len"""
     tokens: int = 65536
     """held-out tokens per window length"""
     needle: NeedleEval | None = None
     """needle retrieval, off when unset"""
+    ruler: RulerEval | None = None
+    """RULER needle tasks, off when unset"""
+    lm_eval: LMEval | None = None
+    """tasks of the lm-evaluation-harness, off when unset"""
     throughput: list[int] = dc.field(default_factory=list)
     """context lengths at which prefill and decode speed are measured"""
     gate: dict[str, float] = dc.field(default_factory=dict)
@@ -255,6 +309,8 @@ class Recipe:
     """settings all stages share"""
     eval: Eval = dc.field(default_factory=Eval)
     """what is measured"""
+    controls: list[Control] = dc.field(default_factory=list)
+    """control runs that `run` makes beside this one (docs: `sse_convert.recipe.controls`); every control is listed"""
     export: Export
     """the result"""
 

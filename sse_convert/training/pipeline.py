@@ -5,6 +5,7 @@ the step before it. A step whose inputs changed is refused, with the keys that c
 """
 
 import dataclasses as dc
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -15,13 +16,16 @@ from accelerate import Accelerator
 
 from sse_convert.console import say
 from sse_convert.errors import OutputError
-from sse_convert.evaluation.evaluate import evaluate
+from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
+from sse_convert.evaluation.evaluate import Evaluator, measures, publish
 from sse_convert.export.export import export
+from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report
 from sse_convert.surgery.calibrate import calibrate
 from sse_convert.surgery.convert import convert
 from sse_convert.surgery.plan import make_plan
+from sse_convert.surgery.teacher import open_teacher
 from sse_convert.training.data.rows import check_sources
 from sse_convert.training.inputs import check_stage
 from sse_convert.training.record import STAGE_FILE, checkpoint_identity, finished, write_record
@@ -29,26 +33,49 @@ from sse_convert.training.report import RunReport
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
 
-EVALUATION = "evaluation.json"
 PLOT = "evaluation.png"
 
 
-def run(recipe: Recipe, *, resume: bool = True) -> RunReport:
-    """Execute a recipe. Under `accelerate launch` all processes train; the other steps are the main one's alone.
+def run(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
+    """Execute a recipe, then its controls. Under `accelerate launch` all processes train; the rest is the main one's.
 
     Args:
         recipe: what to do.
         resume: continue an earlier run; false refuses to find one.
+        command: how this run was started, to say how a control would be.
 
     Raises:
         SSEConvertError: any step's; TrainingError if a finished step had other inputs, OutputError if the result's
-            folder exists.
+            folder exists, UsageError if a control is asked for that the recipe cannot have.
     """
     out = Path(recipe.export.dir)
-    root = out.with_name(f"{out.name}.stages")
+    root = stages_folder(out)
     accelerator = make_accelerator(recipe.train, root)
+    controls = chosen_controls(recipe, open_teacher(recipe.model, recipe.revision).num_layers)
     _check(recipe, out, root, accelerator, resume)
+    for control in controls.values():
+        _check_training(control, accelerator)
+    evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
     steps = _Steps(root, accelerator)
+    folder = _train(recipe, steps)
+    figures = _measure(recipe, folder, steps, evaluator)
+    inputs = {"checkpoint": checkpoint_identity(folder), "export": dc.asdict(recipe.export)}
+    if figures is not None:
+        inputs["eval"] = checkpoint_identity(figures.parent)
+    steps.alone("export", inputs, lambda at: _export(recipe, folder, out, at, figures))
+    for name, control in controls.items():
+        if accelerator.is_main_process:
+            say(f"== control {name} -> {stages_folder(control.export.dir)}")
+        control_steps = _Steps(stages_folder(control.export.dir), accelerator)
+        _measure(control, _train(control, control_steps), control_steps, evaluator)
+    table = None if figures is None else control_table(recipe, json.loads(figures.read_text("utf-8")), command)
+    if table is not None and accelerator.is_main_process:
+        table.write(controls_folder(recipe) / COMPARISON)
+    return RunReport(out=str(out), steps=tuple(steps.done), text=tuple(steps.text), controls=table)
+
+
+def _train(recipe: Recipe, steps: "_Steps") -> Path:
+    """Convert, calibrate and every training stage; the folder of the last."""
     folder = steps.alone("convert", _convert_inputs(recipe), lambda folder: convert(recipe, folder))
     if recipe.calibrate.enabled:
         source = folder
@@ -59,15 +86,15 @@ def run(recipe: Recipe, *, resume: bool = True) -> RunReport:
         report = run_stage(recipe, stage, folder, target)
         steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
         folder = target
-    figures = None
-    if _measures(recipe):
-        measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(recipe, folder, at))
-        figures = measured / EVALUATION
-    inputs = {"checkpoint": checkpoint_identity(folder), "export": dc.asdict(recipe.export)}
-    if figures is not None:
-        inputs["eval"] = checkpoint_identity(figures.parent)
-    steps.alone("export", inputs, lambda at: _export(recipe, folder, out, at, figures))
-    return RunReport(out=str(out), steps=tuple(steps.done), text=tuple(steps.text))
+    return folder
+
+
+def _measure(recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator]) -> Path | None:
+    """The eval step; the file of its report, or None where nothing is asked for."""
+    if not measures(recipe):
+        return None
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(evaluator(), folder, at))
+    return measured / EVALUATION
 
 
 def _check(recipe: Recipe, out: Path, root: Path, accelerator: Accelerator, resume: bool) -> None:
@@ -83,11 +110,15 @@ def _check(recipe: Recipe, out: Path, root: Path, accelerator: Accelerator, resu
         )
     if not out.exists() and exported is not None and accelerator.is_main_process:
         shutil.rmtree(exported.parent)  # the result was deleted: make it again
+    _check_training(recipe, accelerator)
+    check_sources([*recipe.data.train, *recipe.data.valid])
+    accelerator.wait_for_everyone()
+
+
+def _check_training(recipe: Recipe, accelerator: Accelerator) -> None:
     for stage in recipe.stages:
         check_stage(recipe, stage, accelerator)
     make_plan(recipe)
-    check_sources([*recipe.data.train, *recipe.data.valid])
-    accelerator.wait_for_everyone()
 
 
 class _Steps:
@@ -164,14 +195,12 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _measures(recipe: Recipe) -> bool:
-    return bool(recipe.eval.perplexity or recipe.eval.needle or recipe.eval.throughput)
-
-
-def _evaluate(recipe: Recipe, checkpoint: Path, folder: Path) -> Report:
+def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path) -> Report:
     """Figures that miss a limit of `eval.gate` are kept as well, in a folder that does not count as finished."""
     folder.mkdir(parents=True)
-    return evaluate(recipe, checkpoint, out=folder / EVALUATION, plot=folder / PLOT)
+    report = evaluator.report(checkpoint)
+    publish(report, folder / EVALUATION, folder / PLOT)
+    return report
 
 
 def _export(recipe: Recipe, checkpoint: Path, out: Path, folder: Path, figures: Path | None) -> Report:

@@ -3,6 +3,7 @@
 import dataclasses as dc
 from typing import Any
 
+from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.report import format_number, table
 
 AVERAGED = 10
@@ -95,11 +96,15 @@ class RunReport:
     """name, folder, report and `already_done` of each step, in order"""
     text: tuple[str, ...] = ()
     """the steps for a person"""
+    controls: ControlTable | None = None
+    """the result beside its controls, None where nothing is measured"""
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
-        return {"out": self.out, "steps": list(self.steps)}
+        found = {} if self.controls is None else {"controls": self.controls.to_dict()}
+        return {"out": self.out, "steps": list(self.steps), **found}
 
     def lines(self) -> list[str]:
         """The result for a person."""
-        return [*self.text, f"finished model: {self.out}"]
+        controls = [] if self.controls is None else ["", *self.controls.lines(), ""]
+        return [*self.text, *controls, f"finished model: {self.out}"]

@@ -140,7 +140,8 @@ def load_student(checkpoint: str | Path, backend: str) -> PreTrainedModel:
     """The converted model in float32 on the CPU, in training mode, with the recipe's operator backend.
 
     Raises:
-        CheckpointError: the folder holds no checkpoint, or one that is not converted.
+        CheckpointError: the folder holds no checkpoint.
+        TrainingError: it is not converted. (A control run trains one in which every layer was left as it is.)
         HardwareError: the backend is not available here.
     """
     from sse_convert.kernels.dispatch import available_backends, explain
@@ -148,9 +149,9 @@ def load_student(checkpoint: str | Path, backend: str) -> PreTrainedModel:
     if backend not in available_backends():
         raise HardwareError(f"backend {backend!r}: {explain(backend)}", expected=", ".join(available_backends()))
     model: Any = load(checkpoint, dtype=torch.float32)
-    if not converted_attention(model):
+    if not hasattr(model.config, "sse"):
         raise TrainingError(
-            f"{checkpoint} has no converted layers", expected="a converted checkpoint", fix="run sse-convert convert"
+            f"{checkpoint} is not converted", expected="a converted checkpoint", fix="run sse-convert convert"
         )
     for layer in model.sse_layers().values():
         layer.backend = backend

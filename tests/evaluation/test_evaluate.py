@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
-from sse_convert.evaluation.evaluate import evaluate, make_tasks, model_mixers
+from sse_convert.evaluation import evaluate as evaluation
+from sse_convert.evaluation.evaluate import Evaluator, evaluate, make_tasks, model_mixers
 from sse_convert.evaluation.loading import context_limit, load_model, load_tokenizer
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.recipe.schema import Eval, NeedleEval
+from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval
 from sse_convert.surgery.budget import cache_bytes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.teacher import open_teacher
+from tests.evaluation.cases import MATERIAL
 
 
 def change(recipe, **settings):
@@ -24,8 +26,12 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     data = json.loads((tmp_path / "deep" / "e.json").read_text())
     assert data == report.to_dict()
     assert set(data) == {
-        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "gate"),
+        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "gate", "controls"),
     }
+    (agreement,) = data["student"]["agreement"]
+    assert (agreement["length"], agreement["tokens"]) == (128, loss_of(data, "student")["tokens"])
+    assert agreement["kl"] > 0 < agreement["top1"] < 1
+    assert data["teacher"]["agreement"] == data["student"]["ruler"] == data["student"]["tasks"] == []
     loss = data["student"]["held_out"][0]
     assert (loss["length"], loss["windows"]) == (128, 8)
     assert 8 * 120 < loss["tokens"] <= 8 * 127
@@ -40,6 +46,53 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     for heading in ("held-out loss", "needle retrieval", "tokens/s and measured cache", "cache of one sequence"):
         assert heading in text
     assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
+
+
+def loss_of(data, model):
+    return data[model]["held_out"][0]
+
+
+def test_ruler_of_a_converted_model(recipe, student_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "load_material", lambda text: MATERIAL)
+    ruler = RulerEval(tasks=["niah_single_1", "niah_multivalue"], lengths=[1200], samples=2)
+    settings = change(recipe, perplexity=False, needle=None, throughput=[], ruler=ruler)
+    report = evaluate(settings, student_folder, out=tmp_path / "e.json", plot=tmp_path / "e.png", device="cpu")
+    data = json.loads((tmp_path / "e.json").read_text())
+    for model in ("teacher", "student"):
+        assert [(s["task"], s["length"], s["samples"]) for s in data[model]["ruler"]] == [
+            ("niah_single_1", 1200, 2),
+            ("niah_multivalue", 1200, 2),
+        ]
+        assert data[model]["ruler"][0]["likelihood"]["samples"] == 2
+    assert data["conditions"]["ruler"]["template"] == "base"
+    assert 1200 in [row["length"] for row in data["cache"]]
+    assert "RULER needles" in "\n".join(report.lines())
+    with pytest.raises(RecipeError, match=r"eval.ruler.lengths asks for 4096 tokens"):
+        evaluate(change(recipe, ruler=RulerEval(tasks=["niah_single_1"])), student_folder)
+
+
+def test_controls_are_listed_with_the_command_that_runs_them(recipe, student_folder):
+    settings = change(recipe, needle=None, throughput=[])
+    report = evaluate(settings, student_folder, device="cpu", command="sse-convert run r.yaml")
+    notes = {run.name: (run.status, run.note) for run in report.controls.runs}
+    assert notes["window"] == ("not run", "sse-convert run r.yaml --controls window")
+    assert notes["teacher_tuned"][0] == notes["window_trained"][0] == "none"
+    assert "gla (plain gated linear attention in the same layers): not run; sse-convert run r.yaml --controls gla" in (
+        report.lines()
+    )
+
+
+def test_one_teacher_serves_several_checkpoints(recipe, teacher_folder, student_folder, monkeypatch):
+    loaded = []
+    load = evaluation.load_model
+    monkeypatch.setattr(
+        evaluation, "load_model", lambda source, **options: loaded.append(source) or load(source, **options)
+    )
+    evaluator = Evaluator(change(recipe, needle=None, throughput=[]), "cpu")
+    first, second = evaluator.report(student_folder), evaluator.report(teacher_folder)
+    assert loaded == [str(teacher_folder), student_folder, teacher_folder]
+    assert first.teacher == second.teacher
+    assert second.student.agreement[0].total.top1 == 1.0
 
 
 def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folder):

@@ -45,7 +45,7 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch):
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
     assert report.lines()[-1] == f"finished model: {tmp_path / 'out'}"
 
-    for name in ("convert", "calibrate", "evaluate", "export"):
+    for name in ("convert", "calibrate", "Evaluator", "export"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     again = run(recipe())
     assert all(step["already_done"] for step in again.steps)
@@ -86,7 +86,7 @@ def test_changed_text_is_refused(recipe, text_folder, tmp_path):
 
 def test_interrupted_in_each_step_and_continued(recipe, tmp_path, monkeypatch):
     settings = {"eval": {"perplexity": True, "tokens": 64}}
-    for name in ("convert", "calibrate", "align", "uptrain", "evaluate", "export"):
+    for name in ("convert", "calibrate", "align", "uptrain", "Evaluator", "export"):
         with monkeypatch.context() as patch:
             if name in ("align", "uptrain"):
                 patch.setattr(loop, "_gradients", steps_then(loop._gradients, name == "uptrain", KeyboardInterrupt()))

@@ -1,0 +1,103 @@
+"""Tables of an evaluation report, one function per kind of figure, and how figures with intervals are written."""
+
+from collections.abc import Sequence
+
+from sse_convert.evaluation.agreement import Agreement
+from sse_convert.evaluation.harness import TaskScore
+from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
+from sse_convert.evaluation.ruler_score import RulerScore
+from sse_convert.report import table
+
+
+def agreement_lines(scores: Sequence[Agreement]) -> list[str]:
+    """KL and top-1 agreement by position, over all positions of a window first."""
+    rows = [
+        (
+            score.length,
+            "all" if part is score.total else f"{part.start}-{part.stop - 1}",
+            part.tokens,
+            part.kl,
+            spread(part.kl_se),
+            f"{part.top1:.2%}",
+            None if part.top1_se is None else f"{Z95 * part.top1_se:.2%}",
+        )
+        for score in scores
+        for part in (score.total, *score.buckets)
+    ]
+    header = ("length", "context", "tokens", "KL(teacher || student)", "+-95%", "same first choice", "+-95%")
+    return ["predictions beside the teacher's (nats/token, share)", *table(header, rows)] if rows else []
+
+
+def ruler_lines(teacher: Sequence[RulerScore], student: Sequence[RulerScore]) -> list[str]:
+    """RULER by length and task, with the mean over tasks below each length of several."""
+    pairs = list(zip(teacher, student, strict=True))
+    rows: list[tuple[object, ...]] = []
+    for length in dict.fromkeys(t.length for t in teacher):
+        here = [(t, s) for t, s in pairs if t.length == length]
+        rows += [(length, t.task, t.generated.samples, *_both(t), *_both(s), _by_depth(s)) for t, s in here]
+        if len(here) > 1:
+            means = [cell for scores in zip(*here, strict=True) for cell in _both(pooled(scores))]
+            rows.append((length, "mean", sum(t.generated.samples for t, _ in here), *means, None))
+    header = ("length", "task", "samples", "teacher", "likelihood", "student", "likelihood", "student by depth")
+    title = "RULER needles: answers hold the values; values are likelier than nine wrong ones (95% interval)"
+    return [title, *table(header, rows)] if rows else []
+
+
+def pooled(scores: Sequence[RulerScore]) -> RulerScore:
+    """All tasks of a length together; with equal numbers of samples, the mean over tasks."""
+    likelihoods = [score.likelihood for score in scores if score.likelihood is not None]
+    return RulerScore(
+        task="mean",
+        length=scores[0].length,
+        generated=together([score.generated for score in scores]),
+        likelihood=together(likelihoods) if likelihoods else None,
+        depths=(),
+    )
+
+
+def together(accuracies: Sequence[Accuracy]) -> Accuracy:
+    """The accuracy over all samples."""
+    return Accuracy(sum(a.correct for a in accuracies), sum(a.samples for a in accuracies))
+
+
+def task_lines(teacher: Sequence[TaskScore], student: Sequence[TaskScore]) -> list[str]:
+    """Tasks of the lm-evaluation-harness."""
+    known = {(score.task, score.metric): score for score in teacher}
+    rows = [
+        (s.task, s.metric, _arrow(s), s.samples, *_value(known.get((s.task, s.metric))), *_value(s)) for s in student
+    ]
+    header = ("task", "metric", "better", "samples", "teacher", "+-stderr", "student", "+-stderr")
+    return ["lm-evaluation-harness (standard errors)", *table(header, rows)] if rows else []
+
+
+def spread(error: float | None) -> float | None:
+    """Half a 95% interval from a standard error."""
+    return None if error is None else Z95 * error
+
+
+def percent(share: float | None) -> str | None:
+    """A share with one decimal."""
+    return None if share is None else f"{share:.1%}"
+
+
+def interval(accuracy: Accuracy) -> str:
+    """A share with its Wilson interval."""
+    low, high = wilson(accuracy.correct, accuracy.samples)
+    return f"{accuracy.value:.1%} ({100 * low:.0f}-{100 * high:.0f})"
+
+
+def _both(score: RulerScore) -> tuple[str, str | None]:
+    return interval(score.generated), None if score.likelihood is None else interval(score.likelihood)
+
+
+def _by_depth(score: RulerScore) -> str | None:
+    shares = [f"{100 * depth.value:.0f}" if depth.samples else "-" for depth in score.depths]
+    return " ".join(shares) or None
+
+
+def _arrow(score: TaskScore) -> str | None:
+    return None if score.higher_is_better is None else "higher" if score.higher_is_better else "lower"
+
+
+def _value(score: TaskScore | None) -> tuple[float | None, float | None]:
+    return (None, None) if score is None else (score.value, score.stderr)

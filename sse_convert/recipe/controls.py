@@ -1,0 +1,112 @@
+"""Control runs: what a hybrid must beat before its converted layers are given any credit.
+
+Each control is the recipe itself with other layers, so that it sees the same text, the same stages and the same budget:
+
+    teacher_tuned    the teacher, untouched, through the recipe's training (fine-tuning alone can buy loss)
+    window           softmax attention over a window and sinks in the linear layers' places, untrained
+    window_trained   the same, trained as the recipe says
+    gla              plain gated linear attention in the SSE layers' places (the paper's GLA-H)
+    pure_sse         SSE everywhere, no softmax layer left
+
+KL to itself gives the teacher no gradient, so `teacher_tuned` runs the stages of loss ce alone. A window is that of the
+recipe's sliding layers, else 128 tokens and 4 sinks. Sliding layers of the recipe stay as they are, save in `pure_sse`.
+"""
+
+import dataclasses as dc
+from pathlib import Path
+from typing import get_args
+
+from sse_convert.mixers import FULL, GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.recipe.pattern import UNTOUCHED, resolve
+from sse_convert.recipe.schema import Control, Layers, Recipe
+
+CONTROLS = get_args(Control)[1:]
+"""names, in the order of the tables"""
+TO_BEAT = CONTROLS[1:]
+"""controls that a good hybrid is ahead of; `teacher_tuned` is a second teacher"""
+MEANING = {
+    "teacher_tuned": "the teacher through the same training",
+    "window": "window and sinks in the same layers, untrained",
+    "window_trained": "window and sinks in the same layers, trained alike",
+    "gla": "plain gated linear attention in the same layers",
+    "pure_sse": "SSE in every layer",
+}
+
+
+def control_recipes(recipe: Recipe, num_layers: int) -> dict[str, Recipe | str]:
+    """The recipe of each control, or the reason why there is none.
+
+    Args:
+        recipe: the main run.
+        num_layers: layers of its model.
+
+    Raises:
+        RecipeError: the recipe's layers do not fit the model.
+    """
+    names, mixers = resolve(recipe, num_layers)
+    windows = [name for name, mixer in mixers.items() if isinstance(mixer, SlidingMixer)]
+    linear = [name for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)]
+    sse = [name for name in linear if isinstance(mixers[name], SSEMixer)]
+    window = dict.fromkeys(linear, windows[0] if windows else "sliding")
+    window_mixer = mixers[windows[0]] if windows else recipe.mixers.get("sliding", SlidingMixer())
+    gla = {name: f"{name}-gla" for name in sse}
+    replaced: dict[str, tuple[dict[str, str], dict[str, Mixer]]] = {
+        "window": (window, dict.fromkeys(window.values(), window_mixer)),
+        "gla": (gla, {gla[name]: as_gla(mixers[name]) for name in sse}),
+        "pure_sse": (dict.fromkeys([FULL, *windows], sse[0]) if sse else {}, {}),
+    }
+    made: dict[str, Recipe | str] = {}
+    for control in CONTROLS:
+        if control == "teacher_tuned":
+            made[control] = _tuned(recipe)
+            continue
+        other, settings = replaced[control.removesuffix("_trained")]
+        layers = [other.get(name, name) for name in names]
+        if layers == names:
+            made[control] = "nothing to replace in the recipe's layers"
+        elif control == "window_trained" and not recipe.stages:
+            made[control] = "the recipe has no training stages"
+        else:
+            made[control] = _variant(recipe, control, layers, {**mixers, **settings})
+    return made
+
+
+def as_gla(mixer: Mixer) -> GLAMixer:
+    """Gated linear attention with the settings it shares with another linear mixer."""
+    shared = {f.name for f in dc.fields(GLAMixer)} & {f.name for f in dc.fields(mixer)} - {"kind"}
+    return GLAMixer(**{name: getattr(mixer, name) for name in shared})
+
+
+def _tuned(recipe: Recipe) -> Recipe | str:
+    """Layers in training groups are none, so stages for converted layers alone train the whole model."""
+    stages = [dc.replace(s, train="all" if s.train == "mixers" else s.train) for s in recipe.stages if s.loss == "ce"]
+    if not stages:
+        return "no stage of loss ce, and KL to itself gives the teacher no gradient: it stays the teacher"
+    calibrate = dc.replace(recipe.calibrate, enabled=False)
+    changed = dc.replace(recipe, layers=UNTOUCHED, mixers={}, stages=stages, calibrate=calibrate)
+    return _in_own_folder(changed, "teacher_tuned")
+
+
+def _variant(recipe: Recipe, control: str, layers: list[str], mixers: dict[str, Mixer]) -> Recipe:
+    used = {name: mixers[name] for name in dict.fromkeys(layers) if name != FULL}
+    learns = any(not isinstance(mixer, SlidingMixer) for mixer in used.values())
+    changed = dc.replace(
+        recipe,
+        layers=Layers(pattern=layers),
+        mixers=used,
+        stages=[] if control == "window" else recipe.stages,
+        calibrate=recipe.calibrate if learns else dc.replace(recipe.calibrate, enabled=False),
+    )
+    return _in_own_folder(changed, control)
+
+
+def _in_own_folder(recipe: Recipe, control: str) -> Recipe:
+    """The limits of `eval.gate` are for the result alone."""
+    export = dc.replace(recipe.export, dir=str(controls_folder(recipe) / control))
+    return dc.replace(recipe, controls=[], export=export, eval=dc.replace(recipe.eval, gate={}))
+
+
+def controls_folder(recipe: Recipe) -> Path:
+    """Where the controls of a recipe live; each has its steps in `<name>.stages`."""
+    out = Path(recipe.export.dir)
+    return out.with_name(f"{out.name}.controls")

@@ -1,0 +1,106 @@
+import pytest
+
+from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer
+from sse_convert.recipe import load_recipe, recipe_from_dict, resolve
+from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT, control_recipes
+from sse_convert.recipe.presets import preset_names
+from tests.recipe.recipes import small
+
+MIXED = {"pattern": ["sse", "sliding", "full"]}
+CE = {"name": "long", "loss": "ce", "tokens": 65536, "seq_len": 512, "lr": 0.001}
+
+
+def controls(num_layers=6, **changes):
+    recipe = recipe_from_dict(small(**changes))
+    return recipe, control_recipes(recipe, num_layers)
+
+
+def layers_of(recipe):
+    return resolve(recipe, 6)[0]
+
+
+def test_every_control_has_the_same_text_and_budget():
+    recipe, found = controls(eval={"gate": {"loss_gap": 0.1}}, controls=["gla", "window"])
+    assert tuple(found) == CONTROLS == ("teacher_tuned", "window", "window_trained", "gla", "pure_sse")
+    assert set(MEANING) == set(CONTROLS)
+    assert "teacher_tuned" not in TO_BEAT
+    for name in ("window_trained", "gla", "pure_sse"):
+        control = found[name]
+        assert (control.stages, control.data, control.train) == (recipe.stages, recipe.data, recipe.train)
+        assert control.export.dir == f"out/x.controls/{name}"
+        assert control.controls == []
+        assert control.eval.gate == {}
+        assert recipe_from_dict(control.to_dict()) == control  # a recipe that anyone could have written
+
+
+def test_layers_of_each_control():
+    _, found = controls(layers=MIXED, mixers={"sliding": {"window": 64, "sinks": 2}})
+    assert layers_of(found["window"]) == ["sliding", "sliding", "full"] * 2
+    assert layers_of(found["window_trained"]) == layers_of(found["window"])
+    assert resolve(found["window"], 6)[1] == {"sliding": SlidingMixer(window=64, sinks=2)}
+    assert layers_of(found["gla"]) == ["sse-gla", "sliding", "full"] * 2
+    assert layers_of(found["pure_sse"]) == ["sse"] * 6
+    assert found["window"].stages == []
+    assert [found[name].calibrate.enabled for name in ("window", "window_trained", "gla")] == [False, False, True]
+
+
+def test_a_recipe_without_window_gets_the_usual_one():
+    _, found = controls()
+    assert resolve(found["window"], 6)[1] == {"sliding": SlidingMixer(window=128, sinks=4)}
+
+
+def test_gla_keeps_what_it_shares_with_sse():
+    settings = {"num_partitions": 8, "k_feature_map": "silu", "decay_rank": 8, "state_heads": "query", "rope": "keep"}
+    _, found = controls(mixers={"sse": settings})
+    (gla,) = resolve(found["gla"], 6)[1].values()
+    assert gla == GLAMixer(k_feature_map="silu", decay_rank=8, state_heads="query", rope="keep")
+
+
+def test_several_sse_mixers_stay_apart():
+    mixers = {"sse": {"decay_rank": 4}, "wide": {"kind": "sse", "num_partitions": 16, "decay_rank": 8}}
+    _, found = controls(layers={"pattern": ["sse", "wide", "full"]}, mixers=mixers)
+    assert layers_of(found["gla"]) == ["sse-gla", "wide-gla", "full"] * 2
+    used = resolve(found["gla"], 6)[1]
+    assert [used[name].decay_rank for name in ("sse-gla", "wide-gla")] == [4, 8]
+    assert layers_of(found["pure_sse"]) == ["sse", "wide", "sse"] * 2
+    assert isinstance(resolve(found["pure_sse"], 6)[1]["wide"], SSEMixer)
+
+
+def test_the_tuned_teacher_runs_the_stages_that_teach_it_something():
+    recipe, found = controls(stages=[*small()["stages"], CE, {**CE, "name": "last", "train": "mixers"}])
+    tuned = found["teacher_tuned"]
+    assert layers_of(tuned) == ["full"] * 6
+    assert [(stage.name, stage.train) for stage in tuned.stages] == [("long", "all"), ("last", "all")]
+    assert not tuned.calibrate.enabled
+    assert recipe.stages[-1].train == "mixers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "absent"),
+    [
+        ({}, {"teacher_tuned": "no stage of loss ce"}),
+        ({"stages": [], "data": {}}, {"teacher_tuned": "no stage", "window_trained": "no training stages"}),
+        ({"layers": {"pattern": ["sse"]}}, {"teacher_tuned": "no stage", "pure_sse": "nothing to replace"}),
+        (
+            {"layers": {"pattern": ["gla", "full"]}, "mixers": {}},
+            {"teacher_tuned": "no stage", "gla": "nothing to replace", "pure_sse": "nothing to replace"},
+        ),
+        (
+            {"layers": {"pattern": ["sliding", "full"]}, "mixers": {}},
+            dict.fromkeys(CONTROLS[1:], "nothing to replace") | {"teacher_tuned": "no stage"},
+        ),
+    ],
+)
+def test_controls_that_cannot_be_have_a_reason(changes, absent):
+    _, found = controls(**changes)
+    reasons = {name: control for name, control in found.items() if isinstance(control, str)}
+    assert reasons.keys() == absent.keys()
+    assert all(text in reasons[name] for name, text in absent.items())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_packaged_recipe_has_controls(name):
+    recipe = load_recipe(name)
+    for control in control_recipes(recipe, 40).values():
+        if not isinstance(control, str) and control.layers.pattern != ["full"]:
+            assert recipe_from_dict(control.to_dict()) == control
