@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sse_convert.export.export import ExportReport
     from sse_convert.export.push import PushReport
     from sse_convert.generation import ChatReport, GenerationReport
+    from sse_convert.pages.compare import CompareReport
+    from sse_convert.pages.report import PageReport
     from sse_convert.surgery.calibrate import CalibrateReport
     from sse_convert.surgery.convert import ConvertReport
     from sse_convert.surgery.inspect import InspectReport
@@ -361,6 +363,57 @@ def analyze(
     from sse_convert.analysis import analyze as analysis
 
     return analysis.analyze(model, Path(text), teacher=teacher, tokens=tokens, length=length, out=out, device=device)
+
+
+def report(
+    run: Path | str,
+    *,
+    out: Path | None = None,
+    beside: Sequence[Path | str] = (),
+    text: Path | None = None,
+    prompts: Sequence[str] = (),
+    max_new_tokens: int = 64,
+    device: str | None = None,
+) -> "PageReport":
+    """Write a run, finished or not, as one HTML page that opens from disk.
+
+    Args:
+        run: `export.dir` of the recipe, the `.stages` folder beside it, or a converted checkpoint.
+        out: the page; unset takes `<run>.report.html`. An older one is replaced.
+        beside: runs or evaluation files whose figures stand beside it (controls).
+        text: text file to analyse the model with first; the analysis stays in the run.
+        prompts: texts to continue first with all models; the samples stay in the run.
+        max_new_tokens: of each sample.
+        device: for `text` and `prompts`; unset picks the accelerator, or the CPU.
+
+    Raises:
+        UsageError: there is no run or converted checkpoint, or something in `beside` was not evaluated.
+        CheckpointError: a file of the run is damaged or of another version.
+        OutputError: the page cannot be written, or `text` is given and the run has an analysis.
+        DataError, HubError, HardwareError: text, hub or machine do not do, with `text` and `prompts`.
+    """
+    from sse_convert.pages import report as pages
+
+    return pages.report(
+        run, out=out, beside=beside, text=text, prompts=prompts, max_new_tokens=max_new_tokens, device=device
+    )
+
+
+def compare(sources: Sequence[Path | str], *, out: Path | None = None) -> "CompareReport":
+    """Set runs, checkpoints or evaluations side by side; what is not comparable stands apart and says why.
+
+    Args:
+        sources: runs, checkpoints, or JSON files of `eval`; at least two.
+        out: also write this HTML page; an older one is replaced.
+
+    Raises:
+        UsageError: fewer than two sources, one twice, one that is nothing of this, or no figure in common.
+        CheckpointError: a file is damaged or of another version.
+        OutputError: the page cannot be written.
+    """
+    from sse_convert.pages import compare as comparing
+
+    return comparing.compare(sources, out=out)
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":

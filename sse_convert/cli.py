@@ -325,6 +325,51 @@ def analyze(
     return api.analyze(model, text, teacher=teacher, tokens=tokens, length=length, out=out, device=device)
 
 
+@command(app, "report")
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR", help="Folder of a run, or a converted checkpoint.", show_default=False),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="HTML file; unset takes RUN_DIR.report.html.")] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option("--beside", help="Run or evaluation JSON to set beside it. Repeatable.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="Text file to analyse the model with first (see `analyze`).")
+    ] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", help="Text to continue first, with all models. Repeatable.")
+    ] = None,
+    max_new_tokens: MaxTokensOption = 64,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Write a run, finished or not, as one HTML page: quality, memory, speed, layers, training, states, samples."""
+    return api.report(
+        run,
+        out=out,
+        beside=beside or (),
+        text=text,
+        prompts=prompts or (),
+        max_new_tokens=max_new_tokens,
+        device=device,
+    )
+
+
+@command(app, "compare", to_stdout=True)
+def compare(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="SOURCE...", help="Runs, checkpoints, or JSON files of `eval`.", show_default=False),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write this HTML page.")] = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Set runs, checkpoints or evaluations side by side; what is not comparable stands apart and says why."""
+    return api.compare(sources, out=out)
+
+
 @command(app, "verify")
 def verify(
     checkpoint: Annotated[

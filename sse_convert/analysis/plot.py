@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +58,25 @@ def draw(report: Mapping[str, Any], arrays: Arrays, folder: Path) -> list[str]:
         Names of the files.
     """
     drawn: list[str] = []
-    for name, (needs, figure_of) in _FIGURES.items():
-        layers = [layer for layer in report["layers"] if needs in layer]
-        if layers:
-            figure = figure_of(layers, arrays)
-            width = int(CHARACTERS_PER_INCH * figure.get_figwidth())
-            figure.supxlabel(textwrap.fill(_conditions(report), width), fontsize=7, color="#555555")
-            figure.savefig(folder / f"{name}.png", dpi=DPI, format="png")
-            drawn.append(f"{name}.png")
+    for name, figure in figures(report["layers"], arrays):
+        width = int(CHARACTERS_PER_INCH * figure.get_figwidth())
+        figure.supxlabel(textwrap.fill(_conditions(report), width), fontsize=7, color="#555555")
+        figure.savefig(folder / f"{name}.png", dpi=DPI, format="png")
+        drawn.append(f"{name}.png")
     return drawn
+
+
+def figures(layers: Sequence[Layer], arrays: Arrays) -> Iterator[tuple[str, "Figure"]]:
+    """The figures of what the layers have, by name, one after the other.
+
+    Args:
+        layers: entries of `layers` in the report.
+        arrays: content of `arrays.safetensors`.
+    """
+    for name, (needs, figure_of) in _FIGURES.items():
+        having = [layer for layer in layers if needs in layer]
+        if having:
+            yield name, figure_of(having, arrays)
 
 
 def _new(width: float, height: float, title: str) -> "Figure":
@@ -230,7 +240,8 @@ def _routing(layers: list[Layer], arrays: Arrays) -> "Figure":
                 colour = "black" if 0.4 < share < 1.6 else "white"
                 left.annotate(f"{share:.2f}", (x, p - 0.22), ha="center", fontsize=7, color=colour)
     for label, key, colour in (("of the load", "load_entropy", SPARSE), ("of the gate e", "gate_entropy", SHARED)):
-        right.plot(_values(layers, "routing", key), "o-", color=colour, markersize=4, label=label)
+        if _any(y := _values(layers, "routing", key)):
+            right.plot(y, "o-", color=colour, markersize=4, label=label)
     right.set(title="entropy, 1 is even", ylim=(0, 1.02))
     right.title.set_fontsize(9)
     right.legend(fontsize=8)
@@ -248,7 +259,7 @@ def _tokens(layers: list[Layer], arrays: Arrays) -> "Figure":
             for rank, token in enumerate(top):
                 grid[rank][p] = share = token["count"] / token["of"]
                 label = f"{_printable(token['text'])} {share:.0%}"
-                axis.annotate(label, (p, rank), ha="center", va="center", fontsize=6)
+                axis.annotate(label, (p, rank), ha="center", va="center", fontsize=6, color="black")
         axis.imshow(grid, vmin=0, vmax=1.6, cmap="Blues", aspect="auto")
         axis.set_xticks(range(len(grid[0])))
         axis.set_yticks([])
@@ -286,7 +297,7 @@ def _clustering(layers: list[Layer], arrays: Arrays) -> "Figure":
         axis.set_xlabel(f"rows explain {rows}, plane {shares}", fontsize=7)
         axis.set_xticks([])
         axis.set_yticks([])
-        axis.legend(fontsize=5, markerscale=1.5, handletextpad=0.1, loc="best")
+        axis.legend(fontsize=6, markerscale=1.5, handletextpad=0.1, loc="best")
     return figure
 
 

@@ -89,3 +89,32 @@ def ratio_standard_error(sums: Sequence[float], counts: Sequence[int]) -> float 
     mean = sum(s for s, _ in groups) / total
     squares = sum((s - mean * c) ** 2 for s, c in groups)
     return math.sqrt(len(groups) / (len(groups) - 1) * squares) / total
+
+
+def share_interval(correct: int, samples: int, of_correct: int, of_samples: int) -> tuple[float, float]:
+    """A 95% interval of the ratio of two shares, (correct / samples) / (of_correct / of_samples).
+
+    Built from the Wilson intervals of both (method of variance estimates recovery). The shares are taken as
+    independent; on the same samples they go together, which makes the interval too wide rather than too narrow.
+
+    Args:
+        correct: hits of the first, 0 to `samples`.
+        samples: tries of the first, at least 1.
+        of_correct: hits of the second, at least 1.
+        of_samples: tries of the second.
+
+    Raises:
+        ValueError: counts that cannot be.
+
+    Source: A. Donner and G. Y. Zou, 2012, Statistical Methods in Medical Research 21, 347-359.
+    """
+    if of_correct < 1:
+        raise ValueError(f"{of_correct} hits: a share of nothing is not defined")
+    (low, high), (of_low, of_high) = wilson(correct, samples), wilson(of_correct, of_samples)
+    product = correct / samples * of_correct / of_samples
+
+    def end(a: float, b: float, sign: int) -> float:
+        x, y = a * (2 * correct / samples - a), b * (2 * of_correct / of_samples - b)
+        return (product + sign * math.sqrt(max(0.0, product * product - x * y))) / y
+
+    return max(0.0, end(low, of_high, -1)), end(high, of_low, 1)

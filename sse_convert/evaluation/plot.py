@@ -17,6 +17,8 @@ COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 """teacher first; distinguishable with colour-blind eyes (Okabe and Ito)"""
 MARKERS = ("s", "o", "^", "D", "v", "P", "X")
 LINES = (":", "-", "--", "-.")
+Models = Sequence[tuple[str, dict[str, Any]]]
+"""names and scores, the teacher first"""
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str] | None = None) -> None:
@@ -41,22 +43,22 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
     names = labels or [Path(report["student"]["name"]).name or "student" for report in reports]
     models = [("teacher", reports[0]["teacher"]), *((n, r["student"]) for n, r in zip(names, reports, strict=True))]
     panels: list[Callable[[Axes], None]] = [
-        lambda axis: _loss(axis, models),
-        lambda axis: _accuracy(axis, models, "needles", "needle retrieval", "exact answers (%)"),
-        lambda axis: _cache(axis, reports, list(names)),
+        lambda axis: draw_loss(axis, models),
+        lambda axis: draw_accuracy(axis, models, "needles", "needle retrieval", "exact answers (%)"),
+        lambda axis: draw_cache(axis, reports, list(names)),
     ]
     if any(scores.get("ruler") for _, scores in models):
         title = "RULER needles, mean over tasks"
-        panels.insert(2, lambda axis: _accuracy(axis, models, "ruler", title, "values in the answer (%)"))
+        panels.insert(2, lambda axis: draw_accuracy(axis, models, "ruler", title, "values in the answer (%)"))
     if any(scores.get("agreement") for _, scores in models):
-        panels.insert(1, lambda axis: _divergence(axis, models))
+        panels.insert(1, lambda axis: draw_divergence(axis, models))
     figure = Figure(figsize=(4.3 * len(panels), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(panels))
     for axis, draw in zip(axes, panels, strict=True):
         draw(axis)
         axis.grid(alpha=0.25)
-        axis.xaxis.set_major_formatter(_length)
+        axis.xaxis.set_major_formatter(length_label)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
     figure.supxlabel(_conditions(reports[0]), fontsize=7, color="#555555")
@@ -64,7 +66,13 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
         figure.savefig(temporary, dpi=120, format="png")
 
 
-def _loss(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
+def draw_loss(axis: "Axes", models: Models) -> None:
+    """Held-out loss by context, of the longest windows.
+
+    Args:
+        axis: to draw on.
+        models: names and scores, the teacher first.
+    """
     axis.set(title="held-out loss", xlabel="tokens of context (bucket end)", ylabel="nats per token")
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
@@ -84,7 +92,13 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _divergence(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
+def draw_divergence(axis: "Axes", models: Models) -> None:
+    """Divergence from the teacher by context, of the longest windows.
+
+    Args:
+        axis: to draw on.
+        models: names and scores, the teacher first.
+    """
     axis.set(title="KL(teacher || student)", xlabel="tokens of context (bucket end)", ylabel="nats per token")
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
@@ -96,7 +110,16 @@ def _divergence(axis: "Axes", models: list[tuple[str, dict[str, Any]]]) -> None:
             axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
 
 
-def _accuracy(axis: "Axes", models: list[tuple[str, dict[str, Any]]], key: str, title: str, unit: str) -> None:
+def draw_accuracy(axis: "Axes", models: Models, key: str, title: str, unit: str) -> None:
+    """Shares of hits by length, over all settings, with 95% intervals.
+
+    Args:
+        axis: to draw on.
+        models: names and scores, the teacher first.
+        key: needles or ruler.
+        title: of the plot.
+        unit: label of its y axis.
+    """
     axis.set(title=title, xlabel="context (tokens)", ylabel=unit, ylim=(-3, 103))
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
@@ -117,7 +140,14 @@ def _accuracy(axis: "Axes", models: list[tuple[str, dict[str, Any]]], key: str, 
             axis.errorbar(apart, y, yerr=errors, label=name, **style)
 
 
-def _cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) -> None:
+def draw_cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) -> None:
+    """Bytes of cache and state by length.
+
+    Args:
+        axis: to draw on.
+        reports: one per student; the teacher is that of the first.
+        names: of the students.
+    """
     axis.set(title="cache of one sequence", xlabel="context (tokens)", ylabel="bytes", yscale="log")
     axis.set_xscale("log", base=2)
     rows = reports[0]["cache"]
@@ -133,7 +163,7 @@ def _cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) ->
             axis.plot(x, y, dashes, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
 
 
-def _length(tokens: float, _: int) -> str:
+def length_label(tokens: float, _: float = 0) -> str:
     """Tick label: 64, 1K, 128K, 1M."""
     for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
         if tokens >= unit:

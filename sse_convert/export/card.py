@@ -1,6 +1,6 @@
 """The model card: metadata a hub understands, and what a reader must know before loading the model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,12 @@ CITATION = """```bibtex
 
 
 def model_card(
-    name: str, config: dict[str, Any], recipe: dict[str, Any], report: dict[str, Any] | None, parameters: int
+    name: str,
+    config: dict[str, Any],
+    recipe: dict[str, Any],
+    report: dict[str, Any] | None,
+    parameters: int,
+    pictures: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The README.md of an exported model.
 
@@ -29,6 +34,7 @@ def model_card(
         recipe: the resolved recipe.
         report: JSON form of an `EvalReport`, or None when nothing was measured.
         parameters: number of parameters.
+        pictures: path in the model's folder and description of each figure.
     """
     sections = [
         f"# {name}",
@@ -37,6 +43,7 @@ def model_card(
         "## Layers\n\n" + _table(("layers", "kind", "settings"), list(_layer_rows(config["sse"]))),
         _results(report),
         _training(recipe),
+        _pictures(pictures),
         _limits(config),
         "## Recipe\n\n`recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it.",
         "## Citation\n\n" + CITATION,
@@ -166,6 +173,12 @@ def _training(recipe: dict[str, Any]) -> str:
             (stage["name"], stage["loss"], format_number(stage["tokens"]), stage["seq_len"], rate, stage["train"])
         )
     return "## Training\n\n" + _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
+
+
+def _pictures(pictures: Sequence[tuple[str, str]]) -> str:
+    if not pictures:
+        return ""
+    return "## Figures\n\n" + "\n\n".join(f"{about}\n\n![{about}]({path})" for path, about in pictures)
 
 
 def _limits(config: dict[str, Any]) -> str:

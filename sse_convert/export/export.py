@@ -16,6 +16,8 @@ from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.export.card import model_card
 from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.bundle import write_remote_code
+from sse_convert.pages.collect import read_evaluation
+from sse_convert.pages.figures.card import write_pictures
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.units import parse_size
 from sse_convert.report import format_bytes, format_number
@@ -111,7 +113,8 @@ def export(
         (folder / RECIPE).write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False), encoding="utf-8")
         if figures is not None:
             (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        card = model_card(out.name, config, recipe.to_dict(), figures, files.parameters)
+        pictures = write_pictures(figures, files.folder, folder)
+        card = model_card(out.name, config, recipe.to_dict(), figures, files.parameters, pictures)
         (folder / CARD).write_text(card, encoding="utf-8")
     return ExportReport(
         out=out,
@@ -223,8 +226,4 @@ def _figures(folder: Path, evaluation: dict[str, Any] | Path | None) -> dict[str
     path = evaluation or folder / EVALUATION
     if evaluation is None and not path.is_file():
         return None
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", expected="the JSON file that `eval` writes") from error
-    return data
+    return read_evaluation(path).data

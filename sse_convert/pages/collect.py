@@ -1,0 +1,261 @@
+"""What a run has left on disk, as one object. Reads small files and headers, never weights."""
+
+import dataclasses as dc
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sse_convert.analysis import report as analysis_report
+from sse_convert.analysis.analyze import ARRAYS
+from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.evaluation import report as evaluation_report
+from sse_convert.evaluation.controls import COMPARISON, stages_folder
+from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
+from sse_convert.pages.files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
+from sse_convert.surgery.checkpoint import CONFIG, read_config
+from sse_convert.surgery.inspect import InspectReport, inspect
+from sse_convert.surgery.provenance import read_provenance
+from sse_convert.training import metrics
+from sse_convert.training.record import STAGE_FILE
+
+STAGES = ".stages"
+WORK = ".work"
+CONTROLS = ".controls"
+ANALYSIS_FOLDER = "analysis"
+SAMPLES_FILE = "samples.json"
+SAMPLES_SCHEMA = 1
+UNTRAINED = ("convert", "calibrate")
+STUDENT = "student"
+UNTRAINED_LABEL = "untrained"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A step of a run, finished or not."""
+
+    name: str
+    """convert, calibrate, a stage's name, eval or export"""
+    folder: Path
+    """what it made; for an unfinished step, its work folder"""
+    record: dict[str, Any] | None
+    """content of stage.json, None for an unfinished step"""
+    metrics: tuple[dict[str, Any], ...] = ()
+    """one record per optimizer step"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A report of `eval`."""
+
+    label: str
+    """what the measured model is called in tables"""
+    path: Path
+    """the JSON file"""
+    data: dict[str, Any]
+    """its content"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """A report of `analyze`."""
+
+    path: Path
+    """the JSON file"""
+    data: dict[str, Any]
+    """its content"""
+    arrays: dict[str, Tensor]
+    """the arrays beside it"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Everything known about a run, or about a checkpoint alone."""
+
+    name: str
+    """of its folder"""
+    out: Path
+    """folder of the finished model"""
+    steps: tuple[Step, ...]
+    """in order"""
+    model: InspectReport | None
+    """the newest checkpoint"""
+    recipe: dict[str, Any] | None
+    """the resolved recipe that travels in it"""
+    evaluations: tuple[Evaluation, ...]
+    """of the result and, where they were made, of earlier steps; the result's comes last"""
+    controls: tuple[Evaluation, ...]
+    """of the control runs"""
+    comparison: dict[str, Any] | None
+    """what `run` says of the controls"""
+    analysis: Analysis | None
+    """of the states"""
+    samples: dict[str, Any] | None
+    """generated texts"""
+
+    @property
+    def root(self) -> Path:
+        """Where the steps are, and what is made for the page."""
+        return stages_folder(self.out)
+
+    @property
+    def trained(self) -> tuple[Step, ...]:
+        """The training stages."""
+        return tuple(step for step in self.steps if step.name not in (*UNTRAINED, "eval", "export"))
+
+    @property
+    def student(self) -> Evaluation | None:
+        """The evaluation of the result."""
+        return next((found for found in reversed(self.evaluations) if found.label == STUDENT), None)
+
+
+def collect(path: str | Path) -> Run:
+    """Read a run.
+
+    Args:
+        path: `export.dir` of the recipe, the `.stages` folder beside it, or any checkpoint folder.
+
+    Raises:
+        UsageError: there is no run and no checkpoint.
+        CheckpointError: one of its files is damaged or of another version.
+    """
+    out = _out(Path(path))
+    root = stages_folder(out)
+    steps = steps_in(root) or _own_step(out)
+    checkpoint = _checkpoint(out, steps)
+    if checkpoint is None and not steps:
+        raise _no_run(Path(path), root)
+    return Run(
+        name=out.name,
+        out=out,
+        steps=steps,
+        model=None if checkpoint is None else inspect(checkpoint),
+        recipe=None if checkpoint is None else (read_config(checkpoint).get("sse") or {}).get("recipe"),
+        evaluations=_evaluations(out, steps),
+        controls=_controls(_controls_folder(out)),
+        comparison=_comparison(_controls_folder(out) / COMPARISON),
+        analysis=_analysis(root / ANALYSIS_FOLDER),
+        samples=_samples(root / SAMPLES_FILE),
+    )
+
+
+def read_evaluation(path: Path, label: str = STUDENT) -> Evaluation:
+    """A report of `eval`.
+
+    Raises:
+        CheckpointError: the file is damaged, of another version, or something else.
+    """
+    return Evaluation(label=label, path=path, data=read_json(path, EVALUATION, schema=evaluation_report.SCHEMA))
+
+
+def _out(path: Path) -> Path:
+    path = path.expanduser()
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.with_name(path.name.removesuffix(STAGES)) if path.name != STAGES else path
+
+
+def _no_run(path: Path, root: Path) -> UsageError:
+    if path.is_dir() and (inside := sorted(path.glob(f"*{STAGES}"))):
+        fix = f"give {inside[0].with_name(inside[0].name.removesuffix(STAGES))}"
+    else:
+        fix = "make one with `sse-convert run RECIPE`"
+    found = "is a file" if path.is_file() else "holds no run" if path.exists() or root.exists() else "does not exist"
+    return UsageError(
+        f"{path} {found}",
+        expected="the folder of a run (export.dir of its recipe, or its .stages), or a checkpoint",
+        fix=fix,
+    )
+
+
+def steps_in(root: Path) -> tuple[Step, ...]:
+    """The steps of a run, finished or not.
+
+    Args:
+        root: the `.stages` folder.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    folders = sorted(path for path in root.glob("[0-9][0-9]-*") if path.is_dir())
+    finished = {path.name for path in folders if (path / STAGE_FILE).is_file()}
+    return tuple(_step(path) for path in folders if path.name.removesuffix(WORK) not in finished - {path.name})
+
+
+def _own_step(folder: Path) -> tuple[Step, ...]:
+    """The step that made a checkpoint outside a run."""
+    if not (folder / STAGE_FILE).is_file():
+        return ()
+    provenance = read_provenance(folder)
+    return (dc.replace(_step(folder), name=folder.name if provenance is None else provenance.stage),)
+
+
+def _step(folder: Path) -> Step:
+    path = folder / STAGE_FILE
+    log = folder / metrics.FILE
+    try:
+        records = metrics.read(log)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{log} cannot be read: {error}", expected="one JSON object per line", fix=f"remove {folder}, or the line"
+        ) from error
+    return Step(
+        name=folder.name.removesuffix(WORK)[3:],
+        folder=folder,
+        record=read_json(path, STAGE) if path.is_file() else None,
+        metrics=tuple(records),
+    )
+
+
+def _checkpoint(out: Path, steps: tuple[Step, ...]) -> Path | None:
+    candidates = [out, *(step.folder for step in reversed(steps) if step.record is not None)]
+    return next((folder for folder in candidates if (folder / CONFIG).is_file()), None)
+
+
+def _evaluations(out: Path, steps: tuple[Step, ...]) -> tuple[Evaluation, ...]:
+    found = {
+        step.name: read_evaluation(step.folder / EVALUATION_FILE, _label(step.name))
+        for step in steps
+        if (step.folder / EVALUATION_FILE).is_file()
+    }
+    if "eval" not in found and (out / EVALUATION_FILE).is_file():
+        found["eval"] = read_evaluation(out / EVALUATION_FILE)
+    return tuple(found.values())
+
+
+def _controls_folder(out: Path) -> Path:
+    return out.with_name(f"{out.name}{CONTROLS}")
+
+
+def _controls(folder: Path) -> tuple[Evaluation, ...]:
+    found = sorted(folder.glob(f"*{STAGES}/*-eval/{EVALUATION_FILE}"))
+    return tuple(read_evaluation(path, path.parts[-3].removesuffix(STAGES)) for path in found)
+
+
+def _comparison(path: Path) -> dict[str, Any] | None:
+    return read_json(path, CONTROL_TABLE) if path.is_file() else None
+
+
+def _label(step: str) -> str:
+    if step == "eval":
+        return STUDENT
+    return UNTRAINED_LABEL if step in UNTRAINED else f"after {step}"
+
+
+def _analysis(folder: Path) -> Analysis | None:
+    path = folder / analysis_report.FILE
+    if not path.is_file():
+        return None
+    data = read_json(path, ANALYSIS, schema=analysis_report.SCHEMA)
+    arrays = folder / ARRAYS
+    try:
+        return Analysis(path=path, data=data, arrays=load_file(arrays) if arrays.is_file() else {})
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{arrays} cannot be read: {error}", expected="a safetensors file", fix=f"remove {folder}, analyse again"
+        ) from error
+
+
+def _samples(path: Path) -> dict[str, Any] | None:
+    return read_json(path, SAMPLES, schema=SAMPLES_SCHEMA) if path.is_file() else None

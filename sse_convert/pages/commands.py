@@ -1,0 +1,42 @@
+"""The commands that a page names: what made a run, and what makes the parts it lacks."""
+
+import shlex
+from pathlib import Path
+
+from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
+from sse_convert.pages.collect import ANALYSIS_FOLDER, Run
+
+
+def recipe_file(run: Run) -> str:
+    """The recipe as a command line names it: the exported one, or a placeholder."""
+    path = run.out / "recipe.yaml"
+    return shlex.quote(str(path)) if path.is_file() else "RECIPE"
+
+
+def run_command(run: Run) -> str:
+    """Makes or continues the run."""
+    return f"sse-convert run {recipe_file(run)}"
+
+
+def eval_command(run: Run, folder: Path) -> str:
+    """Measures a checkpoint of the run, beside the checkpoint, where the page finds it."""
+    place = shlex.quote(str(folder))
+    return f"sse-convert eval {recipe_file(run)} -c {place} -o {shlex.quote(str(folder / EVALUATION_FILE))}"
+
+
+def analyze_command(run: Run) -> str:
+    """Looks inside the layers."""
+    teacher = f" --teacher {shlex.quote(run.recipe['model'])}" if run.recipe else ""
+    model = run.model.name if run.model else str(run.out)
+    out = shlex.quote(str(run.root / ANALYSIS_FOLDER))
+    return f"sse-convert analyze {shlex.quote(model)} --text FILE{teacher} -o {out}"
+
+
+def samples_command(run: Run) -> str:
+    """Generates texts side by side."""
+    return f"sse-convert report {shlex.quote(str(run.out))} --prompt 'Once upon a time'"
+
+
+def report_command(run: Run) -> str:
+    """Makes the page."""
+    return f"sse-convert report {shlex.quote(str(run.out))}"

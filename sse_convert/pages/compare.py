@@ -1,0 +1,230 @@
+"""`compare`: several runs, checkpoints or evaluations in one table and one page."""
+
+import dataclasses as dc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sse_convert.errors import UsageError
+from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
+from sse_convert.pages.blocks import Block, Figures, Section, Text, board_table
+from sse_convert.pages.board import Board, make_board
+from sse_convert.pages.collect import Evaluation, Run, collect, read_evaluation
+from sse_convert.pages.figures.drawing import styled
+from sse_convert.pages.figures.evaluation import curves
+from sse_convert.pages.render import render, write_page
+from sse_convert.pages.scores import (
+    DECODE,
+    PREFILL,
+    Conditions,
+    Measure,
+    analysis_measures,
+    cache_measures,
+    conditions,
+    model_measures,
+    relative_measures,
+    run_measures,
+    teacher_name,
+)
+from sse_convert.pages.sections.layers import layer_map
+from sse_convert.report import format_bytes
+
+TIMES = (PREFILL, DECODE)
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One thing to compare."""
+
+    run: Run | None
+    """a run or checkpoint; None for an evaluation file"""
+    evaluation: Evaluation | None
+    """what was measured, None where nothing was"""
+
+    def measures(self) -> Iterator[Measure]:
+        """Everything known of it."""
+        if self.run is not None:
+            yield from run_measures(self.run)
+        if self.evaluation is not None:
+            yield from relative_measures(self.evaluation)
+            yield from model_measures(self.evaluation, "student")
+        elif self.run is not None:
+            yield from cache_measures(self.run)
+        if self.run is not None and self.run.analysis is not None:
+            yield from analysis_measures(self.run.analysis)
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CompareReport:
+    """Several models side by side."""
+
+    board: Board
+    """the table"""
+    differences: tuple[str, ...]
+    """what is not the same for all, and so keeps figures apart"""
+    out: Path | None
+    """the page, where one was asked for"""
+    bytes: int
+    """its size"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            **self.board.to_dict(),
+            "differences": list(self.differences),
+            "out": None if self.out is None else str(self.out),
+        }
+
+    def lines(self) -> list[str]:
+        """The table, what is not comparable, and the page."""
+        page = [f"wrote {self.out} ({format_bytes(self.bytes)})"] if self.out else []
+        return [*self.board.lines(), "", *self.differences, *page]
+
+
+def compare(sources: Sequence[str | Path], *, out: Path | None = None) -> CompareReport:
+    """Set runs, checkpoints and evaluations side by side.
+
+    Figures that were measured on other text, with other samples or another teacher stand in rows of their own.
+
+    Args:
+        sources: runs, checkpoints, or JSON files of `eval`; at least two.
+        out: also write this HTML page; an older one is replaced.
+
+    Raises:
+        UsageError: fewer than two sources, one twice, one that is nothing of this, or no figure in common.
+        CheckpointError: a file is damaged or of another version.
+        OutputError: the page cannot be written.
+    """
+    if len(sources) < 2:
+        raise UsageError(f"{len(sources)} to compare", expected="at least two runs, checkpoints or evaluation files")
+    names = labels([str(source) for source in sources])
+    found = [read_source(source) for source in sources]
+    board = _board(names, found)
+    differing = differences(names, found)
+    if not any(sum(cell is not None for cell in row.cells[-len(names) :]) > 1 for row in board.rows):
+        raise UsageError(
+            f"{', '.join(names)} have no figure in common",
+            expected="runs with the same text and lengths in `eval`",
+            fix="evaluate them with the same recipe settings (`sse-convert eval`)"
+            + "".join(f"\n  {line}" for line in differing),
+        )
+    size = 0
+    if out is not None:
+        with styled(page=True):
+            size = write_page(out, _page(names, found, board, differing))
+    return CompareReport(board=board, differences=differing, out=out, bytes=size)
+
+
+def read_source(source: str | Path) -> Source:
+    """A run, a checkpoint, or a JSON file of `eval`.
+
+    Raises:
+        UsageError: it does not exist or holds nothing of this.
+        CheckpointError: a file is damaged or of another version.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return Source(run=None, evaluation=read_evaluation(path))
+    run = collect(path)
+    return Source(run=run, evaluation=run.student)
+
+
+def labels(sources: Sequence[str]) -> list[str]:
+    """Names that tell paths apart: the last parts of each, as many as are needed.
+
+    Raises:
+        UsageError: the same one twice.
+    """
+    paths = [Path(source).expanduser().resolve() for source in sources]
+    paths = [path.parent if path.name == EVALUATION_FILE else path for path in paths]
+    twice = [str(path) for path in paths if paths.count(path) > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice", expected="different runs", fix="leave one out")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    return ["/".join(path.parts[-depth:]) for path in paths]
+
+
+def _board(names: Sequence[str], sources: Sequence[Source]) -> Board:
+    """One column per source, and the teacher's in front where all have the same.
+
+    Each evaluation timed the teacher anew, so of several no one time stands for all; the ratios do.
+    """
+    columns = [(name, [*source.measures()]) for name, source in zip(names, sources, strict=True)]
+    measured = [source.evaluation for source in sources if source.evaluation is not None]
+    if measured and len({teacher_name(evaluation) for evaluation in measured}) == 1:
+        teacher = [m for evaluation in measured for m in model_measures(evaluation, "teacher")]
+        columns.insert(0, ("teacher", [m for m in teacher if len(measured) == 1 or m.quantity not in TIMES]))
+    return make_board(columns)
+
+
+def differences(names: Sequence[str], sources: Sequence[Source]) -> tuple[str, ...]:
+    """What the evaluations do not have in common, one line each.
+
+    Args:
+        names: of the sources.
+        sources: those without an evaluation say nothing.
+    """
+    settings: dict[str, dict[str, list[str]]] = {}
+    for name, source in zip(names, sources, strict=True):
+        for what, value in _settings(source.evaluation).items() if source.evaluation else ():
+            settings.setdefault(what, {}).setdefault(value, []).append(name)
+    return tuple(
+        f"different {what}: " + "; ".join(f"{', '.join(who)}: {value}" for value, who in values.items())
+        for what, values in settings.items()
+        if len(values) > 1
+    )
+
+
+def _settings(evaluation: Evaluation) -> dict[str, str]:
+    scores, c = evaluation.data["student"], evaluation.data["conditions"]
+
+    def each(part: str, key: str) -> str:
+        return ", ".join(map(str, sorted({entry[key] for entry in scores[part]}))) or "none"
+
+    return {
+        "teachers": teacher_name(evaluation),
+        "texts": str(c.get("text")),
+        "window lengths": each("held_out", "length"),
+        "numbers of windows": each("held_out", "windows"),
+        "needle lengths": each("needles", "length"),
+        "numbers of needle samples": each("needles", "samples"),
+        "seeds": str(c.get("seed")),
+        "machines": ", ".join(str(c[key]) for key in ("device", "threads", "dtype", "torch") if c.get(key)),
+    }
+
+
+def _page(names: Sequence[str], sources: Sequence[Source], board: Board, differing: Sequence[str]) -> str:
+    blocks: list[Block] = [Text(note) for note in (*differing, *board.notes)]
+    blocks.append(board_table(dc.replace(board, notes=()), "All figures; intervals are 95%"))
+    sections = [Section(anchor="figures", title="Figures side by side", blocks=tuple(blocks))]
+    if any(source.evaluation is not None for source in sources):
+        sections.append(Section(anchor="curves", title="Curves", blocks=_curves(names, sources)))
+    maps = [
+        block
+        for name, source in zip(names, sources, strict=True)
+        if source.run is not None and source.run.model is not None
+        for block in (Text(name), layer_map(source.run.model))
+    ]
+    if maps:
+        sections.append(Section(anchor="layers", title="Layers", blocks=tuple(maps)))
+    return render(" and ".join(names), "Compared by sse-convert.", sections)
+
+
+def _curves(names: Sequence[str], sources: Sequence[Source]) -> tuple[Block, ...]:
+    """Curves of those that were measured like the first."""
+    measured = [
+        dc.replace(source.evaluation, label=name)
+        for name, source in zip(names, sources, strict=True)
+        if source.evaluation is not None
+    ]
+    alike = [evaluation for evaluation in measured if _under(evaluation) == _under(measured[0])]
+    left_out = [evaluation.label for evaluation in measured if evaluation not in alike]
+    note = f"Left out, because measured on other text or samples, or with another teacher: {', '.join(left_out)}."
+    return (*([Text(note)] if left_out else []), Figures(tuple(curves(alike))))
+
+
+def _under(evaluation: Evaluation) -> tuple[Conditions, frozenset[int]]:
+    samples = frozenset(entry["samples"] for entry in evaluation.data["student"]["needles"])
+    return conditions(evaluation), samples

@@ -1,0 +1,46 @@
+"""The pictures of a model card: those of the pages, as PNG."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sse_convert.pages.collect import STAGES, Evaluation, steps_in
+from sse_convert.pages.figures.drawing import Drawing, styled
+from sse_convert.pages.figures.evaluation import curves, heat_maps, resources
+from sse_convert.pages.figures.training import loss_curves, router_drawings
+
+FOLDER = "figures"
+STUDENT = "this model"
+
+
+def write_pictures(evaluation: dict[str, Any] | None, checkpoint: Path, folder: Path) -> list[tuple[str, str]]:
+    """Draw quality, memory and speed from the evaluation, and training from the run that the checkpoint belongs to.
+
+    Args:
+        evaluation: JSON form of an `EvalReport`, or None.
+        checkpoint: a step of a run; anything else has no training to show.
+        folder: gets a folder of PNG files.
+
+    Returns:
+        Path in `folder` and description of each.
+    """
+    written = []
+    with styled(page=False):
+        for drawing in _drawings(evaluation, checkpoint):
+            (folder / FOLDER).mkdir(exist_ok=True)
+            name = f"{FOLDER}/{drawing.name}.png"
+            drawing.write_png(folder / name)
+            written.append((name, f"{drawing.title}. {drawing.about}"))
+    return written
+
+
+def _drawings(evaluation: dict[str, Any] | None, checkpoint: Path) -> Iterator[Drawing]:
+    if evaluation is not None:
+        found = Evaluation(label=STUDENT, path=Path(), data=evaluation)
+        yield from curves((found,))
+        yield from heat_maps(found)
+        yield from resources(found)
+    if checkpoint.parent.name.endswith(STAGES):
+        trained = [step for step in steps_in(checkpoint.parent) if step.metrics]
+        yield from loss_curves(trained)
+        yield from router_drawings(trained)

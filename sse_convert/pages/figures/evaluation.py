@@ -1,0 +1,163 @@
+"""Figures of evaluations: loss by context, needles by length and depth, cache and speed by length."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sse_convert.evaluation.plot import (
+    COLOURS,
+    MARKERS,
+    Models,
+    draw_accuracy,
+    draw_cache,
+    draw_loss,
+    length_label,
+)
+from sse_convert.pages.collect import Evaluation
+from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain
+from sse_convert.report import format_bytes
+
+DARK_CELL = 0.55
+"""share from which the text in a cell of the heat map is white"""
+
+
+def curves(evaluations: Sequence[Evaluation]) -> Iterator[Drawing]:
+    """Loss by context and needles by length.
+
+    Args:
+        evaluations: the result's last; the teacher is taken from it.
+    """
+    models = _models(evaluations)
+    if models[-1][1]["held_out"]:
+        yield _loss(models)
+    if models[-1][1]["needles"]:
+        yield _needles(models)
+
+
+def resources(evaluation: Evaluation) -> Iterator[Drawing]:
+    """Cache and speed by length.
+
+    Args:
+        evaluation: of the result.
+    """
+    if evaluation.data["cache"]:
+        yield _cache(evaluation)
+    if evaluation.data["student"]["speed"]:
+        yield _speed(_models((evaluation,)))
+
+
+def heat_maps(evaluation: Evaluation) -> Iterator[Drawing]:
+    """Needles by depth and length, one picture per kind and number of keys, the teacher beside the student.
+
+    Args:
+        evaluation: of the result.
+    """
+    models = _models((evaluation,))
+    for kind, keys in dict.fromkeys((entry["kind"], entry["keys"]) for entry in models[-1][1]["needles"]):
+        own = [(n, [e for e in s["needles"] if (e["kind"], e["keys"]) == (kind, keys)]) for n, s in models]
+        yield _heat_map(kind, keys, own)
+
+
+def _models(evaluations: Sequence[Evaluation]) -> Models:
+    students = [(plain(found.label), found.data["student"]) for found in evaluations]
+    return [("teacher", evaluations[-1].data["teacher"]), *students]
+
+
+def _loss(models: Models) -> Drawing:
+    figure, (axis,) = new_figure()
+    draw_loss(axis, models)
+    axis.set(title="", xlabel="tokens of context")
+    axis.xaxis.set_major_formatter(length_label)
+    axis.grid(alpha=0.5)
+    legend_above(axis)
+    about = "Nats per token by the context a prediction could look back on; the legend has the mean."
+    return Drawing(name="loss-by-context", title="Held-out loss by context", about=about, figure=figure)
+
+
+def _needles(models: Models) -> Drawing:
+    figure, (axis,) = new_figure()
+    draw_accuracy(axis, models, "needles", "", "exact answers (%)")
+    lengths = [entry["length"] for entry in models[-1][1]["needles"]]
+    axis.set(title="", xlim=(min(lengths) / 1.5, max(lengths) * 1.5))
+    axis.xaxis.set_major_formatter(length_label)
+    axis.grid(alpha=0.5)
+    legend_above(axis)
+    about = "Exact answers by context length, all kinds and numbers of keys together; bars are 95% intervals."
+    return Drawing(name="needles-by-length", title="Needles found by length", about=about, figure=figure)
+
+
+def _heat_map(kind: str, keys: int, models: Sequence[tuple[str, list[Mapping[str, Any]]]]) -> Drawing:
+    figure, axes = new_figure(4.6, 2.7, columns=len(models))
+    for axis, (name, entries) in zip(axes, models, strict=True):
+        entries = sorted(entries, key=lambda entry: entry["length"])
+        depths = entries[0]["depths"]
+        grid = [[_accuracy(entry["depths"][depth]) for entry in entries] for depth in range(len(depths))]
+        axis.imshow(grid, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        for y, row in enumerate(grid):
+            for x, share in enumerate(row):
+                text = "-" if math.isnan(share) else f"{100 * share:.0f}"
+                colour = "white" if share > DARK_CELL else "black"
+                axis.annotate(text, (x, y), ha="center", va="center", fontsize=8, color=colour)
+        axis.set_xticks(range(len(entries)), [length_label(entry["length"]) for entry in entries])
+        axis.set_yticks(
+            range(len(depths)), [f"{100 * depth['start']:.0f}-{100 * depth['stop']:.0f}%" for depth in depths]
+        )
+        axis.set(title=name, xlabel="context (tokens)")
+        axis.spines[:].set_visible(False)
+    axes[0].set_ylabel("depth of the needle")
+    for axis in axes[1:]:
+        axis.set_yticklabels([])
+    title = f"{kind} needles, {keys} key{'s' if keys > 1 else ''}: exact answers in percent"
+    samples = models[-1][1][0]["depths"][0]["samples"]
+    about = f"By context length and by the depth at which the needle stands; about {samples} samples a cell."
+    return Drawing(name=f"needles-{kind}-{keys}", title=title, about=about, figure=figure)
+
+
+def _accuracy(depth: Mapping[str, Any]) -> float:
+    return math.nan if depth["accuracy"] is None else float(depth["accuracy"])
+
+
+def _cache(evaluation: Evaluation) -> Drawing:
+    figure, (axis,) = new_figure()
+    draw_cache(axis, [evaluation.data], [plain(evaluation.label)])
+    rows = evaluation.data["cache"]
+    state = [row["student_state_bytes"] for row in rows]
+    if any(state):
+        lengths = [row["length"] for row in rows]
+        axis.plot(lengths, state, "--", color=COLOURS[3], marker=MARKERS[3], markersize=4, label="of it, SSE states")
+    axis.set(title="")
+    axis.xaxis.set_major_formatter(length_label)
+    axis.yaxis.set_major_formatter(_bytes_label)
+    axis.grid(alpha=0.5)
+    legend_above(axis)
+    about = "Bytes of one sequence by context length, from the formula; both axes are logarithmic."
+    return Drawing(name="cache-by-length", title="Cache and state by length", about=about, figure=figure)
+
+
+def _bytes_label(size: float, _: float) -> str:
+    return format_bytes(size)
+
+
+def _speed(models: Models) -> Drawing:
+    figure, axes = new_figure(4.6, 3.1, columns=2)
+    for axis, (title, key) in zip(
+        axes, (("prefill", "prefill_tokens_per_s"), ("decoding", "decode_tokens_per_s")), strict=True
+    ):
+        for i, (name, scores) in enumerate(models):
+            x = [entry["length"] for entry in scores["speed"]]
+            y = [entry[key] for entry in scores["speed"]]
+            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.set(title=title, xlabel="context (tokens)")
+        axis.xaxis.set_major_formatter(length_label)
+        axis.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+        axis.grid(alpha=0.5)
+    axes[0].set_ylabel("tokens per second")
+    axes[1].legend(fontsize=8)
+    return Drawing(
+        name="speed-by-length",
+        title="Speed by length",
+        about="Tokens per second of one sequence: reading the prompt, and decoding at the end of the context.",
+        figure=figure,
+    )

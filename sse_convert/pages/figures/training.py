@@ -1,0 +1,136 @@
+"""Figures of training: loss of each stage, and what the routers do meanwhile."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sse_convert.analysis.plot import figures
+from sse_convert.evaluation.plot import COLOURS
+from sse_convert.pages.collect import Step
+from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain, untitled
+from sse_convert.report import format_number
+from sse_convert.training.metrics import DEAD_SHARE
+
+POINTS = 200
+"""of a curve; longer logs are averaged"""
+LOG_FROM = 20.0
+"""ratio of the largest to the smallest loss from which the axis is logarithmic"""
+LOSS_NAMES = {"layer_mse": "error of the layers", "kl": "KL to the teacher (nats)", "ce": "cross entropy (nats)"}
+
+
+def loss_curves(steps: Sequence[Step]) -> Iterator[Drawing]:
+    """One curve per stage that has a log.
+
+    Args:
+        steps: training stages, in order.
+    """
+    for step in steps:
+        if any(record["loss"] is not None for record in step.metrics):
+            yield _loss(step)
+
+
+def router_drawings(steps: Sequence[Step]) -> Iterator[Drawing]:
+    """Entropy of the load through training, and the load at its end; nothing without routers.
+
+    Args:
+        steps: training stages, in order.
+    """
+    if layers := last_routers(steps):
+        yield _entropy(steps)
+        for name, figure in figures(layers, {}):
+            untitled(figure)
+            yield Drawing(
+                name=f"{name}-at-the-end",
+                title="Router load at the end of training",
+                about="Load of each partition by layer, on the last batch that was looked at, and its entropy.",
+                figure=figure,
+            )
+
+
+def last_routers(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """The newest look at the routers, as layers of an analysis; empty where training logged none.
+
+    Args:
+        steps: training stages, in order.
+    """
+    looks = [record["routers"] for step in steps for record in step.metrics if "routers" in record]
+    return [_router(int(index), router) for index, router in looks[-1].items()] if looks else []
+
+
+def averaged(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float], int]:
+    """A curve of at most `POINTS` points: tokens, means of `key`, and how many steps a point is the mean of."""
+    found = [(record["tokens"], record[key]) for record in records if record.get(key) is not None]
+    size = max(1, -(-len(found) // POINTS))
+    groups = [found[i : i + size] for i in range(0, len(found), size)]
+    return [group[-1][0] for group in groups], [sum(y for _, y in group) / len(group) for group in groups], size
+
+
+def _loss(step: Step) -> Drawing:
+    figure, (axis,) = new_figure()
+    x, y, size = averaged(step.metrics, "loss")
+    layers = [key for key in step.metrics[0] if key.startswith("error_")]
+    if len(layers) > 1:
+        curves = [averaged(step.metrics, key)[1] for key in layers]
+        if all(len(curve) == len(x) for curve in curves):
+            low, high = ([end(values) for values in zip(*curves, strict=True)] for end in (min, max))
+            axis.fill_between(x, low, high, color=COLOURS[1], alpha=0.2, linewidth=0, label="smallest to largest")
+    axis.plot(x, y, color=COLOURS[1], linewidth=1.2, label="mean over layers" if layers else None)
+    if layers:
+        legend_above(axis)
+    kind = _kind(step)
+    axis.set(xlabel="tokens", ylabel=LOSS_NAMES.get(kind, "loss"))
+    if min(y) > 0 and max(y) > LOG_FROM * min(y):
+        axis.set_yscale("log")
+    axis.xaxis.set_major_formatter(lambda tokens, _: format_number(tokens))
+    axis.grid(alpha=0.5)
+    mean = f", each point the mean of {size} steps" if size > 1 else ""
+    length = f"{format_number(x[-1])} tokens in {len(step.metrics):,} steps"
+    return Drawing(
+        name=f"loss-{_identifier(step)}",
+        title=f"{step.name}: training loss",
+        about=f"From {y[0]:.4g} to {y[-1]:.4g} over {length}{mean}.",
+        figure=figure,
+    )
+
+
+def _kind(step: Step) -> str:
+    report = (step.record or {}).get("report", {})
+    return str(report.get("loss", "layer_mse" if any(k.startswith("error_") for k in step.metrics[0]) else ""))
+
+
+def _identifier(step: Step) -> str:
+    return "".join(c if c.isalnum() else "-" for c in step.folder.name)
+
+
+def _entropy(steps: Sequence[Step]) -> Drawing:
+    figure, (axis,) = new_figure()
+    start = 0
+    for i, step in enumerate(steps):
+        looks = [record for record in step.metrics if record.get("load_entropy") is not None]
+        x = [start + record["tokens"] for record in looks]
+        colour = COLOURS[1 + i % 6]
+        axis.plot(x, [record["load_entropy"] for record in looks], color=colour, label=plain(step.name))
+        dead = [(t, record["load_entropy"]) for t, record in zip(x, looks, strict=True) if record["dead_partitions"]]
+        axis.plot([t for t, _ in dead], [y for _, y in dead], "x", color=COLOURS[0], markersize=5)
+        start += step.metrics[-1]["tokens"] if step.metrics else 0
+    axis.set(xlabel="tokens over all stages", ylabel="entropy of the load (1: even)", ylim=(0, 1.02))
+    axis.xaxis.set_major_formatter(lambda tokens, _: format_number(tokens))
+    axis.grid(alpha=0.5)
+    legend_above(axis)
+    return Drawing(
+        name="router-entropy",
+        title="Router load through training",
+        about="Mean over layers; a cross marks a look at which a partition was dead (under 1% of an even load).",
+        figure=figure,
+    )
+
+
+def _router(index: int, router: Mapping[str, Any]) -> dict[str, Any]:
+    load = router["load"]
+    routing = {
+        "load": load,
+        "load_entropy": router["entropy"] / math.log(len(load)),
+        "gate_entropy": None,
+        "dead": [i for i, share in enumerate(load) if share < DEAD_SHARE / len(load)],
+    }
+    return {"index": index, "mixer": "", "partitions": len(load), "routing": routing}

@@ -1,0 +1,299 @@
+"""What an evaluation measured, as figures that know their conditions, so that only like is set beside like."""
+
+import dataclasses as dc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from sse_convert.evaluation.intervals import Z95, share_interval
+from sse_convert.pages.collect import Analysis, Evaluation, Run
+from sse_convert.report import format_bytes, format_number
+
+Conditions = tuple[tuple[str, str], ...]
+"""names and values of what a figure depends on"""
+
+LOSS = "held-out loss (nats per token)"
+GAP = "loss above the teacher's"
+BITS = "bits per byte"
+NEEDLES = "needles found"
+SHARE = "needles, share of the teacher's"
+DIVERGENCE = "KL to the teacher (nats per token)"
+TOP1 = "same first choice as the teacher"
+RULER = "RULER, values in the answer"
+TASKS = "lm-evaluation-harness"
+PREFILL = "prefill (tokens/s)"
+DECODE = "decoding (tokens/s)"
+CACHE = "cache and state of one sequence"
+RATIO = "decoding, as a multiple of the teacher's"
+FACTS = ("teacher", "layers converted", "kinds of layers", "parameters", "of them new", "recipe", "tokens trained on")
+INSIDE = {
+    "state entropy (0 to 1)": ("entropy", "stacked"),
+    "|cosine| of rows within a partition": ("similarity", "within"),
+    "|cosine| of rows across partitions": ("similarity", "across"),
+    "load entropy (1: even)": ("routing", "load_entropy"),
+    "layer error against the teacher": ("output_error", "relative"),
+}
+"""quantity -> where an analysis has it"""
+ORDER = (
+    *FACTS,
+    LOSS,
+    GAP,
+    BITS,
+    DIVERGENCE,
+    TOP1,
+    NEEDLES,
+    SHARE,
+    RULER,
+    TASKS,
+    CACHE,
+    PREFILL,
+    DECODE,
+    RATIO,
+    *INSIDE,
+)
+"""of the quantities in a table"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """One figure of one model."""
+
+    quantity: str
+    """what was measured"""
+    setting: str
+    """at which length, with how many keys ..."""
+    order: tuple[str, int, int] = ("", 0, 0)
+    """place among the settings: kind, number of keys, length"""
+    text: str
+    """the figure for a person, with its 95% interval where there is one"""
+    value: float | str
+    """the figure for a program"""
+    low: float | None = None
+    """lower end of the 95% interval"""
+    high: float | None = None
+    """upper end"""
+    conditions: Conditions = ()
+    """what it can only be compared under"""
+
+
+def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"]) -> Iterator[Measure]:
+    """What was measured on the teacher or the student alone.
+
+    Args:
+        evaluation: the report.
+        which: the model.
+    """
+    scores = evaluation.data[which]
+    text = _text(evaluation)
+    for entry in scores["held_out"]:
+        windows = (*text, ("windows", str(entry["windows"])))
+        yield _interval(LOSS, entry["length"], entry["loss"], entry["loss_se"], (*_tokenizer(evaluation), *windows))
+        yield _interval(BITS, entry["length"], entry["bits_per_byte"], None, windows)
+    for entry in scores["needles"]:
+        yield _share(NEEDLES, _needle_setting(entry), _needle_order(entry), entry, (*text, *_samples(entry)))
+    for entry in scores.get("ruler", []):
+        setting, order = f"{entry['task']}, {_tokens(entry['length'])}", (entry["task"], 0, entry["length"])
+        yield _share(RULER, setting, order, entry, (*text, *_samples(entry)))
+    for entry in scores.get("tasks", []):
+        yield _task(entry)
+    machine = _conditions(evaluation, "device", "threads", "dtype", "torch")
+    for entry in scores["speed"]:
+        setting, order = _tokens(entry["length"]), ("", 0, entry["length"])
+        for name, key in ((PREFILL, "prefill_tokens_per_s"), (DECODE, "decode_tokens_per_s")):
+            rate = entry[key]
+            yield Measure(
+                quantity=name, setting=setting, order=order, text=f"{rate:,.0f}", value=rate, conditions=machine
+            )
+    for row in evaluation.data["cache"]:
+        yield _bytes(row["length"], row[f"{which}_bytes"])
+
+
+def relative_measures(evaluation: Evaluation) -> Iterator[Measure]:
+    """What was measured on the student against its teacher.
+
+    Args:
+        evaluation: the report.
+    """
+    data = evaluation.data
+    under = conditions(evaluation)
+    for row, entry in zip(data["loss_gaps"], data["student"]["held_out"], strict=True):
+        windows = (*under, ("windows", str(entry["windows"])))
+        yield _interval(GAP, row["length"], row["gap"], row["gap_se"], windows, sign="+")
+    for row, t, s in zip(data["retention"], data["teacher"]["needles"], data["student"]["needles"], strict=True):
+        if row["share"] is not None:
+            low, high = share_interval(s["correct"], s["samples"], t["correct"], t["samples"])
+            yield Measure(
+                quantity=SHARE,
+                setting=_needle_setting(row),
+                order=_needle_order(row),
+                text=f"{row['share']:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
+                value=row["share"],
+                low=low,
+                high=high,
+                conditions=(*under, *_samples(s)),
+            )
+    for entry in data["student"].get("agreement", []):
+        windows = (*under, ("windows", str(entry["windows"])))
+        yield _interval(DIVERGENCE, entry["length"], entry["kl"], entry["kl_se"], windows)
+        yield _interval(TOP1, entry["length"], entry["top1"], entry["top1_se"], windows)
+    machine = (("teacher", teacher_name(evaluation)), *_conditions(evaluation, "device", "threads", "dtype", "torch"))
+    for t, s in zip(data["teacher"]["speed"], data["student"]["speed"], strict=True):
+        ratio = s["decode_tokens_per_s"] / t["decode_tokens_per_s"]
+        yield Measure(
+            quantity=RATIO,
+            setting=_tokens(s["length"]),
+            order=("", 0, s["length"]),
+            text=f"{ratio:.2f}x",
+            value=ratio,
+            conditions=machine,
+        )
+
+
+def teacher_name(evaluation: Evaluation) -> str:
+    """Folder name and size of the teacher: the same model under another path stays the same."""
+    teacher = evaluation.data["teacher"]
+    return f"{Path(teacher['name']).name} ({format_number(teacher['parameters'])})"
+
+
+def conditions(evaluation: Evaluation) -> Conditions:
+    """What figures relative to the teacher depend on, whatever the length.
+
+    Args:
+        evaluation: the report.
+    """
+    return (*_text(evaluation), *_tokenizer(evaluation))
+
+
+def run_measures(run: Run) -> Iterator[Measure]:
+    """What is known of a run without measuring: layers, sizes, training.
+
+    Args:
+        run: a run or a checkpoint.
+    """
+
+    def fact(quantity: str, text: str, value: float | str) -> Measure:
+        return Measure(quantity=quantity, setting="", text=text, value=value)
+
+    if (model := run.model) is not None:
+        converted = sum(name != "full" for name in model.layers)
+        if model.base_model:
+            yield fact("teacher", Path(model.base_model).name, Path(model.base_model).name)
+        yield fact("layers converted", f"{converted} of {len(model.layers)}", converted)
+        yield fact("kinds of layers", ", ".join(dict.fromkeys(model.layers)), ", ".join(dict.fromkeys(model.layers)))
+        yield fact("parameters", format_number(model.parameters), model.parameters)
+        yield fact("of them new", format_number(model.new_parameters), model.new_parameters)
+        if model.recipe_hash:
+            yield fact("recipe", model.recipe_hash[:12], model.recipe_hash)
+    tokens = sum(step.metrics[-1]["tokens"] for step in run.trained if step.metrics)
+    if tokens:
+        yield fact("tokens trained on", format_number(tokens), tokens)
+
+
+def cache_measures(run: Run) -> Iterator[Measure]:
+    """Bytes by length of a checkpoint that was not evaluated, by formula.
+
+    Args:
+        run: a run or a checkpoint.
+    """
+    from sse_convert.surgery.budget import LENGTHS
+
+    for name, size in run.model.cache.items() if run.model else ():
+        yield _bytes(LENGTHS[name], size)
+
+
+def analysis_measures(analysis: Analysis) -> Iterator[Measure]:
+    """Means over the layers that have the quantity.
+
+    Args:
+        analysis: the report of `analyze`.
+    """
+    under = tuple((key, str(analysis.data["conditions"].get(key))) for key in ("text", "tokens", "length"))
+    for name, (quantity, key) in INSIDE.items():
+        layers = analysis.data["layers"]
+        values = [layer[quantity][key] for layer in layers if layer.get(quantity, {}).get(key) is not None]
+        if values:
+            mean = sum(values) / len(values)
+            setting = f"mean of {len(values)} layers"
+            yield Measure(quantity=name, setting=setting, text=f"{mean:.3f}", value=mean, conditions=under)
+
+
+def _interval(
+    quantity: str, length: int, value: float | None, error: float | None, under: Conditions, sign: str = ""
+) -> Measure:
+    """A mean with its standard error; NaN, stored as null, stays visible."""
+    spread = None if value is None or error is None else Z95 * error
+    text = "not finite" if value is None else f"{value:{sign}.3f}"
+    return Measure(
+        quantity=quantity,
+        setting=_tokens(length),
+        order=("", 0, length),
+        text=text if spread is None else f"{text} \N{PLUS-MINUS SIGN} {spread:.3f}",
+        value="not finite" if value is None else value,
+        low=None if value is None or spread is None else value - spread,
+        high=None if value is None or spread is None else value + spread,
+        conditions=under,
+    )
+
+
+def _share(
+    quantity: str, setting: str, order: tuple[str, int, int], entry: Mapping[str, Any], under: Conditions
+) -> Measure:
+    """A share of hits with the interval that the report gives."""
+    share, low, high = (entry[key] for key in ("accuracy", "low", "high"))
+    return Measure(
+        quantity=quantity,
+        setting=setting,
+        order=order,
+        text="no samples" if share is None else f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
+        value="no samples" if share is None else share,
+        low=low,
+        high=high,
+        conditions=under,
+    )
+
+
+def _task(entry: Mapping[str, Any]) -> Measure:
+    spread = "" if entry["stderr"] is None else f" \N{PLUS-MINUS SIGN} {Z95 * entry['stderr']:.3f}"
+    return Measure(
+        quantity=TASKS,
+        setting=f"{entry['task']}, {entry['metric']}",
+        order=(f"{entry['task']} {entry['metric']}", 0, 0),
+        text="not finite" if entry["value"] is None else f"{entry['value']:.3f}{spread}",
+        value="not finite" if entry["value"] is None else entry["value"],
+        conditions=_samples(entry),
+    )
+
+
+def _needle_setting(entry: Mapping[str, Any]) -> str:
+    keys = f"{entry['keys']} key{'s' if entry['keys'] > 1 else ''}"
+    return f"{entry['kind']}, {keys}, {_tokens(entry['length'])}"
+
+
+def _needle_order(entry: Mapping[str, Any]) -> tuple[str, int, int]:
+    return entry["kind"], entry["keys"], entry["length"]
+
+
+def _bytes(length: int, size: int) -> Measure:
+    order = ("", 0, length)
+    return Measure(quantity=CACHE, setting=_tokens(length), order=order, text=format_bytes(size), value=size)
+
+
+def _tokens(length: int) -> str:
+    return f"{length:,} tokens"
+
+
+def _conditions(evaluation: Evaluation, *keys: str) -> Conditions:
+    return tuple((key, str(evaluation.data["conditions"].get(key))) for key in keys)
+
+
+def _text(evaluation: Evaluation) -> Conditions:
+    return _conditions(evaluation, "text", "seed")
+
+
+def _tokenizer(evaluation: Evaluation) -> Conditions:
+    """Losses per token are only alike with one tokenizer, which is the teacher's."""
+    return (("teacher", teacher_name(evaluation)),)
+
+
+def _samples(entry: Mapping[str, Any]) -> Conditions:
+    return (("samples", str(entry["samples"])),)

@@ -1,0 +1,1 @@
+"""The sections of a report, one file each: a function from a run to a `Section`."""

@@ -1,0 +1,79 @@
+"""`compare` from the command line: one table, one page, and no mixing."""
+
+import json
+import shutil
+
+import pytest
+
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.errors import UsageError
+from sse_convert.pages.compare import compare, labels
+
+
+def test_names_are_as_short_as_they_can_be(tmp_path):
+    assert labels(["a/x", "a/y"]) == ["x", "y"]
+    assert labels(["a/x", "b/x"]) == ["a/x", "b/x"]
+    assert labels(["a/x/evaluation.json", "b/y/evaluation.json"]) == ["x", "y"]
+    with pytest.raises(UsageError, match="given twice"):
+        labels([tmp_path, tmp_path / "." / "."])
+
+
+def test_a_run_a_checkpoint_and_a_file(made, place, capsys):
+    shutil.copy(place / "out" / "evaluation.json", place / "other.json")
+    sources = [made / "out", place / "out.stages" / "02-align", place / "other.json"]
+    assert run_app(app, ["compare", *map(str, sources), "-o", str(place / "page.html")]) == 0
+    table, err = capsys.readouterr()
+    header = table.splitlines()[0].split()
+    assert header == ["teacher", "out", "02-align", "other.json"]
+    assert "held-out loss" in table
+    assert "page.html" in table
+    assert err == ""
+    page = (place / "page.html").read_text()
+    assert page.count('<ol class="layers"') == 2
+    assert "Held-out loss by context" in page
+
+
+def test_json_on_stdout(made, place, edit, capsys):
+    file = place / "out.stages" / "04-eval" / "evaluation.json"
+    edit(file, lambda data: data["conditions"].update(text="other"))
+    assert run_app(app, ["compare", str(made / "out"), str(file), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert result["columns"] == ["teacher", "out", "04-eval"]
+    assert any("[b] text other" in note for note in result["notes"])
+    assert any(line.endswith("04-eval: other") for line in result["differences"])
+    for row in result["rows"]:
+        if row["note"]:
+            assert sum(cell is not None for cell in row["cells"][1:]) == 1
+
+
+def test_nothing_in_common(made, place, edit):
+    def foreign(data):
+        data["conditions"].update(text="other", device="another", seed=3)
+        data["cache"] = []
+        data["teacher"]["name"] = "someone"
+
+    shutil.copy(place / "out" / "evaluation.json", place / "a.json")
+    shutil.copy(place / "out" / "evaluation.json", place / "b.json")
+    edit(place / "b.json", foreign)
+    with pytest.raises(UsageError, match=r"a\.json, b\.json have no figure in common") as caught:
+        compare([place / "a.json", place / "b.json"])
+    assert "different texts: a.json: " in caught.value.fix
+    assert "different teachers" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("sources", "code", "what"),
+    [
+        (["out"], 2, "1 to compare"),
+        (["out", "out"], 2, "is given twice"),
+        (["out", "none"], 2, "does not exist"),
+        (["out", "text.txt"], 4, "cannot be read"),
+        (["out", "out/config.json"], 4, "has schema None"),
+    ],
+)
+def test_mistakes(made, capsys, sources, code, what):
+    assert run_app(app, ["compare", *(str(made / source) for source in sources), "--json"]) == code
+    out, err = capsys.readouterr()
+    assert what in json.loads(out)["error"]["what"]
+    assert "Traceback" not in err
