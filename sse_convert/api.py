@@ -10,7 +10,7 @@ from sse_convert.doctor import DoctorReport, diagnose
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.jsonschema import json_schema
-from sse_convert.recipe.loader import problems_error
+from sse_convert.recipe.loader import problems_error, recipe_or_model
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
 from sse_convert.report import TextReport, table
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from sse_convert.generation import ChatReport, GenerationReport
     from sse_convert.pages.compare import CompareReport
     from sse_convert.pages.report import PageReport
+    from sse_convert.selection.report import SelectReport
     from sse_convert.surgery.calibrate import CalibrateReport
     from sse_convert.surgery.convert import ConvertReport
+    from sse_convert.surgery.expand import ExpandReport
     from sse_convert.surgery.inspect import InspectReport
     from sse_convert.surgery.plan_report import Plan
     from sse_convert.surgery.verify import VerifyReport
@@ -49,6 +51,62 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     from sse_convert.surgery.plan import make_plan
 
     return make_plan(recipe, allow_pickle=allow_pickle)
+
+
+def select(
+    source: RecipeLike,
+    keep: int,
+    out: Path | str,
+    *,
+    methods: Sequence[str] = ("greedy",),
+    text: Path | str | None = None,
+    stand_in: str = "sliding",
+    tokens: int = 8192,
+    length: int = 1024,
+    samples: int = 16,
+    recall_weight: float = 1.0,
+    gate_steps: int = 64,
+    device: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "SelectReport":
+    """Choose which layers stay softmax attention, before any training.
+
+    Args:
+        source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
+        keep: layers to keep.
+        out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
+        methods: greedy, kl-restore, sensitivity, recall-ratio, gates, uniform; the first one decides.
+        text: file or folder to use in place of the recipe's `data.valid`.
+        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's.
+        tokens: running text to predict.
+        length: tokens per row.
+        samples: needle (or copy) rows.
+        recall_weight: recall beside text, both in nats per token.
+        gate_steps: optimizer steps of the method gates.
+        device: unset picks the accelerator, or the CPU.
+        overrides: `a.b=c` assignments (for a file, a name or a model).
+
+    Raises:
+        UsageError: a setting is out of range.
+        RecipeError: the recipe is malformed.
+        TrainingError: `out` was made from other inputs.
+        DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
+    """
+    recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
+    from sse_convert.selection import select as selection
+    from sse_convert.selection.setup import Settings
+
+    settings = Settings(
+        keep=keep,
+        methods=tuple(methods),
+        stand_in=stand_in,
+        tokens=tokens,
+        length=length,
+        samples=samples,
+        recall_weight=recall_weight,
+        gate_steps=gate_steps,
+    )
+    return selection.select(recipe, Path(out), settings, text=None if text is None else Path(text), device=device)
 
 
 def convert(
@@ -414,6 +472,44 @@ def compare(sources: Sequence[Path | str], *, out: Path | None = None) -> "Compa
     from sse_convert.pages import compare as comparing
 
     return comparing.compare(sources, out=out)
+
+
+def expand(
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    num_partitions: int | None = None,
+    top_k: int | None = None,
+    layers: Sequence[str] = (),
+    init: Literal["copy", "random"] = "copy",
+    shift: float = 2.0,
+    seed: int = 0,
+    text: Path | str | None = None,
+) -> "ExpandReport":
+    """Grow the state of a converted checkpoint: more partitions, more of them per token, nearly the same outputs.
+
+    Args:
+        checkpoint: converted checkpoint folder, trained or not.
+        out: the folder to make.
+        num_partitions: N afterwards; unset keeps it.
+        top_k: k afterwards; unset keeps it.
+        layers: indices or ranges such as 3-5; empty takes every SSE layer.
+        init: new router rows are copies of the old ones, in turn, or small and random.
+        shift: what is taken from the logits of new partitions; the larger, the less changes at first.
+        seed: of random rows.
+        text: file to measure the change of the logits on; unset measures nothing and loads no model.
+
+    Raises:
+        UsageError: a number would shrink or stay, a layer does not exist or has no partitions.
+        CheckpointError: not a converted checkpoint.
+        DataError: the text cannot be used.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    from sse_convert.surgery import expand as expansion
+    from sse_convert.surgery.growth import Growth
+
+    growth = Growth(num_partitions=num_partitions, top_k=top_k, init=init, shift=shift, seed=seed)
+    return expansion.expand(checkpoint, Path(out), growth, layers=layers, text=None if text is None else Path(text))
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":

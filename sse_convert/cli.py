@@ -109,6 +109,52 @@ def plan(
     return api.plan(recipe, overrides=overrides, allow_pickle=allow_pickle)
 
 
+@command(app, "select", after_interrupt="run the same command again; what was measured is kept")
+def select(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL_OR_RECIPE", help="Recipe, or model folder or hub id.", show_default=False)
+    ],
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Softmax layers to keep.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for scores and the recipe fragment.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="greedy, kl-restore, sensitivity, recall-ratio, gates or uniform. Repeatable; the first decides.",
+        ),
+    ] = None,
+    text: Annotated[Path | None, typer.Option("--text", help="Text file or folder; unset: the recipe's valid.")] = None,
+    stand_in: Annotated[
+        str, typer.Option(help="Mixer that replaces layers meanwhile: sliding, sse, gla, ...")
+    ] = "sliding",
+    tokens: Annotated[int, typer.Option(help="Tokens of running text to predict.")] = 8192,
+    length: Annotated[int, typer.Option(help="Tokens per row.")] = 1024,
+    samples: Annotated[int, typer.Option(help="Needle rows.")] = 16,
+    recall_weight: Annotated[float, typer.Option(help="Recall beside text, both in nats per token.")] = 1.0,
+    gate_steps: Annotated[int, typer.Option(help="Optimizer steps of the method gates.")] = 64,
+    device: DeviceOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Choose which layers stay softmax attention, before any training. Writes a recipe fragment and scores."""
+    return api.select(
+        source,
+        keep,
+        out,
+        methods=method or ["greedy"],
+        text=text,
+        stand_in=stand_in,
+        tokens=tokens,
+        length=length,
+        samples=samples,
+        recall_weight=recall_weight,
+        gate_steps=gate_steps,
+        device=device,
+        overrides=overrides,
+    )
+
+
 @command(app, "convert", after_interrupt="no half-made folder was left; run the same command again")
 def convert(
     recipe: RecipeArgument,
@@ -368,6 +414,40 @@ def compare(
 ) -> Report:
     """Set runs, checkpoints or evaluations side by side; what is not comparable stands apart and says why."""
     return api.compare(sources, out=out)
+
+
+@command(app, "expand", after_interrupt="no half-made folder was left; run the same command again")
+def expand(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="Converted checkpoint folder.", show_default=False)
+    ],
+    out: OutOption,
+    num_partitions: Annotated[
+        int | None, typer.Option("--num-partitions", help="N afterwards; unset keeps it.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="k afterwards; unset keeps it.")] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", help="Index or range such as 3-5; repeatable. Unset: all SSE layers."),
+    ] = None,
+    init: Annotated[Literal["copy", "random"], typer.Option(help="New router rows.")] = "copy",
+    shift: Annotated[float, typer.Option(help="Taken from the logits of new partitions; more changes less.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Of random rows.")] = 0,
+    text: Annotated[Path | None, typer.Option("--text", help="Measure the change of the logits on this file.")] = None,
+    as_json: JsonOption = False,
+) -> Report:
+    """Grow the state of a converted checkpoint: more partitions, nearly the same outputs, then train on."""
+    return api.expand(
+        checkpoint,
+        out,
+        num_partitions=num_partitions,
+        top_k=top_k,
+        layers=layers or [],
+        init=init,
+        shift=shift,
+        seed=seed,
+        text=text,
+    )
 
 
 @command(app, "verify")

@@ -34,6 +34,8 @@ class SSEMixer:
     """k, partitions a token writes to"""
     read_top_k: int | None = None
     """k', partitions a token reads from; unset means top_k"""
+    router_bias: bool = False
+    """add a learned bias to the router's logits; `expand` sets it, to bring new partitions in quietly"""
     gate: Gate = dc.field(default_factory=Gate)
     """write and read gate"""
     update: Literal["gla", "delta"] = "gla"

@@ -58,6 +58,7 @@ def new_tensors(dims: AttentionDims, mixer: RecurrentMixer) -> list[TensorSpec]:
     tensors: list[TensorSpec] = []
     if partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
+        tensors += [TensorSpec("sse_router.bias", (partitions,))] if sse.router_bias else []
         if sse.balance == "bias":
             tensors.append(TensorSpec(ROUTER_BIAS, (partitions,)))
     if sse.qk_rank:

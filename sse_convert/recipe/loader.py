@@ -9,7 +9,7 @@ from sse_convert.errors import RecipeError
 from sse_convert.recipe.build import build_fields
 from sse_convert.recipe.checks import check, check_together
 from sse_convert.recipe.overrides import apply_overrides
-from sse_convert.recipe.presets import preset_path
+from sse_convert.recipe.presets import preset_names, preset_path
 from sse_convert.recipe.problems import Path, Problem, location
 from sse_convert.recipe.schema import Recipe
 from sse_convert.recipe.source import parse
@@ -33,6 +33,24 @@ def load_recipe(path: FilePath | str, overrides: list[str] | None = None) -> Rec
     data, lines = parse(_read(file), str(path))
     data, sets = apply_overrides({} if data is None else data, overrides or [])
     return _checked(data, str(path), lines, sets)
+
+
+def recipe_or_model(source: FilePath | str, overrides: list[str] | None = None) -> Recipe:
+    """`load_recipe` for a YAML file or a packaged name; for any other source, a recipe that only names it as the model.
+
+    Args:
+        source: recipe, or the folder or hub id of a model.
+        overrides: `a.b=c` assignments.
+
+    Raises:
+        RecipeError, UsageError: see `load_recipe`.
+    """
+    file = FilePath(source)
+    if file.suffix in (".yaml", ".yml") or file.is_file() or str(source) in preset_names():
+        return load_recipe(source, overrides)
+    bare = {"recipe_version": 1, "model": str(source), "layers": {"pattern": ["sse"]}, "export": {"dir": "out"}}
+    data, sets = apply_overrides(bare, overrides or [])
+    return _checked(data, f"{source} without a recipe", {}, sets)
 
 
 def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:

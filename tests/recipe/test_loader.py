@@ -6,6 +6,7 @@ from sse_convert.errors import RecipeError
 from sse_convert.mixers import GDNMixer, GLAMixer, MoMMixer, SlidingMixer, SSEMixer
 from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, recipe_hash
 from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.recipe.schema import LearningRates
 from tests.recipe.recipes import small, write
 
@@ -339,3 +340,19 @@ def test_run_needs_text(tmp_path):
         "eval needs held-out text; add a source or set eval.perplexity: false, no needle",
     ]
     assert list(check_run(load_recipe(write(tmp_path, small())))) == []
+
+
+def test_a_model_stands_for_a_recipe_that_names_it(tmp_path):
+    (tmp_path / "model").mkdir()
+    for source in ("some/model", tmp_path / "model"):
+        recipe = recipe_or_model(source, ["mixers.sliding.window=32"])
+        assert recipe.model == str(source)
+        assert recipe.mixers["sliding"].window == 32
+    path = write(tmp_path, small())
+    assert recipe_or_model(path) == load_recipe(path)
+    assert recipe_or_model("qwen3-0.6b").model == "Qwen/Qwen3-0.6B"
+    for missing in ("missing.yaml", "missing.yml"):
+        with pytest.raises(RecipeError, match=missing):
+            recipe_or_model(missing)
+    with pytest.raises(RecipeError, match="some/model without a recipe"):
+        recipe_or_model("some/model", ["mixers.sliding.windw=32"])

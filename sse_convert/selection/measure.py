@@ -1,0 +1,242 @@
+"""How good the model is with some layers kept and stand-ins in all others. Every set is measured once, and remembered.
+
+One forward over the probe gives cross entropy and KL to the teacher, in nats per scored token, apart for running text
+and for recall. Both count alike in what methods compare, whatever the number of their tokens.
+"""
+
+import csv
+import dataclasses as dc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.console import Bar
+from sse_convert.evaluation.files import replacing
+from sse_convert.selection.probe import Probe, RecallKind, Rows
+from sse_convert.selection.standin import Swap
+from sse_convert.training.losses import Head
+
+TOKENS_PER_PASS = 4096
+LOGITS_AT_ONCE = 2**24
+"""elements of the largest logits tensor"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """The model with some layers kept."""
+
+    probe: RecallKind
+    """what recall was measured with"""
+    kept: tuple[int, ...]
+    """layers left as softmax attention"""
+    text_loss: float
+    """cross entropy of running text, nats per token"""
+    text_kl: float
+    """KL(teacher || model) on running text, nats per token"""
+    recall_loss: float
+    """cross entropy of the tokens to be recalled, nats per token"""
+    recall_kl: float
+    """KL there"""
+    recall_accuracy: float
+    """needle: share of answers that are exact; copy: share of tokens"""
+    tokens: int
+    """tokens the model read"""
+    seconds: float
+
+    def loss(self, recall_weight: float) -> float:
+        """Text loss plus weighted recall loss."""
+        return self.text_loss + recall_weight * self.recall_loss
+
+    def kl(self, recall_weight: float) -> float:
+        """Text KL plus weighted recall KL."""
+        return self.text_kl + recall_weight * self.recall_kl
+
+
+@dc.dataclass(slots=True)
+class Cost:
+    """What different measurements cost together, whether made now or remembered."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    counted: set[tuple[str, tuple[int, ...]]] = dc.field(default_factory=set)
+    """sets that are in the sums"""
+
+
+class Meter:
+    """Measures kept sets, with a CSV file as memory.
+
+    Args:
+        load: gives the swappable teacher; called when the first set has to be measured.
+        probe: what is asked.
+        layers: number of decoder layers.
+        file: CSV of all measurements so far, rewritten (under a temporary name, then renamed) with each new one.
+    """
+
+    def __init__(self, load: Callable[[], Swap], probe: Probe, layers: int, file: Path) -> None:
+        self.probe = probe
+        self.layers = range(layers)
+        self.recall: RecallKind = "needle"
+        self.recall_weight = 1.0
+        self.bar: Bar | None = None
+        self._load = load
+        self._swap: Swap | None = None
+        self._file = file
+        self._known = {(m.probe, m.kept): m for m in read_measurements(file)}
+        self._teacher: dict[str, list[Tensor]] = {}
+        self._cost = Cost()
+
+    @property
+    def swap(self) -> Swap:
+        """The swappable teacher."""
+        if self._swap is None:
+            self._swap = self._load()
+        return self._swap
+
+    def measure(self, kept: Iterable[int]) -> Measurement:
+        """The model with these layers kept and all others replaced."""
+        key = self.recall, tuple(sorted(kept))
+        if key not in self._known:
+            self._known[key] = self._measure(key[1])
+            write_measurements(self._file, self._known.values())
+        found = self._known[key]
+        if key not in self._cost.counted:
+            self._cost.counted.add(key)
+            self.add_cost(found.tokens, found.seconds)
+        if self.bar is not None:
+            self.bar.update(note=f"keeping {len(key[1])} of {len(self.layers)}")
+        return found
+
+    def without(self, layer: int) -> Measurement:
+        """The model with this layer alone replaced."""
+        return self.measure(i for i in self.layers if i != layer)
+
+    @contextmanager
+    def costing(self) -> Iterator[Cost]:
+        """Sums what is measured inside."""
+        outer, self._cost = self._cost, Cost()
+        try:
+            yield self._cost
+        finally:
+            self._cost = outer
+
+    def add_cost(self, tokens: int, seconds: float) -> None:
+        """Count work of the current method."""
+        self._cost.tokens += tokens
+        self._cost.seconds += seconds
+
+    def parts(self) -> dict[str, Rows]:
+        """The rows in use."""
+        return {"text": self.probe.text, self.recall: self.probe.recall[self.recall]}
+
+    def teacher_hidden(self) -> dict[str, list[Tensor]]:
+        """The teacher's final hidden states at the scored positions, one CPU tensor per pass, for each part in use."""
+        for name, rows in self.parts().items():
+            if name not in self._teacher:
+                with self.swap.keeping(self.layers) as model:
+                    self._teacher[name] = [scored_hidden(model, part).cpu() for part in passes(rows)]
+        return self._teacher
+
+    @torch.no_grad()
+    def _measure(self, kept: tuple[int, ...]) -> Measurement:
+        teacher, parts = self.teacher_hidden(), self.parts()
+        start = time.monotonic()
+        with self.swap.keeping(kept) as model:
+            text, recall = (
+                [token_scores(model, part, hidden) for part, hidden in zip(passes(rows), teacher[name], strict=True)]
+                for name, rows in parts.items()
+            )
+        text_loss, text_kl, _ = (torch.cat(values).mean().item() for values in zip(*text, strict=True))
+        recall_loss, recall_kl, hits = (torch.cat(values) for values in zip(*recall, strict=True))
+        return Measurement(
+            probe=self.recall,
+            kept=kept,
+            text_loss=text_loss,
+            text_kl=text_kl,
+            recall_loss=recall_loss.mean().item(),
+            recall_kl=recall_kl.mean().item(),
+            recall_accuracy=_accuracy(hits, parts[self.recall].asked, whole=self.recall == "needle"),
+            tokens=sum(rows.ids.numel() for rows in parts.values()),
+            seconds=round(time.monotonic() - start, 3),
+        )
+
+
+def passes(rows: Rows) -> Iterator[Rows]:
+    """Some rows at a time."""
+    size = max(1, TOKENS_PER_PASS // rows.ids.shape[1])
+    for first in range(0, len(rows.ids), size):
+        yield Rows(rows.ids[first : first + size], rows.asked[first : first + size])
+
+
+def scored_hidden(model: PreTrainedModel, rows: Rows) -> Tensor:
+    """Final hidden states [n, D] at the n scored positions, row by row."""
+    ids = rows.ids.to(model.device)
+    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden[:, :-1][rows.asked.to(model.device)]
+
+
+def token_scores(model: PreTrainedModel, rows: Rows, teacher_hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross entropy, KL from the teacher and whether the first choice is right, at the n scored positions; float64 [n].
+
+    Args:
+        model: with its layers swapped.
+        rows: one pass.
+        teacher_hidden: [n, D] the teacher's final hidden states there.
+    """
+    hidden, head = scored_hidden(model, rows), Head.of(model)
+    targets = rows.ids[:, 1:][rows.asked].to(model.device)
+    step = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    found = []
+    for i in range(0, len(hidden), step):
+        log_p = F.log_softmax(head.logits(teacher_hidden[i : i + step].to(hidden)), -1)
+        log_q = F.log_softmax(head.logits(hidden[i : i + step]), -1)
+        target = targets[i : i + step]
+        loss = -log_q.gather(1, target[:, None])[:, 0]
+        kl = (log_p.exp() * (log_p - log_q)).sum(1)
+        found.append(torch.stack([loss, kl, (log_q.argmax(1) == target).to(kl)]).double().cpu())
+    loss_n, kl_n, hit_n = torch.cat(found, 1)
+    return loss_n, kl_n, hit_n
+
+
+def _accuracy(hits_n: Tensor, asked: Tensor, *, whole: bool) -> float:
+    """Share of hits, or of rows without a miss."""
+    if not whole:
+        return hits_n.mean().item()
+    missed = torch.zeros(len(asked), dtype=hits_n.dtype).index_add(0, asked.nonzero()[:, 0], 1 - hits_n)
+    return (missed == 0).double().mean().item()
+
+
+def read_measurements(file: Path) -> list[Measurement]:
+    """What an earlier run measured; nothing without the file."""
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as stream:
+        return [_from_text(row) for row in csv.DictReader(stream)]
+
+
+def write_measurements(file: Path, measurements: Iterable[Measurement]) -> None:
+    """Write the CSV anew.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    names = [field.name for field in dc.fields(Measurement)]
+    with replacing(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, names)
+        writer.writeheader()
+        for m in measurements:
+            writer.writerow({**dc.asdict(m), "kept": " ".join(map(str, m.kept))})
+
+
+def _from_text(row: dict[str, str]) -> Measurement:
+    numbers = {f.name: f.type for f in dc.fields(Measurement) if f.type in (int, float)}
+    return Measurement(
+        probe="copy" if row["probe"] == "copy" else "needle",
+        kept=tuple(map(int, row["kept"].split())),
+        **{name: kind(row[name]) for name, kind in numbers.items()},  # type: ignore[arg-type, operator]
+    )

@@ -1,0 +1,109 @@
+"""Choose which layers stay softmax attention: one model in memory, every measurement on disk as soon as it is made."""
+
+import dataclasses as dc
+from pathlib import Path
+
+from sse_convert.console import progress
+from sse_convert.mixers import FULL, mixer_to_dict
+from sse_convert.recipe.pattern import pattern_unit
+from sse_convert.recipe.schema import Recipe
+from sse_convert.selection.choice import agreements
+from sse_convert.selection.measure import Measurement, Meter
+from sse_convert.selection.report import SelectReport
+from sse_convert.selection.setup import Settings, known_mixers, run_method, set_up
+from sse_convert.surgery.budget import layer_bytes
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.teacher import Teacher
+
+CACHE_LENGTH = 32768
+NEEDLE_ACCURACY = 0.5
+"""below this the teacher itself fails the needles, and they say nothing about its layers"""
+COPY_NATS = 0.1
+"""copies say nothing where replacing every layer costs less than this per token"""
+
+
+def select(
+    recipe: Recipe, out: Path, settings: Settings, *, text: Path | None = None, device: str | None = None
+) -> SelectReport:
+    """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
+
+    The model runs in float32 on a CPU and in its stored type elsewhere.
+
+    Args:
+        recipe: `model`, `layers.pattern`, `mixers`, `data`, `calibrate` and `train.seed` are read.
+        out: folder for the results.
+        settings: methods and sizes.
+        text: file or folder to use in place of the recipe's `data.valid`.
+        device: unset picks the accelerator, or the CPU.
+
+    Raises:
+        UsageError: a setting is out of range, or needs what the model has not.
+        TrainingError: `out` was made from other inputs.
+        OutputError: `out` is something else, or cannot be written.
+        DataError: there is no usable text, or too little.
+        CheckpointError, HubError, HardwareError: the model cannot be used here.
+    """
+    setup = set_up(recipe, out, settings, text=text, device=device)
+    meter, layers = setup.meter, setup.teacher.num_layers
+    with progress("choosing layers", _steps(settings, layers)) as bar:
+        meter.bar = bar
+        recall, nothing = settle_recall(meter, settings.recall_weight)
+        choices = [run_method(method, meter, settings, out, bar) for method in settings.methods]
+        report = SelectReport(
+            model=recipe.model,
+            folder=out,
+            keep=settings.keep,
+            mixer=_replacement(recipe),
+            stand_in=mixer_to_dict(setup.stand_in),
+            recall=recall,
+            teacher=meter.measure(meter.layers),
+            nothing=nothing,
+            choices=choices,
+            agreements=agreements(choices),
+            cache_length=CACHE_LENGTH,
+            cache_bytes_saved=_saved(setup.teacher, recipe),
+            conditions={**dc.asdict(settings), **setup.conditions},
+        )
+    report.write()
+    return report
+
+
+def settle_recall(meter: Meter, weight: float) -> tuple[str, Measurement]:
+    """Find recall rows that this teacher answers and that need far attention; text alone where there are none.
+
+    Returns:
+        What was settled on and why, and the model with every layer replaced.
+    """
+    meter.recall_weight = weight
+    accuracy = meter.measure(meter.layers).recall_accuracy
+    if accuracy >= NEEDLE_ACCURACY:
+        return f"needles, of which the teacher answers {accuracy:.0%}", meter.measure(())
+    why = f"the needle probe carries no signal, because the teacher itself answers {accuracy:.0%} of it"
+    meter.recall = "copy"
+    whole, nothing = meter.measure(meter.layers), meter.measure(())
+    lost = nothing.recall_loss - whole.recall_loss
+    if lost >= COPY_NATS:
+        return f"copies of random tokens ({why})", nothing
+    meter.recall_weight = 0.0
+    return f"none: {why}, and replacing every layer costs {lost:.2f} nats per copied token. Text alone decides", nothing
+
+
+def _steps(settings: Settings, layers: int) -> int:
+    rounds = sum(layers + 1 - i for i in range(settings.keep))
+    each = {"greedy": rounds + 1, "kl-restore": layers + 1, "sensitivity": layers + 1, "recall-ratio": layers}
+    each |= {"gates": settings.gate_steps, "uniform": 0}
+    return 3 + sum(each[method] + 1 for method in settings.methods)
+
+
+def _saved(teacher: Teacher, recipe: Recipe) -> list[int]:
+    """Cache bytes that each layer saves as the mixer that the recipe gives it."""
+    sizes, mixer = geometry_of(teacher), known_mixers(recipe)[_replacement(recipe)]
+    return [
+        layer_bytes(sizes, i, None, CACHE_LENGTH) - layer_bytes(sizes, i, mixer, CACHE_LENGTH)
+        for i in range(teacher.num_layers)
+    ]
+
+
+def _replacement(recipe: Recipe) -> str:
+    """The first mixer of the recipe's pattern: what layers that are not kept become."""
+    return next((name for name in pattern_unit(recipe.layers) if name != FULL), "sse")

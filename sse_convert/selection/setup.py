@@ -1,0 +1,200 @@
+"""What a selection needs before its first measurement: settings that fit the model, rows, a folder, a meter."""
+
+import dataclasses as dc
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sse_convert.console import Bar
+from sse_convert.errors import DataError, OutputError, UsageError
+from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.mixers import MIXER_TYPES, Mixer, SlidingMixer, mixer_to_dict
+from sse_convert.recipe.schema import Recipe, Source
+from sse_convert.report import json_ready
+from sse_convert.selection.choice import Choice
+from sse_convert.selection.gates import gates
+from sse_convert.selection.greedy import greedy
+from sse_convert.selection.kl_restore import kl_restore
+from sse_convert.selection.measure import Meter
+from sse_convert.selection.probe import Probe, make_probe
+from sse_convert.selection.recall_ratio import recall_ratio
+from sse_convert.selection.sensitivity import sensitivity
+from sse_convert.selection.standin import Swap
+from sse_convert.selection.uniform import uniform
+from sse_convert.surgery.teacher import Teacher, open_teacher
+from sse_convert.training.record import checkpoint_identity, digest, refuse_changes
+
+METHODS: dict[str, Callable[[Meter, int], Choice]] = {
+    "greedy": greedy,
+    "kl-restore": kl_restore,
+    "sensitivity": sensitivity,
+    "recall-ratio": recall_ratio,
+    "uniform": uniform,
+}
+GATES = "gates"
+"""the method that trains"""
+INPUTS = "inputs.json"
+MEASUREMENTS = "measurements.csv"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How layers are chosen."""
+
+    keep: int
+    """layers to keep"""
+    methods: tuple[str, ...] = ("greedy",)
+    """the first one decides"""
+    stand_in: str = "sliding"
+    """mixer that replaces layers while choosing, untrained"""
+    tokens: int = 8192
+    """running text to predict"""
+    length: int = 1024
+    """tokens per row"""
+    samples: int = 16
+    """recall rows"""
+    recall_weight: float = 1.0
+    """recall beside text, both in nats per token"""
+    gate_steps: int = 64
+    """optimizer steps of the method gates"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A selection about to begin."""
+
+    meter: Meter
+    teacher: Teacher
+    stand_in: Mixer
+    conditions: dict[str, Any]
+    """device, dtype and text, for reports"""
+
+
+def set_up(recipe: Recipe, out: Path, settings: Settings, *, text: Path | None, device: str | None) -> Setup:
+    """Check everything, make the rows and open the folder. The model is loaded when something has to be measured.
+
+    Args, Raises: see `select.select`.
+    """
+    place = pick_device(device)
+    teacher = open_teacher(recipe.model, recipe.revision)
+    stand_in = _checked(recipe, settings, teacher)
+    sources = _sources(recipe, text)
+    probe = make_probe(
+        recipe, load_tokenizer(recipe.model, recipe.revision), sources, tokens=settings.tokens,
+        length=settings.length, samples=settings.samples, vocab_size=teacher.config.vocab_size,
+    )  # fmt: skip
+    dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
+    _open_folder(out, _inputs(recipe, stand_in, probe, place, dtype))
+
+    def load() -> Swap:
+        model = load_model(recipe.model, revision=recipe.revision, device=str(place), dtype=dtype)
+        return Swap(model, stand_in, recipe, probe.text.ids)
+
+    return Setup(
+        meter=Meter(load, probe, teacher.num_layers, out / MEASUREMENTS),
+        teacher=teacher,
+        stand_in=stand_in,
+        conditions={
+            "device": device_name(place),
+            "threads": torch.get_num_threads() if place.type == "cpu" else None,
+            "cores": os.cpu_count(),
+            "dtype": str(dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "text": ", ".join(source.path or "samples of the teacher" for source in sources),
+        },
+    )
+
+
+def run_method(method: str, meter: Meter, settings: Settings, out: Path, bar: Bar | None = None) -> Choice:
+    """One method's choice, with what it cost and what it is worth."""
+    with meter.costing() as cost:
+        if method == GATES:
+            file = out / f"gates-{settings.keep}-{settings.gate_steps}-{meter.recall_weight:g}.pt"
+            choice = gates(meter, settings.keep, steps=settings.gate_steps, file=file, bar=bar)
+        else:
+            choice = METHODS[method](meter, settings.keep)
+    return dc.replace(choice, tokens=cost.tokens, seconds=round(cost.seconds, 1), measured=meter.measure(choice.kept))
+
+
+def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
+    """The stand-in, after a look at everything that can be found wrong without text."""
+    layers, limit = teacher.num_layers, context_limit(teacher.config)
+    known = known_mixers(recipe)
+    if settings.stand_in not in known:
+        raise UsageError(f"stand-in is {settings.stand_in!r}", expected=f"one of {', '.join(known)}")
+    if unknown := [method for method in settings.methods if method not in (*METHODS, GATES)]:
+        raise UsageError(f"method is {unknown[0]!r}", expected=f"one of {', '.join((*METHODS, GATES))}")
+    if not settings.methods or len(set(settings.methods)) < len(settings.methods):
+        raise UsageError(f"methods are {list(settings.methods)}", expected="at least one, each once")
+    stand_in = known[settings.stand_in]
+    shortest = 4 * (stand_in.window + stand_in.sinks) if isinstance(stand_in, SlidingMixer) else 64
+    if not 1 <= settings.keep < layers:
+        raise UsageError(
+            f"keep is {settings.keep}",
+            expected=f"1 to {layers - 1}: the model has {layers} layers",
+            fix="change --keep",
+        )
+    if not shortest <= settings.length <= (limit or settings.length):
+        bound = "or more" if limit is None else f"to {limit}, the context"
+        raise UsageError(
+            f"length is {settings.length}",
+            expected=f"{shortest} (four windows, so that there is something they do not see) {bound}",
+            fix="change --length, or the window with --set mixers.sliding.window=64",
+        )
+    for name in ("samples", "gate_steps"):
+        if getattr(settings, name) < 1:
+            raise UsageError(f"{name} is {getattr(settings, name)}", expected="at least 1")
+    if settings.tokens < settings.length:
+        raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
+    if settings.recall_weight < 0:
+        raise UsageError(f"recall_weight is {settings.recall_weight}", expected="0 or more")
+    return stand_in
+
+
+def known_mixers(recipe: Recipe) -> dict[str, Mixer]:
+    """The recipe's mixers, and the defaults beside them."""
+    return {**{name: cls() for name, cls in MIXER_TYPES.items()}, **recipe.mixers}
+
+
+def _sources(recipe: Recipe, text: Path | None) -> list[Source]:
+    if text is None:
+        if not recipe.data.valid:
+            raise DataError("there is no text to choose by", expected="data.valid in the recipe", fix="give --text")
+        return recipe.data.valid
+    if not text.exists():
+        raise DataError(
+            f"{text} does not exist", expected="a UTF-8 text file or a folder of them", fix="correct --text"
+        )
+    return [Source(path=str(text))]
+
+
+def _inputs(recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """All that a measurement depends on; methods and their settings are not among it."""
+    recurrent = not isinstance(stand_in, SlidingMixer)
+    return {
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "stand_in": mixer_to_dict(stand_in),
+        "probe": digest(probe.fingerprint()),
+        "device": place.type,
+        "dtype": str(dtype),
+        "calibrate": [dc.asdict(recipe.calibrate), recipe.train.seed] if recurrent else None,
+    }
+
+
+def _open_folder(out: Path, inputs: dict[str, Any]) -> None:
+    """A new folder with a note of its inputs, or an earlier one with the same."""
+    file = out / INPUTS
+    if file.is_file():
+        refuse_changes(out, json.loads(file.read_text(encoding="utf-8")), inputs)
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputError(
+            f"{out} exists", expected="a new folder, or that of an earlier selection", fix="choose another folder"
+        )
+    with replacing(file) as temporary:
+        temporary.write_text(json.dumps(json_ready(inputs), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,49 @@
+"""The rows that layers are judged by."""
+
+import random
+
+import pytest
+import torch
+
+from sse_convert.errors import DataError
+from sse_convert.recipe.schema import Source
+from sse_convert.selection.probe import copy_rows, make_probe
+from tests.selection.conftest import TEXT
+
+
+def test_text_and_needles(probe, tokenizer):
+    assert probe.text.ids.shape == (2, 256)
+    assert bool(probe.text.asked.all())
+    needle = probe.recall["needle"]
+    assert needle.ids.shape == (6, 256)
+    for ids, asked in zip(needle.ids, needle.asked, strict=True):
+        answer = tokenizer.decode(ids[1:][asked])
+        before = tokenizer.decode(ids[: -int(asked.sum())])
+        assert f"is:{answer}" in before  # the planted sentence
+        assert before.endswith("is:")
+        assert before.count("One of the special magic numbers") == 4
+
+
+def test_copies_come_again():
+    draw = random.Random(0)
+    haystack = [draw.randrange(500) for _ in range(3000)]
+    rows = copy_rows(random.Random(1), haystack, 5, 200)
+    size = int(rows.asked[0].sum()) + 1
+    assert size == 32
+    for ids, asked in zip(rows.ids.tolist(), rows.asked, strict=True):
+        assert asked.nonzero()[:, 0].tolist() == list(range(200 - size, 199))
+        passage = ids[-size:]
+        start = next(i for i in range(200 - size) if ids[i : i + size] == passage)
+        assert start + size <= 100
+        assert len(set(passage)) == size
+    assert torch.equal(rows.ids, copy_rows(random.Random(1), haystack, 5, 200).ids)
+
+
+def test_one_token_cannot_be_copied():
+    with pytest.raises(DataError, match="all tokens of the text are the same"):
+        copy_rows(random.Random(1), [7] * 300, 1, 200)
+
+
+def test_too_little_text(recipe, tokenizer):
+    with pytest.raises(DataError, match="rows of 256 tokens"):
+        make_probe(recipe, tokenizer, [Source(path=str(TEXT))], tokens=256 * 40, length=256, samples=1, vocab_size=8192)

@@ -1,0 +1,223 @@
+"""`sse-convert select` on the demo's teacher: finds the layer that retrieves, resumes, refuses what cannot work."""
+
+import csv
+import dataclasses as dc
+import json
+
+import pytest
+import torch
+import yaml
+
+from sse_convert import api
+from sse_convert.cli import app
+from sse_convert.command import run_app
+from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError, UsageError
+from sse_convert.evaluation.loading import load_model
+from sse_convert.recipe import load_recipe
+from sse_convert.recipe.pattern import resolve
+from sse_convert.selection import setup
+from sse_convert.selection.gates import Training
+from sse_convert.selection.measure import Meter
+from sse_convert.selection.select import settle_recall
+from sse_convert.selection.standin import Swap
+from tests.selection.conftest import RETRIEVES, TEACHER, TEXT
+from tests.surgery.models import save_source
+
+SMALL = {"text": TEXT, "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
+WINDOW = ["mixers.sliding.window=32"]
+METHODS = ["greedy", "kl-restore", "sensitivity", "recall-ratio", "gates", "uniform"]
+
+
+def choose(out, keep=1, source=TEACHER, overrides=WINDOW, **changes):
+    return api.select(source, keep, out, overrides=overrides, **{**SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("select") / "out"
+    return out, choose(out, methods=METHODS, gate_steps=8)
+
+
+def test_every_method_finds_the_layer_that_retrieves(done):
+    _, report = done
+    kept = {choice.method: choice.kept for choice in report.choices}
+    assert kept == {**dict.fromkeys(METHODS, (RETRIEVES,)), "uniform": (5,)}
+    by_method = {choice.method: choice.measured for choice in report.choices}
+    assert by_method["greedy"].recall_accuracy == report.teacher.recall_accuracy == 1.0
+    assert by_method["uniform"].recall_accuracy < 0.5
+    assert by_method["greedy"].text_kl < by_method["uniform"].text_kl < report.nothing.text_kl
+
+
+def test_files(done, tmp_path):
+    out, report = done
+    assert {path.suffix for path in out.iterdir()} == {".csv", ".json", ".yaml", ".pt"}
+    with (out / "scores.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == len(METHODS) * 6
+    assert [r["layer"] for r in rows if r["method"] == "gates" and r["kept"] == "1"] == [str(RETRIEVES)]
+    assert all(int(r["cache_bytes_saved"]) == report.cache_bytes_saved[0] > 0 for r in rows)
+    assert all(int(r["tokens"]) > 0 and float(r["seconds"]) > 0 for r in rows if r["method"] != "uniform")
+    data = json.loads((out / "selection.json").read_text())
+    assert data["choices"][0]["kept"] == [RETRIEVES]
+    assert len(data["agreements"]) == 15
+    text = "\n".join(report.lines())
+    assert f"keep layers {RETRIEVES} (greedy)" in text
+    assert "rank correlation" in text
+
+
+def test_the_fragment_is_a_recipe_s_layers(done, tmp_path):
+    out, _ = done
+    rest = {"recipe_version": 1, "model": str(TEACHER), "export": {"dir": "out/x"}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text((out / "layers.yaml").read_text() + yaml.safe_dump(rest))
+    names, _ = resolve(load_recipe(path), 6)
+    assert names == ["sse"] * RETRIEVES + ["full"] + ["sse"] * (5 - RETRIEVES)
+
+
+def test_a_finished_run_needs_no_model(done, monkeypatch):
+    out, report = done
+    monkeypatch.setattr(setup, "load_model", None)
+    again = choose(out, methods=["sensitivity", "gates"], gate_steps=8)
+    before = {choice.method: choice for choice in report.choices}
+    for choice in again.choices:
+        assert choice.kept == before[choice.method].kept
+        assert choice.scores == before[choice.method].scores
+        assert choice.tokens == before[choice.method].tokens
+
+
+def test_an_interrupted_run_goes_on(done, tmp_path, monkeypatch):
+    _, report = done
+    out, measured = tmp_path / "out", []
+    real = Meter._measure
+
+    def interrupted(meter, kept):
+        if len(measured) == 5:
+            raise KeyboardInterrupt
+        measured.append(kept)
+        return real(meter, kept)
+
+    monkeypatch.setattr(Meter, "_measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        choose(out, methods=["sensitivity"])
+    assert len((out / "measurements.csv").read_text().splitlines()) == 1 + 5
+    measured.clear()
+    monkeypatch.setattr(Meter, "_measure", lambda m, kept: measured.append(kept) or real(m, kept))
+    found = choose(out, methods=["sensitivity"]).chosen
+    assert len(measured) == 6 + 2 + 1 - 5  # single layers, all and none, the choice; without the five
+    assert found.scores == next(c.scores for c in report.choices if c.method == "sensitivity")
+
+
+def test_interrupted_gates_go_on(done, tmp_path, monkeypatch):
+    _, report = done
+    save = Training.save
+
+    def interrupted(training, file):
+        save(training, file)
+        if training.step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Training, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        choose(tmp_path / "out", methods=["gates"], gate_steps=8)
+    monkeypatch.setattr(Training, "save", save)
+    found = choose(tmp_path / "out", methods=["gates"], gate_steps=8).chosen
+    expected = next(c for c in report.choices if c.method == "gates")
+    assert found.scores == pytest.approx(expected.scores, rel=1e-5)
+    assert found.tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"samples": 5}, "probe"), ({"overrides": ["mixers.sliding.window=24"]}, "stand_in.window")],
+)
+def test_changed_inputs_are_refused(done, changes, key):
+    with pytest.raises(TrainingError, match=f"made from other inputs:\n  {key} was"):
+        choose(done[0], **changes)
+
+
+def test_untrained_sse_can_stand_in(tmp_path):
+    report = choose(tmp_path / "out", methods=["sensitivity"], stand_in="sse", overrides=["mixers.sse.qk_rank=4"])
+    assert report.stand_in["qk_rank"] == 4
+    assert report.chosen.measured.text_loss < report.nothing.text_loss
+
+
+def test_a_teacher_without_recall_is_told_so(tmp_path):
+    source = save_source(tmp_path / "random", max_position_embeddings=256)
+    (tmp_path / "text.txt").write_text(" ".join(f"w{i * 7 % 90 + 3}" for i in range(2000)))
+    report = choose(
+        tmp_path / "out", source=source, text=tmp_path / "text.txt", length=128, overrides=["mixers.sliding.window=8"]
+    )
+    assert "the needle probe carries no signal, because the teacher itself answers 0% of it" in report.recall
+    assert "Text alone decides" in report.recall
+    assert report.chosen.measured.probe == "copy"
+
+
+def test_copies_stand_in_for_needles(recipe, probe, tmp_path):
+    class Fails(Meter):
+        """A teacher that copies but answers no needle."""
+
+        def measure(self, kept):
+            found = super().measure(kept)
+            return found if self.recall == "copy" else dc.replace(found, recall_accuracy=0.0)
+
+    def load():
+        model = load_model(TEACHER, dtype=torch.float32, device="cpu")
+        return Swap(model, recipe.mixers["sliding"], recipe, probe.text.ids)
+
+    meter = Fails(load, probe, 6, tmp_path / "m.csv")
+    why, nothing = settle_recall(meter, 1.0)
+    assert why.startswith("copies of random tokens (the needle probe carries no signal")
+    assert nothing.probe == "copy"
+    assert setup.METHODS["sensitivity"](meter, 1).kept == (RETRIEVES,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"keep": 6}, UsageError, "keep is 6"),
+        ({"keep": 0}, UsageError, "keep is 0"),
+        ({"methods": ["best"]}, UsageError, "method is 'best'"),
+        ({"methods": []}, UsageError, "methods are"),
+        ({"methods": ["greedy", "greedy"]}, UsageError, "methods are"),
+        ({"stand_in": "mamba"}, UsageError, "stand-in is 'mamba'"),
+        ({"length": 100}, UsageError, "length is 100"),
+        ({"length": 10**6}, UsageError, "length is 1000000"),
+        ({"tokens": 100}, UsageError, "tokens is 100"),
+        ({"samples": 0}, UsageError, "samples is 0"),
+        ({"gate_steps": 0}, UsageError, "gate_steps is 0"),
+        ({"recall_weight": -1.0}, UsageError, "recall_weight is -1.0"),
+        ({"text": None}, DataError, "no text to choose by"),
+        ({"text": "nowhere.txt"}, DataError, "nowhere.txt does not exist"),
+        ({"overrides": ["mixers.sliding.windw=3"]}, RecipeError, "did you mean 'window'"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_loaded(tmp_path, monkeypatch, changes, error, match):
+    monkeypatch.setattr(setup, "load_model", None)
+    with pytest.raises(error, match=match):
+        choose(tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_foreign_folder_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "load_model", None)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        choose(tmp_path)
+
+
+def test_command_with_a_recipe(tmp_path, capsys):
+    recipe = {
+        "recipe_version": 1,
+        "model": str(TEACHER),
+        "layers": {"pattern": ["narrow", "full"]},
+        "mixers": {"narrow": {"kind": "sliding", "window": 32}},
+        "data": {"valid": [{"path": str(TEXT)}]},
+        "export": {"dir": "out/x"},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["select", str(tmp_path / "recipe.yaml"), "--keep", "1", "-o", str(tmp_path / "out"), "--json"]
+    arguments += ["-m", "sensitivity", "--stand-in", "narrow", "--length", "256", "--tokens", "256", "--samples", "3"]
+    assert run_app(app, arguments) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert result["choices"][0]["kept"] == [RETRIEVES]
+    assert result["mixer"] == "narrow"
