@@ -93,7 +93,8 @@ def test_baseline_mixers_step_by_step(place, does):
     for number, stage in enumerate(STAGES[:2], start=1):
         assert does(stage["name"], recipe, "-c", folder / str(number), "-o", folder / str(number + 1))["steps"] == 2
     does("export", recipe, "-c", folder / "3", "-o", folder / "4")
-    assert does("generate", folder / "4", "w5 w6 w7", "--max-new-tokens", "4")["new_tokens"] == 4
+    new_tokens = does("generate", folder / "4", "w5 w6 w7", "--max-new-tokens", "4")["new_tokens"]
+    assert 1 <= new_tokens <= 4  # two of the 97 tokens end a text
     text = ["--text", place / "text.txt", "--length", "128", "--teacher", place / "teacher"]
     gdn, mom, delta, _ = does("analyze", folder / "4", *text)["layers"]
     assert (gdn["partitions"], mom["partitions"], delta["partitions"]) == (1, 3, 4)
