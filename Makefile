@@ -1,6 +1,7 @@
 # make demo    the whole conversion on a small model, offline, under five minutes after installation
 # make test    all tests
-# make check   lint and types;  make wheel  builds dist/;  make clean  removes what these made
+# make check   lint and types;  make wheel  builds dist/;  make docs  the documentation in site/
+# make clean   removes what these made
 # Each does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
 
 PYTHON ?=
@@ -10,7 +11,7 @@ TESTS ?= tests
 PY := $(VENV)/bin/python
 export PYTHON VENV
 
-.PHONY: demo test check wheel setup clean
+.PHONY: demo test check wheel docs setup clean
 
 demo: setup
 	$(PY) demo/run.py
@@ -27,6 +28,10 @@ wheel: setup-dev
 	rm -rf dist
 	$(PY) -m build --outdir dist .
 
+docs:
+	@tools/setup.sh dev,train,docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 setup:
 	@tools/setup.sh
 
@@ -35,4 +40,4 @@ setup-dev:
 	@tools/setup.sh dev,train,eval
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .mypy_cache

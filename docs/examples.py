@@ -1,0 +1,235 @@
+"""The fenced blocks of a page: which are files, commands or snippets, and how they are run.
+
+- A block with a `title="name"` is a file; it is written before what comes after it runs.
+- ```` ```console ```` holds commands (`$ `, continued after a backslash) and what they print on stdout and stderr.
+  Classes say how the output is checked: none exactly, `.figures` apart from numbers, `.sample` only for being there;
+  `.fails` commands must fail.
+- ```` ```python ```` without a title is a script that must succeed.
+- What stands in an admonition `!!! hub`, `gpu`, `setup` or `slow` is not run; `docs/parsing.py` checks its options.
+"""
+
+import dataclasses as dc
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "pages"
+NOT_RUN = ("hub", "gpu", "setup", "slow")
+"""admonitions whose commands need what a test machine may lack"""
+LINKED = ("demo", "recipes", "benchmarks")
+"""folders of the checkout that commands find beside them"""
+TIMEOUT = 600
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
+
+_PROGRESS = re.compile(r"[\w ]+: \d+/\d+( |$)")
+"""what `console.progress` prints every half minute, so only on a slow machine"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    """first word after the fence"""
+    classes: frozenset[str]
+    """other words with a dot in front"""
+    title: str | None
+    """name of the file that the block is"""
+    body: str
+    """content without the page's indentation"""
+    admonition: str
+    """kind of the admonition around the block, empty for none"""
+    line: int
+    """line of the fence in the page, from 1"""
+    span: tuple[int, int]
+    """where the content lies in the page's text"""
+    indent: str
+    """the page's indentation"""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether tests execute what the block holds."""
+        return self.admonition not in NOT_RUN
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a console block, and what it prints according to the page."""
+
+    text: str
+    """what follows `$ `, continuation lines included"""
+    output: str
+    """lines up to the next command"""
+
+
+def page_paths() -> list[Path]:
+    """The hand-written pages, sorted."""
+    return sorted(PAGES.rglob("*.md"))
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The fenced blocks of a page's text, in order."""
+    for match in _FENCE.finditer(text):
+        indent, info = match["indent"], match["info"]
+        title = re.search(r'title="([^"]+)"', info)
+        words = re.sub(r'\w+="[^"]*"|[{}]', " ", info).replace(".", " ").split()
+        yield Block(
+            language=words[0] if words else "",
+            classes=frozenset(words[1:]),
+            title=title[1] if title else None,
+            body="".join(line.removeprefix(indent) for line in match["body"].splitlines(keepends=True)),
+            admonition=_admonition(text[: match.start()], len(indent)),
+            line=text.count("\n", 0, match.start()) + 1,
+            span=match.span("body"),
+            indent=indent,
+        )
+
+
+def _admonition(before: str, indent: int) -> str:
+    """Kind of the admonition that a line of this indentation is in."""
+    for line in reversed(before.splitlines()):
+        if line.strip() and len(line) - len(line.lstrip()) < indent:
+            found = re.match(r" *(?:!!!|\?\?\?\+?) (\w+)", line)
+            return found[1] if found else ""
+    return ""
+
+
+def figures(text: str) -> list[str]:
+    """Addresses of the images of a page's text that its commands make."""
+    return re.findall(r"!\[[^]]*\]\((figures/[^)]+)\)", text)
+
+
+def commands(body: str) -> list[Command]:
+    """The commands of a console block.
+
+    Raises:
+        ValueError: the block does not begin with a command.
+    """
+    found: list[Command] = []
+    for line in body.splitlines():
+        if found and found[-1].text.endswith("\\") and not found[-1].output:
+            found[-1] = Command(f"{found[-1].text}\n{line}", "")
+        elif line.startswith("$ "):
+            found.append(Command(line[2:], ""))
+        elif not found:
+            raise ValueError(f"a console block begins with {line!r}, expected a command after '$ '")
+        else:
+            found[-1] = Command(found[-1].text, f"{found[-1].output}{line}\n")
+    return found
+
+
+class Workplace:
+    """An empty folder in which the blocks of one page run, in order.
+
+    Args:
+        folder: where to work; gets links to the checkout's data, and its programs `sse-convert` and `python`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "work"
+        self._programs = folder / "bin"
+        self.folder.mkdir()
+        self._programs.mkdir()
+        for name in LINKED:
+            (self.folder / name).symlink_to(ROOT / name)
+        for name, arguments in (("python", ""), ("sse-convert", " -m sse_convert")):
+            program = self._programs / name
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+            program.chmod(0o755)
+
+    def write(self, block: Block) -> None:
+        """Write a block that is a file."""
+        assert block.title is not None
+        path = self.folder / block.title
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.body, encoding="utf-8")
+
+    def run(self, command: str, *, fails: bool = False) -> str:
+        """Run a shell command line; returns what it printed.
+
+        Raises:
+            RuntimeError: it failed (or succeeded, if it should fail); the message holds what it printed.
+        """
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=self.folder,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        if (done.returncode != 0) != fails:
+            raise RuntimeError(f"exit code {done.returncode} of: {command}\n{done.stdout}")
+        return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines() if not _PROGRESS.match(line))
+
+    def run_script(self, block: Block) -> str:
+        """Run a python block; returns what it printed.
+
+        Raises:
+            RuntimeError: it failed; the message holds what it printed.
+        """
+        (self.folder / "snippet.py").write_text(block.body, encoding="utf-8")
+        return self.run("python snippet.py")
+
+    def figure(self, name: str) -> Path:
+        """The one file of this name that commands have made.
+
+        Raises:
+            RuntimeError: there is none, or there are several.
+        """
+        found = [path for path in self.folder.rglob(name) if path.is_file()]
+        if len(found) != 1:
+            raise RuntimeError(f"commands of the page made {len(found)} files {name}, expected 1")
+        return found[0]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **{name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ},
+            "PATH": f"{self._programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SSE_CONVERT_CACHE": str(self.folder.parent / "cache"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HOME": str(self.folder.parent / "huggingface"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "120",
+            "NO_COLOR": "1",
+        }
+
+
+def agrees(expected: str, actual: str, classes: frozenset[str]) -> bool:
+    """Whether what a command printed is what its page shows, as exactly as the block's classes ask."""
+    if "sample" in classes:
+        return bool(actual.strip()) == bool(expected.strip())
+    if "figures" in classes:
+        return without_figures(expected) == without_figures(actual)
+    return expected == actual
+
+
+def without_figures(text: str) -> list[str]:
+    """The lines with every number as `#`, and without the widths of columns that follow from them."""
+    return [re.sub(r"-{2,}", "--", " ".join(_NUMBER.sub("#", line).split())) for line in text.splitlines()]
+
+
+def machine() -> str:
+    """What outputs come from, in words; the commit is the last one that changed the code."""
+    import torch
+
+    commit = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--", "sse_convert", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    return f"one CPU core ({platform.machine()}), torch {torch.__version__.partition('+')[0]}, commit {commit}"

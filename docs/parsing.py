@@ -1,0 +1,87 @@
+"""Checks of commands that tests cannot run (hub, GPU, installation): do they exist, and do their options parse?"""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from typer.main import get_command
+
+from docs.examples import ROOT
+from sse_convert.cli import app
+
+
+def check(command: str) -> None:
+    """Check one command line.
+
+    Raises:
+        ValueError: it names something that does not exist, or a program that is not known here.
+        Exception: Typer's, if an option does not exist or a value is not accepted.
+    """
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    match words:
+        case ["sse-convert", *arguments] | ["python", "-m", "sse_convert", *arguments]:
+            _check_ours(arguments)
+        case ["accelerate", "launch", *arguments]:
+            _check_launch(arguments)
+        case ["python", "-m", module, *arguments]:
+            _check_script(_module_file(module), arguments)
+        case ["python", script, *arguments]:
+            _check_script(ROOT / script, arguments)
+        case ["make", target, *_]:
+            _check_listed(f"{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"))
+        case ["pip", "install", *packages]:
+            _check_extras(packages)
+        case ["git", "clone", _] | ["cd", _] | ["hf", "auth", "login"]:
+            pass
+        case _:
+            raise ValueError(f"no check is known for the command {command!r}")
+
+
+def _check_ours(arguments: Sequence[str]) -> None:
+    """Typer accepts the arguments; nothing is called."""
+    command, words = get_command(app), list(arguments)
+    while commands := getattr(command, "commands", {}):
+        if not words or words[0] not in commands:
+            raise ValueError(f"{' '.join(words[:1])!r} is no command of sse-convert")
+        command, words = commands[words[0]], words[1:]
+    command.make_context(command.name, words)
+
+
+def _check_launch(arguments: Sequence[str]) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    parsed = launch_command_parser().parse_args(list(arguments))
+    if not parsed.module or parsed.training_script != "sse_convert":
+        raise ValueError(f"expected `-m sse_convert` after the options of accelerate: {arguments}")
+    _check_ours(parsed.training_script_args)
+
+
+def _module_file(module: str) -> Path:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"there is no module {module}")
+    return Path(spec.origin)
+
+
+def _check_script(script: Path, arguments: Sequence[str]) -> None:
+    """The script exists and names the options."""
+    text = script.read_text(encoding="utf-8")
+    for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+        _check_listed(f'"{option}"', text)
+
+
+def _check_extras(packages: Sequence[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in re.findall(r"\.\[([^]]+)\]", " ".join(packages)):
+        if unknown := set(extra.split(",")) - extras.keys():
+            raise ValueError(f"pyproject.toml has no extra {sorted(unknown)}")
+
+
+def _check_listed(word: str, text: str) -> None:
+    if word not in text:
+        raise ValueError(f"{word} is not there")

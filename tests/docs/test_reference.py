@@ -1,0 +1,132 @@
+"""The reference pages leave nothing out."""
+
+import dataclasses as dc
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from docs.api_pages import NOT_SHOWN, api_pages
+from docs.examples import ROOT
+from docs.markdown import anchor, prose, table
+from docs.recipe_reference import recipe_page, recipes_page
+from docs.reference import commands_page, errors_page, families_page
+from docs.results import demoted, linked_files, result_files, results_page, section, with_targets
+from sse_convert.cli import app
+from sse_convert.command import EXIT_CODES
+from sse_convert.errors import SSEConvertError
+from sse_convert.mixers import MIXER_TYPES
+from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
+from sse_convert.recipe.jsonschema import json_schema
+from sse_convert.recipe.presets import preset_names
+
+DEFINITIONS = json_schema()["definitions"]
+
+
+def sections(page: str) -> dict[str, str]:
+    """Text below each heading of the second level."""
+    parts = re.split(r"^## (.*)$", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_every_key_of_a_recipe_is_there(name: str) -> None:
+    keys = [f"| `{key}` |" for key in DEFINITIONS[name]["properties"]]
+    assert any(all(key in text for key in keys) for text in sections(recipe_page()).values())
+
+
+def test_keys_come_with_type_default_and_meaning() -> None:
+    found = sections(recipe_page())
+    assert "| `sinks` | count | `4` | first tokens of the document that stay visible |" in found["mixers: kind sliding"]
+    assert "| `lr` | number or [stages[].lr](#stageslr) | required |" in found["stages[]"]
+    assert "| `window`" not in found["mixers: kind sse"]
+    assert set(found) >= {f"mixers: kind {kind}" for kind in MIXER_TYPES} | {"Top level", "data.train[]"}
+    assert "&#123;sse: 5, full: 1&#125;" in found["layers"]
+
+
+def test_links_between_sections_have_targets() -> None:
+    for page in (recipe_page(), recipes_page()):
+        targets = {anchor(heading) for heading in sections(page)}
+        assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= targets
+
+
+def leaves(command: Any, name: str = "") -> dict[str, Any]:
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        return {name: command}
+    return {path: leaf for key, inner in commands.items() for path, leaf in leaves(inner, f"{name} {key}").items()}
+
+
+@pytest.mark.parametrize(("name", "command"), leaves(get_command(app)).items())
+def test_every_command_is_there_with_every_option(name: str, command: Any) -> None:
+    text = sections(commands_page())[name.strip()]
+    assert f"    sse-convert{name} [OPTIONS]" in text
+    for parameter in command.params:
+        words = parameter.opts if parameter.param_type_name == "option" else [parameter.metavar]
+        for word in words:
+            assert re.search(rf"\| `[^`]*{re.escape(word)}(?![\w-])", text), word
+
+
+def test_every_family_is_there_with_what_is_special_about_it() -> None:
+    page = families_page()
+    for model_type, spec in ARCHITECTURES.items():
+        assert f"| `{model_type}` | `{spec.causal_lm_class}` | `{spec.hybrid_causal_lm}` |" in page
+    assert all(f"| `{field.name}` |" in page for field in dc.fields(ArchSpec))
+    assert "`qkv: ('qkv_proj',)`; `qkv_layout: blocks`" in page
+
+
+def test_every_exit_code_and_error_is_there() -> None:
+    page = errors_page()
+    for code, meaning in EXIT_CODES.items():
+        assert re.search(rf"^\| {code} \|.*\| {re.escape(meaning)} \|$", page, flags=re.MULTILINE)
+    ours = {cls for cls in SSEConvertError.__subclasses__() if cls.__module__ == SSEConvertError.__module__}
+    assert all(f"`{cls.__name__}`" in page for cls in ours)
+
+
+def test_every_packaged_recipe_is_there_in_full() -> None:
+    found = sections(recipes_page())
+    for name in preset_names():
+        assert "recipe_version: 1" in found[name]
+
+
+def test_every_module_is_there() -> None:
+    shown = set(re.findall(r"^::: (\S+)$", "\n".join(api_pages().values()), flags=re.MULTILINE))
+    files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "sse_convert").rglob("*.py")]
+    modules = {".".join(file.parts).removesuffix(".__init__") for file in files}
+    assert modules - shown == {"sse_convert", *NOT_SHOWN}
+    assert shown <= modules
+
+
+def test_the_results_page_holds_the_benchmarks() -> None:
+    page = results_page()
+    for path in result_files():
+        assert f"](files/{path.relative_to(ROOT)})" in page
+    assert all((ROOT / name).is_file() for name in linked_files())
+    assert "benchmarks/kernels/operator_h200.png" in linked_files()
+    for readme in ROOT.glob("benchmarks/*/README.md"):
+        assert "#" + readme.read_text().partition("\n")[0] in page
+
+
+def test_a_section_of_the_readme_that_is_gone_is_an_error() -> None:
+    assert section("## A\na\n## B\nb\n", "A") == "## A\na\n"
+    with pytest.raises(ValueError, match="no section 'C'"):
+        section("## A\n", "C")
+
+
+def test_links_are_followed_from_where_the_text_is() -> None:
+    text = "[a](x.png) [b](../y.json) [c](https://z) [d](#e)"
+    assert with_targets(text, Path("benchmarks/q")) == (
+        "[a](files/benchmarks/q/x.png) [b](files/benchmarks/y.json) [c](https://z) [d](#e)"
+    )
+    assert with_targets("[card](demo/teacher/README.md)", Path()) == "[card](results/teacher.md)"
+
+
+def test_demoting_headings_leaves_code_alone() -> None:
+    assert demoted("# A\n```bash\n# comment\n```\n## B\n") == "## A\n```bash\n# comment\n```\n### B\n"
+
+
+def test_prose_shows_every_character() -> None:
+    assert prose("a {b} | `c|{d}`\n  *e*") == "a &#123;b&#125; &#124; `c|{d}` &#42;e&#42;"
+    assert table(("a", "b"), [("1", "2")]) == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]

@@ -1,0 +1,59 @@
+"""The built site: complete, without warnings, and without anything from the network."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.examples import ROOT
+
+pytest.importorskip("mkdocs", reason="needs the extra docs")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    # not --quiet, which hides the warnings from --strict as well
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"""<(?:script|img|iframe|source)[^>]* src=["']?(?:https?:)?//[^>]*>""", text), page
+        assert not re.findall(r"""<link[^>]* href=["']?(?:https?:)?//[^>]*>""", text), page
+    for style in site.rglob("*.css"):
+        assert not re.findall(r"""(?:@import|url\()\s*["']?(?:https?:)?//""", style.read_text(encoding="utf-8")), style
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    assert "arithmatex" not in (text := (site / "concepts.html").read_text(encoding="utf-8"))
+    assert text.count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"') >= 5
+
+
+def test_docstrings_become_the_api_pages(site: Path) -> None:
+    text = (site / "api/kernels.html").read_text(encoding="utf-8")
+    assert 'id="sse_convert.kernels.dispatch.sse_attention"' in text
+    assert "a multiple of H" in text
+
+
+def test_results_come_with_their_files(site: Path) -> None:
+    assert (site / "files/benchmarks/kernels/operator_h200.png").is_file()
+    assert 'src="files/benchmarks/kernels/operator_h200.png"' in (site / "results.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_search_works_from_disk(site: Path, tmp_path: Path) -> None:
+    quiet = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    browser = ["chromium", "--headless", "--no-sandbox", *quiet, f"--user-data-dir={tmp_path}"]
+    address = f"file://{site}/index.html?q=decay"
+    command = [*browser, "--virtual-time-budget=20000", "--dump-dom", address]
+    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "md-search-result__item" in page
