@@ -18,7 +18,7 @@ from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT
 from sse_convert.report import json_ready, table
 
 Verdict = Literal["ahead of", "not ahead of", "behind"]
-_COMPARABLE = ("text", "seed", "dtype")
+_COMPARABLE = ("text", "seed", "dtype", "held_out_tokens", "needle_samples", "ruler")
 """conditions that must be alike"""
 
 
@@ -117,7 +117,9 @@ class ControlTable:
             if run.report is None:
                 notes.append(f"{run.name} ({MEANING[run.name]}): {run.status}; {run.note}")
             elif not self._comparable(run):
-                notes.append(f"{run.name}: measured on other text or in another precision, so it is not compared")
+                notes.append(
+                    f"{run.name}: measured on other text, with other samples or in another precision, so it is not compared"
+                )
             else:
                 figures = _figures(run.report)
                 rows.append((run.name, *(figures.get(name) for name in ours)))

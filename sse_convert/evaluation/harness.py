@@ -4,7 +4,9 @@ import contextlib
 import dataclasses as dc
 import functools
 import importlib.util
+import io
 import logging
+import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -184,12 +186,13 @@ def _require_package() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The harness tells of every step; what matters comes back as results."""
+    """The harness tells of every step; what matters comes back as results. Its bars are for terminals."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(before)
 

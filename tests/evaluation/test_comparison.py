@@ -66,9 +66,10 @@ def test_words_hold_both_figures_with_their_intervals():
 
 
 def test_runs_on_other_text_are_listed_and_not_judged():
-    other = {**RUNS["window"], "conditions": {"text": "stories", "seed": 0, "dtype": "float32"}}
-    found = table({"window": other})
-    assert found.judgements() == []
+    for change in ({"text": "stories"}, {"held_out_tokens": 7}, {"ruler": {"lengths": [512]}}):
+        other = {**RUNS["window"], "conditions": {**OURS["conditions"], **change}}
+        found = table({"window": other})
+        assert found.judgements() == []
     assert any("measured on other text" in line for line in found.lines())
 
 
