@@ -117,9 +117,7 @@ class ControlTable:
             if run.report is None:
                 notes.append(f"{run.name} ({MEANING[run.name]}): {run.status}; {run.note}")
             elif not self._comparable(run):
-                notes.append(
-                    f"{run.name}: measured on other text, with other samples or in another precision, so it is not compared"
-                )
+                notes.append(f"{run.name}: measured on other text or samples, or in another precision: not compared")
             else:
                 figures = _figures(run.report)
                 rows.append((run.name, *(figures.get(name) for name in ours)))
