@@ -28,7 +28,7 @@ from sse_convert.surgery.output import check_output, check_space, new_folder
 from sse_convert.surgery.provenance import Provenance, read_provenance
 from sse_convert.surgery.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
 from sse_convert.surgery.teacher import open_teacher
-from sse_convert.surgery.weights import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 
 EVALUATION = "evaluation.json"
 RECIPE = "recipe.yaml"

@@ -32,7 +32,7 @@ from sse_convert.surgery.provenance import UNTRAINED, read_provenance
 from sse_convert.surgery.safetensors_io import read_header, write_shard
 from sse_convert.surgery.statistics import Collector, LayerStatistics
 from sse_convert.surgery.teacher import Teacher, source_view
-from sse_convert.surgery.weights import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

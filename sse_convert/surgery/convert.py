@@ -30,7 +30,8 @@ from sse_convert.surgery.provenance import Provenance, TeacherShard
 from sse_convert.surgery.safetensors_io import ITEM_BYTES, Layout, header_digest, read_header, write_shard
 from sse_convert.surgery.skeleton import check_complete
 from sse_convert.surgery.teacher import Teacher, as_teacher, open_teacher
-from sse_convert.surgery.weights import TORCH_DTYPES, check_weights, tensor_bytes
+from sse_convert.surgery.tensor_data import TORCH_DTYPES, tensor_bytes
+from sse_convert.surgery.weights import check_weights
 
 NEW_SHARD = "sse-00001-of-00001.safetensors"
 ONLY_SHARD = "model-00001-of-00001.safetensors"

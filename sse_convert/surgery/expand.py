@@ -28,7 +28,7 @@ from sse_convert.surgery.output import check_output, check_space, new_folder, pl
 from sse_convert.surgery.provenance import read_provenance
 from sse_convert.surgery.safetensors_io import Layout, read_header, write_shard
 from sse_convert.surgery.teacher import Teacher, source_view
-from sse_convert.surgery.weights import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 
 if TYPE_CHECKING:
     from sse_convert.evaluation.change import LogitChange

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sse_convert.errors import CheckpointError
 from sse_convert.surgery.safetensors_io import TensorInfo, write_shard
-from sse_convert.surgery.weights import DTYPE_NAMES, tensor_bytes
+from sse_convert.surgery.tensor_data import DTYPE_NAMES, tensor_bytes
 
 
 def pickle_headers(paths: list[Path]) -> dict[str, TensorInfo]:

@@ -12,7 +12,7 @@ from sse_convert.modeling.architectures import attention_dims, spec_for
 from sse_convert.surgery.checkpoint import CheckpointFiles
 from sse_convert.surgery.safetensors_io import TensorInfo
 from sse_convert.surgery.teacher import Teacher, build_source_config, check_shapes
-from sse_convert.surgery.weights import DTYPE_NAMES
+from sse_convert.surgery.tensor_data import DTYPE_NAMES
 
 
 def skeleton(config: Any) -> PreTrainedModel:

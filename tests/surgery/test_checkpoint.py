@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from sse_convert.errors import CheckpointError
 from sse_convert.surgery.checkpoint import INDEX, open_checkpoint
 from sse_convert.surgery.pickles import write_safetensors
-from sse_convert.surgery.weights import TORCH_DTYPES, check_weights
+from sse_convert.surgery.tensor_data import TORCH_DTYPES
+from sse_convert.surgery.weights import check_weights
 from tests.surgery import synthetic
 
 

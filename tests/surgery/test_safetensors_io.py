@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from sse_convert.errors import CheckpointError
 from sse_convert.surgery.safetensors_io import read_header, write_shard
-from sse_convert.surgery.weights import DTYPE_NAMES, read_tensor, tensor_bytes
+from sse_convert.surgery.tensor_data import DTYPE_NAMES, read_tensor, tensor_bytes
 
 
 def some_tensors():
