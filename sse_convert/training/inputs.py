@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor
 
-from sse_convert.errors import HardwareError, TrainingError
+from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.checkpoint import open_checkpoint
@@ -120,8 +120,23 @@ def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRea
 
     Raises:
         TrainingError: the folder the stage names was made from other inputs.
+        RecipeError: `top_k` is more than the vocabulary, or teacher and student have different ones.
     """
     assert stage.offline is not None
+    theirs = open_checkpoint(recipe.model, recipe.revision).config.get("vocab_size")
+    own = open_checkpoint(checkpoint).config.get("vocab_size")
+    if theirs != own:
+        raise RecipeError(
+            f"stage {stage.name}: the student predicts {own} tokens, the teacher {theirs}",
+            expected="one vocabulary",
+            fix="distil from the model the student was converted from",
+        )
+    if own is not None and stage.offline.top_k > own:
+        raise RecipeError(
+            f"stage {stage.name}: offline.top_k is {stage.offline.top_k}, the model has {own} tokens",
+            expected=f"at most {own}",
+            fix="lower offline.top_k",
+        )
     schedule, data = Schedule.of(stage), dc.asdict(recipe.data)
     inputs = {
         "model": checkpoint_identity(recipe.model, recipe.revision),

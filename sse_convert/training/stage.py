@@ -96,9 +96,18 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         if accelerator.is_main_process:
             shutil.rmtree(work, ignore_errors=True)  # a killed process may not have come to it
         return dc.replace(StageReport(**done), already_done=True)
+    cache = None
+    if stage.offline is not None:
+        cache = teacher_cache(recipe, stage, checkpoint, reader, accelerator.mixed_precision)
     _open_work(work, out, inputs, accelerator)
     reader.prepare()
-    cache = _filled_cache(recipe, stage, checkpoint, reader, accelerator) if stage.offline is not None else None
+    if cache is not None:
+        cache.fill(
+            accelerator,
+            reader.rows(),
+            lambda: Frozen(load_teacher(recipe, accelerator, whole=True)),
+            stage.micro_batch,
+        )
     run = _Run(recipe, stage, checkpoint, out, work, accelerator, reader, Checkpoints(work, accelerator), cache)
     try:
         objective, report = run.train()
@@ -256,17 +265,3 @@ def _open_work(work: Path, out: Path, inputs: dict[str, Any], accelerator: Accel
         unfinished.write_text(json.dumps(json_ready(inputs), indent=2), encoding="utf-8")
         unfinished.replace(path)
     accelerator.wait_for_everyone()
-
-
-def _filled_cache(
-    recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, accelerator: Accelerator
-) -> TeacherCache:
-    """The teacher's predictions of all rows of a stage, on disk; the teacher is loaded only if some are missing."""
-    cache = teacher_cache(recipe, stage, checkpoint, reader, accelerator.mixed_precision)
-    cache.fill(
-        accelerator,
-        reader.rows(),
-        lambda: Frozen(load_teacher(recipe, accelerator, whole=True)),
-        stage.micro_batch,
-    )
-    return cache

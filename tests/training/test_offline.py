@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sse_convert.errors import OutputError, TrainingError
+from sse_convert.errors import OutputError, RecipeError, TrainingError
 from sse_convert.modeling.auto import load
 from sse_convert.recipe.training import Offline
 from sse_convert.training import loop, offline, stage
 from sse_convert.training.data import RowReader, stack
 from sse_convert.training.truncated import NAMES
-from tests.training.conftest import losses
+from tests.training.conftest import losses, make_llama
 from tests.training.test_resume import Killed, same, steps_then
 
 V = 320
@@ -135,6 +135,14 @@ def test_a_cache_of_other_inputs_is_refused(distill, make, train, folder, teache
     with pytest.raises(TrainingError, match="model was"):
         train("distill", "other", recipe=recipe)
     assert not (tmp_path / "other").exists()
+
+
+def test_more_tokens_than_there_are_is_refused(distill, make, train, tmp_path):
+    with pytest.raises(RecipeError, match="top_k is 321, the model has 320 tokens"):
+        distill(top_k=321)
+    make_llama(vocab=64).save_pretrained(tmp_path / "other")
+    with pytest.raises(RecipeError, match="the student predicts 320 tokens, the teacher 64"):
+        train("distill", recipe=make(("distill", {"offline": {}}), model=str(tmp_path / "other")))
 
 
 def test_a_folder_with_something_else_is_refused(distill, folder):
