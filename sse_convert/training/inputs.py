@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.checkpoint import open_checkpoint
-from sse_convert.surgery.positions import check_row_length, position_limit, stretched_limit
+from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.data.rows import RowReader, stack
 from sse_convert.training.data.teacher import Teacher
 from sse_convert.training.offline import TeacherCache, tokenizer_identity
@@ -71,13 +72,13 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
     """The training rows of a stage.
 
     Raises:
-        RecipeError: rows are longer than the model's context.
+        RecipeError: rows are longer than the model's context, or its family refuses the stage's rope.
         DataError: the text cannot be used.
     """
     config = open_checkpoint(checkpoint).config
     limit = position_limit(config)
-    if limit is not None and stage.rope is not None:
-        limit = stretched_limit(stage.rope, limit, stage.seq_len)
+    if stage.rope is not None:
+        limit = position_limit(_stretched_config(checkpoint, stage))
     check_row_length(stage, limit)
     if stage.loss != "ce":  # an earlier stage may have stretched the student
         check_row_length(stage, position_limit(open_checkpoint(recipe.model, recipe.revision).config))
@@ -91,6 +92,16 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
         teacher=Teacher(recipe.model, recipe.revision),
         vocab_size=config.get("vocab_size"),
     )
+
+
+def _stretched_config(checkpoint: Path, stage: Stage) -> Any:
+    """The configuration a stage's `rope` makes of a converted checkpoint's, refused where its family refuses it."""
+    from transformers import AutoConfig
+
+    register()
+    config = AutoConfig.from_pretrained(checkpoint)
+    stretch(config, stage)
+    return config
 
 
 def held_out_batches(recipe: Recipe, stage: Stage, checkpoint: Path) -> list[dict[str, Tensor]]:

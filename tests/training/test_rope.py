@@ -4,17 +4,18 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.auto import load
 from sse_convert.recipe.schema import Stage
 from sse_convert.recipe.training import Rope
+from sse_convert.surgery.convert import convert
 from sse_convert.surgery.positions import stretched_rope
 from sse_convert.training import setup
 from sse_convert.training.setup import stretch_rope
 from tests.modeling.tiny import FAMILIES, tiny_model, tiny_source
-from tests.training.conftest import losses, make_llama
+from tests.training.conftest import losses, make_llama, make_tokenizer
 from tests.training.test_resume import same
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -132,6 +133,23 @@ def test_a_stage_stretches_and_stores(train, converted, monkeypatch):
     with pytest.raises(RecipeError, match="seq_len is 4096, the model has 2048 positions") as caught:
         train("uptrain", "longer", **{**long, "seq_len": 4096, "batch_tokens": 4096, "tokens": 4096})
     assert "raise rope.factor" in caught.value.fix
+
+
+def test_a_refused_rope_leaves_no_folder_behind(make, train, tmp_path):
+    """So the corrected recipe starts anew."""
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=320, n_positions=512)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    settings = {
+        "model": str(tmp_path / "gpt2"),
+        "layers": {"pattern": ["sse", "full"]},
+        "mixers": {"sse": {"qk_rank": 4}},
+    }
+    convert(make("uptrain", **settings), tmp_path / "converted")
+    make_tokenizer().save_pretrained(tmp_path / "converted")
+    recipe = make(("uptrain", {"rope": {"rope_theta": 1e6}}), **settings)
+    with pytest.raises(RecipeError, match="gpt2 has no rotary embedding"):
+        train("uptrain", recipe=recipe, checkpoint=tmp_path / "converted")
+    assert not (tmp_path / "result.work").exists()
 
 
 def test_without_rope_nothing_is_touched(train, monkeypatch, converted):
