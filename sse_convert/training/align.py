@@ -230,7 +230,7 @@ class Align(Objective):
 
 def layer_groups(layers: list[int], at_once: int | None) -> list[list[int]]:
     """Neighbouring layers in groups of at most `at_once`; None makes one group."""
-    size = at_once or len(layers)
+    size = at_once or len(layers) or 1
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 

@@ -37,6 +37,7 @@ def test_groups_of_layers():
     assert layer_groups([0, 2, 3, 5], None) == [[0, 2, 3, 5]]
     assert layer_groups([0, 2, 3, 5], 3) == [[0, 2, 3], [5]]
     assert layer_groups([0, 2], 9) == [[0, 2]]
+    assert layer_groups([], None) == []
 
 
 def test_one_layer_at_a_time_gives_what_all_at_once_give(train):

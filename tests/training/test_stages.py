@@ -305,5 +305,5 @@ def test_pick_stage(make):
 
 def test_an_unconverted_checkpoint_is_refused(make, tmp_path, teacher_folder):
     recipe = make("uptrain")
-    with pytest.raises(TrainingError, match="no converted layers"):
+    with pytest.raises(TrainingError, match="is not converted"):
         run_stage(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
