@@ -7,7 +7,18 @@ import pytest
 
 from sse_convert.pages.board import make_board
 from sse_convert.pages.collect import Evaluation
-from sse_convert.pages.scores import GAP, LOSS, NEEDLES, SHARE, model_measures, relative_measures
+from sse_convert.pages.scores import (
+    DIVERGENCE,
+    GAP,
+    LOSS,
+    NEEDLES,
+    RULER,
+    SHARE,
+    TASKS,
+    TOP1,
+    model_measures,
+    relative_measures,
+)
 from tests.evaluation.test_report import make_report
 
 
@@ -71,6 +82,20 @@ def test_a_loss_that_is_not_finite_is_said():
     broken = evaluation()
     broken.data["student"]["held_out"][0]["loss"] = None
     assert "not finite" in [m.text for m in figures(broken) if m.quantity == LOSS]
+
+
+def test_ruler_agreement_and_tasks():
+    found = evaluation()
+    hits = {"samples": 20, "correct": 19, "accuracy": 0.95, "low": 0.76, "high": 0.99}
+    student = found.data["student"]
+    student["ruler"] = [{"task": "niah_single_1", "length": 512, **hits}]
+    student["agreement"] = [{"length": 129, "windows": 2, "kl": 0.2, "kl_se": 0.01, "top1": 0.9, "top1_se": None}]
+    student["tasks"] = [{"task": "piqa", "metric": "acc", "value": 0.7, "stderr": 0.01, "samples": 100}]
+    shown = {(m.quantity, m.setting): m.text for m in figures(found)}
+    assert shown[RULER, "niah_single_1, 512 tokens"] == "95% [76, 99]"
+    assert shown[DIVERGENCE, "129 tokens"] == "0.200 ± 0.020"
+    assert shown[TOP1, "129 tokens"] == "0.900"
+    assert shown[TASKS, "piqa, acc"] == "0.700 ± 0.020"
 
 
 def test_json_names_conditions():

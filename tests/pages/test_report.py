@@ -101,6 +101,20 @@ def test_controls_beside(place, edit, does):
     assert "[b] text other.txt" in text
 
 
+def test_control_runs_are_found(place, does):
+    control = place / "out.controls" / "window.stages" / "04-eval"
+    shutil.copytree(place / "out.stages" / "04-eval", control)
+    judgement = {"control": "window", "figure": "loss gap at 64", "ours": "1", "theirs": "2", "verdict": "ahead of"}
+    missing = {"name": "gla", "meaning": "plain GLA", "status": "not run", "note": "sse-convert run R --controls gla"}
+    table = {"runs": [missing], "judgements": [judgement]}
+    (place / "out.controls" / "comparison.json").write_text(json.dumps(table))
+    assert does("report", place / "out")[0] == 0
+    text = (place / "out.report.html").read_text()
+    assert '<th scope="col">window</th>' in text
+    assert "<td>ahead of</td>" in text
+    assert "sse-convert run R --controls gla" in text
+
+
 def test_mistakes(made, place, does, tmp_path):
     for arguments, code, what in (
         ((tmp_path / "none",), 2, "does not exist"),
