@@ -12,7 +12,6 @@ COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -24,9 +23,8 @@ import torch
 from benchmarks.kernels.hybrid_measure import environment, release
 from sse_convert.console import say
 from sse_convert.errors import SSEConvertError, UsageError
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.mqar import MQAR, segment_seeds
-from sse_convert.report import json_ready
 from sse_convert.row_sparse.figure import SETTINGS, draw
 from sse_convert.row_sparse.mixers import MixerName
 from sse_convert.row_sparse.model import ModelSettings
@@ -126,8 +124,7 @@ def _write(
         "cells": [cell.to_dict() for cell in cells],
         "claims": claims(cells),
     }
-    with replacing(options.out) as temporary:
-        temporary.write_text(json.dumps(json_ready(report), indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, report)
 
 
 def _line(cells: list[Cell]) -> str:

@@ -7,7 +7,6 @@ should hold breaks, or one that should break holds.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -16,8 +15,7 @@ import torch
 from benchmarks.kernels.hybrid_measure import environment
 from sse_convert.console import say
 from sse_convert.errors import SSEConvertError, VerificationError
-from sse_convert.evaluation.files import replacing
-from sse_convert.report import json_ready
+from sse_convert.evaluation.files import write_json
 from sse_convert.row_sparse.propositions import DIMS, Check, check_all
 
 
@@ -41,8 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             "dims": DIMS, "seed": options.seed, "checks": checks,
         }  # fmt: skip
         if options.out is not None:
-            with replacing(options.out) as temporary:
-                temporary.write_text(json.dumps(json_ready(report), indent=1) + "\n", encoding="utf-8")
+            write_json(options.out, report)
         if surprises := sum(not check.confirmed for check in checks):
             raise VerificationError(f"{surprises} statements came out otherwise", expected="as marked in the list")
     except SSEConvertError as error:

@@ -7,7 +7,6 @@ What was measured is kept in WORK, so that an interrupted run goes on. COMMIT na
 """
 
 import argparse
-import json
 import platform
 import random
 import sys
@@ -22,7 +21,7 @@ from sse_convert import api
 from sse_convert.command import hush_libraries
 from sse_convert.console import say
 from sse_convert.errors import SSEConvertError
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import replacing, write_json
 from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.report import json_ready
 from sse_convert.selection.measure import Measurement
@@ -141,8 +140,7 @@ def main() -> int:
     hush_libraries()
     try:
         data = run(options)
-        with replacing(options.out) as temporary:
-            temporary.write_text(json.dumps(json_ready(data), indent=1) + "\n", encoding="utf-8")
+        write_json(options.out, data)
         draw(data, options.out.with_suffix(".png"))
     except SSEConvertError as error:
         say(f"error: {error}")

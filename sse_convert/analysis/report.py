@@ -24,12 +24,11 @@ JSON (schema 1); lengths, widths and half-lives in tokens; null where nothing wa
 """
 
 import dataclasses as dc
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import write_json
 from sse_convert.report import json_ready, table
 
 SCHEMA = 1
@@ -113,8 +112,7 @@ class AnalysisReport:
         Raises:
             OutputError: the file cannot be written.
         """
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     def lines(self) -> list[str]:
         """A table of the converted layers, what was left out, and the files."""

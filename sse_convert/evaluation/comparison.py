@@ -6,13 +6,12 @@ two runs as independent, which is careful: both are measured on the same text.
 """
 
 import dataclasses as dc
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.intervals import Z95, Accuracy, newcombe, wilson
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT
 from sse_convert.report import json_ready, table
@@ -102,8 +101,7 @@ class ControlTable:
         Raises:
             OutputError: the file cannot be written.
         """
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     def lines(self) -> list[str]:
         """The table, what was not run, and the judgements."""

@@ -1,12 +1,15 @@
 """Result files that appear whole or not at all."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sse_convert.errors import OutputError
+from sse_convert.report import json_ready
 
 
 @contextmanager
@@ -28,3 +31,13 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write data as JSON; what JSON cannot say (NaN, paths) becomes what it can.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(json_ready(data), indent=1) + "\n", encoding="utf-8")

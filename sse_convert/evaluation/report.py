@@ -25,14 +25,13 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
 """
 
 import dataclasses as dc
-import json
 from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import VerificationError
 from sse_convert.evaluation.agreement import Agreement
 from sse_convert.evaluation.comparison import ControlTable
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
@@ -202,8 +201,7 @@ class EvalReport:
         Raises:
             OutputError: the file cannot be written.
         """
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     def lines(self) -> list[str]:
         """Tables for a person."""

@@ -1,12 +1,10 @@
 """Texts of the teacher, the untrained conversion and the result from the same prompts, kept in the run."""
 
-import json
 from collections.abc import Sequence
 
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import write_json
 from sse_convert.pages.collect import SAMPLES_FILE, SAMPLES_SCHEMA, STUDENT, UNTRAINED, UNTRAINED_LABEL, Run
-from sse_convert.report import json_ready
 
 
 def make_samples(run: Run, prompts: Sequence[str], *, max_new_tokens: int, device: str | None) -> None:
@@ -38,8 +36,7 @@ def make_samples(run: Run, prompts: Sequence[str], *, max_new_tokens: int, devic
         "models": [{"label": label, "source": source} for label, source in models],
         "samples": [{"prompt": prompt, "texts": found} for prompt, found in zip(prompts, texts, strict=True)],
     }
-    with replacing(run.root / SAMPLES_FILE) as temporary:
-        temporary.write_text(json.dumps(json_ready(data), indent=1) + "\n", encoding="utf-8")
+    write_json(run.root / SAMPLES_FILE, data)
 
 
 def _models(run: Run) -> list[tuple[str, str]]:

@@ -3,14 +3,13 @@
 import csv
 import dataclasses as dc
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sse_convert.evaluation.files import replacing
-from sse_convert.report import format_bytes, json_ready, table
+from sse_convert.evaluation.files import replacing, write_json
+from sse_convert.report import format_bytes, table
 from sse_convert.selection.choice import Agreement, Choice
 from sse_convert.selection.measure import Measurement
 
@@ -106,7 +105,7 @@ class SelectReport:
         """
         _replace(self.folder / SCORES, self.scores_csv())
         _replace(self.folder / FRAGMENT, self.fragment())
-        _replace(self.folder / REPORT, json.dumps(json_ready(self.to_dict()), indent=1) + "\n")
+        write_json(self.folder / REPORT, self.to_dict())
 
     def scores_csv(self) -> str:
         """One row per method and layer; tokens and seconds are those of the whole method."""

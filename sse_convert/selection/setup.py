@@ -11,11 +11,10 @@ import torch
 
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, OutputError, UsageError
-from sse_convert.evaluation.files import replacing
+from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.mixers import MIXER_TYPES, Mixer, SlidingMixer, mixer_to_dict
 from sse_convert.recipe.schema import Recipe, Source
-from sse_convert.report import json_ready
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.gates import gates
 from sse_convert.selection.greedy import greedy
@@ -196,5 +195,4 @@ def _open_folder(out: Path, inputs: dict[str, Any]) -> None:
         raise OutputError(
             f"{out} exists", expected="a new folder, or that of an earlier selection", fix="choose another folder"
         )
-    with replacing(file) as temporary:
-        temporary.write_text(json.dumps(json_ready(inputs), indent=1) + "\n", encoding="utf-8")
+    write_json(file, inputs)
