@@ -41,6 +41,13 @@ class Source:
     evaluation: Evaluation | None
     """what was measured, None where nothing was"""
 
+    def teachers(self) -> Iterator[str]:
+        """Folder name of the model it was made from, as far as it is known; of a run, and of its evaluation."""
+        if self.evaluation is not None:
+            yield Path(self.evaluation.data["teacher"]["name"]).name
+        if self.run is not None and self.run.model is not None and self.run.model.base_model:
+            yield Path(self.run.model.base_model).name
+
     def measures(self) -> Iterator[Measure]:
         """Everything known of it."""
         if self.run is not None:
@@ -153,7 +160,8 @@ def _board(names: Sequence[str], sources: Sequence[Source]) -> Board:
     """
     columns = [(name, [*source.measures()]) for name, source in zip(names, sources, strict=True)]
     measured = [source.evaluation for source in sources if source.evaluation is not None]
-    if measured and len({teacher_name(evaluation) for evaluation in measured}) == 1:
+    one_size = len({teacher_name(evaluation) for evaluation in measured}) == 1
+    if one_size and len({name for source in sources for name in source.teachers()}) == 1:
         teacher = [m for evaluation in measured for m in model_measures(evaluation, "teacher")]
         columns.insert(0, ("teacher", [m for m in teacher if len(measured) == 1 or m.quantity not in TIMES]))
     return make_board(columns)

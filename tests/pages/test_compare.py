@@ -77,3 +77,11 @@ def test_mistakes(made, capsys, sources, code, what):
     out, err = capsys.readouterr()
     assert what in json.loads(out)["error"]["what"]
     assert "Traceback" not in err
+
+
+def test_the_teachers_column_is_for_one_teacher(made, place, edit):
+    """A checkpoint that was never measured also counts: its cache must not stand beside another teacher's."""
+    other = place / "out.stages" / "02-align"
+    assert compare([made / "out", other]).board.columns == ("teacher", "out", "02-align")
+    edit(other / "config.json", lambda config: config["sse"].update(base_model="another"))
+    assert compare([made / "out", other]).board.columns == ("out", "02-align")
