@@ -82,8 +82,8 @@ SLOW = (
     Trial(dim=256, value_dim=256, k_map="softmax", initial_state=True),
     Trial(dim=256, value_dim=256, k_map="softmax", dtype=BF16, groups=2),
     Trial(dim=256, value_dim=16, dtype=FP16, decays="mixed"),
-    Trial(lengths=(300, 500), num_partitions=16, top_k=3, heads=3, groups=3, dim=32, dtype=BF16, initial_state=True),
-    Trial(lengths=tuple(range(20)), num_partitions=64, top_k=5, read_top_k=2, decays="mixed"),
+    Trial(lengths=(200, 300), num_partitions=8, top_k=3, heads=3, groups=3, dim=32, dtype=BF16, initial_state=True),
+    Trial(lengths=tuple(range(12)), num_partitions=64, top_k=4, read_top_k=2, decays="mixed"),
 )
 GRID = [(trial, layout) for trial in BOTH for layout in ("aligned", "packed")] + [
     (trial, "aligned") for trial in ALIGNED

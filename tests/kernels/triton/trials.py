@@ -54,9 +54,9 @@ class Trial(Case):
     def inputs(self, dtype: torch.dtype = torch.float64) -> Inputs:
         x = super().inputs()
         generator = torch.Generator().manual_seed(self.seed + 10)
-        for name in set(KEYS) & x.keys() if self.k_map != "identity" else ():
+        for name in [n for n in KEYS if n in x and self.k_map != "identity"]:
             x[name] = torch.randn(x[name].shape, generator=generator, dtype=torch.float64)
-        for name in set(DECAYS) & x.keys():
+        for name in [n for n in DECAYS if n in x]:
             x[name] = self._decays(x[name], generator)
         if self.target is not None:
             x["router_logits"][:, self.target] += 4.0
@@ -109,20 +109,24 @@ def exact_results(trial: Trial, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def assert_right(trial: Trial, inputs: Inputs) -> None:
-    """All results are within the tolerance of their dtype; what vanishes in float64 (decays of e^-80) vanishes."""
+    """All results are within the tolerance of their dtype; what vanishes in float64 (decays of e^-80) vanishes.
+
+    The gradient of each k_scale is one sum, which may cancel to anything. If every term is off by the tolerance, the
+    sum is off by the tolerance times the terms' norm; here it may be off by three times as much.
+    """
     found, exact, tolerance = results(trial, inputs), exact_results(trial, inputs), TOLERANCE[trial.dtype]
     if "d k_scale" in exact:
         error = (found.pop("d k_scale").double() - exact.pop("d k_scale")) / _terms_of_k_scale(inputs, exact)
-        assert error.abs().max() <= tolerance, f"d k_scale: {error.abs().max():.1e} of its terms"
+        assert error.abs().max() <= 3 * tolerance, f"d k_scale: {error.abs().max():.1e} of its terms"
     for name, expected in exact.items():
         expected = torch.zeros_like(expected) if expected.norm() < 1e-20 else expected
         assert_same(found[name], expected, name, tolerance)
 
 
 def _terms_of_k_scale(inputs: Inputs, exact: Inputs) -> Tensor:
-    """Size of the terms, one a key, whose sum is the gradient of each k_scale: the sum may cancel to anything."""
-    keys = [(inputs[name].double() * exact[f"d {name}"]).sum(-1).flatten(0, -2) for name in KEYS if name in inputs]
-    return torch.cat(keys).norm(dim=0) / inputs["k_scale"]
+    """Norm of the terms, one for each entry of a key, whose sum is the gradient of each k_scale."""
+    keys = [inputs[name].double() * exact[f"d {name}"] for name in KEYS if name in inputs]
+    return torch.cat([k.movedim(-2, -1).flatten(0, -2) for k in keys]).norm(dim=0) / inputs["k_scale"]
 
 
 def lay_out(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
