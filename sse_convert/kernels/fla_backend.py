@@ -3,9 +3,11 @@
 import functools
 import importlib
 import importlib.util
+from importlib.metadata import version
 
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
@@ -15,13 +17,23 @@ from sse_convert.kernels.varlen import sse_attention_varlen
 MODULE = "fla.ops.gated_delta_rule"
 MAX_DIM = 256
 """largest head dim of fla's kernels"""
+HOPPER = 9
+"""major compute capability"""
+WRONG_ON_HOPPER = Version("3.4.0"), Version("3.7.1")
+"""from the first Triton to before the second, fla's gated backward is miscompiled there, and refused (its issue 640)"""
 
 
 def fla_unavailable_reason(device: torch.device) -> str | None:
     """Why fla cannot run on a device; None if it can."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return "it needs a CUDA GPU"
-    return None if importlib.util.find_spec("fla") else "fla-core is not installed (pip install fla-core)"
+    if not importlib.util.find_spec("fla"):
+        return "fla-core is not installed (pip install fla-core)"
+    first, fixed = WRONG_ON_HOPPER
+    triton = Version(version("triton"))
+    if torch.cuda.get_device_capability(device)[0] == HOPPER and first <= triton < fixed:
+        return f"triton {triton} miscompiles fla's gated backward on Hopper GPUs (install triton {fixed} or newer)"
+    return None
 
 
 def fla_unsupported_reason(x: Inputs) -> str | None:

@@ -243,7 +243,8 @@ def _student(
         for new in new_tensors(teacher.dims, mixer)
     }
     student.load_state_dict({**stored, **values}, strict=False)
-    return student.to(next(source.parameters()).device)
+    like = next(source.parameters())
+    return student.to(like.device, like.dtype)
 
 
 def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:

@@ -149,6 +149,22 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("triton", "capability", "refused"),
+    [("3.6.0", (9, 0), True), ("3.7.1", (9, 0), False), ("3.3.1", (9, 0), False), ("3.6.0", (8, 0), False)],
+)
+def test_a_triton_that_miscompiles_it_on_hopper_is_named(
+    triton: str, capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(fla_backend.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(fla_backend, "version", lambda package: triton)
+    reason = fla_backend.fla_unavailable_reason(torch.device("cuda"))
+    expected = "triton 3.6.0 miscompiles fla's gated backward on Hopper GPUs (install triton 3.7.1 or newer)"
+    assert reason == (expected if refused else None)
+
+
 def test_auto_takes_it_for_prefill_and_training_and_recurrent_for_steps(
     stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sse_convert.kernels.fla_backend import fla_unavailable_reason
 from tests.kernels.cases import BACKENDS, Case, run, run_with_gradients
 from tests.tolerance import assert_same
 
@@ -46,7 +47,8 @@ def test_two_training_steps_on_a_gpu_are_equal_to_the_bit() -> None:
 @pytest.mark.parametrize("shape", [{}, {"num_partitions": 1, "shared": False}, {"groups": 2, "per_partition": True}])
 def test_flas_kernels_equal_the_reference(shape: dict[str, Any]) -> None:
     """In bfloat16, outputs, states and gradients."""
-    pytest.importorskip("fla")
+    if (reason := fla_unavailable_reason(torch.device("cuda"))) is not None:
+        pytest.skip(reason)
     case = Case(lengths=(70, 0, 200, 1), dim=64, value_dim=64, delta=True, decay_scale=0.1, **shape)
     low = {name: x.bfloat16() if name[-1] in "qkv" else x.float() for name, x in case.inputs().items()}
     low = {name: x[..., 0] if name.endswith("log_decay") else x for name, x in low.items()}

@@ -193,6 +193,18 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
         assert torch.allclose(sizes["student", layer], sizes["teacher", layer], rtol=1e-3)
 
 
+def test_a_teacher_in_bfloat16_is_calibrated_without_output_norm(tmp_path):
+    source = save_source(tmp_path / "teacher", "llama")
+    load(source, dtype=torch.bfloat16).save_pretrained(source)
+    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, "output_norm": "none"}}
+    asked = recipe(source, mixers=mixers)
+    convert(asked, tmp_path / "converted")
+    calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
+    scales = [layer.sse_out_scale for layer in load(tmp_path / "out").sse_layers().values()]
+    assert scales
+    assert all((scale > 0).all() and (scale != 1).any() for scale in scales)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type, caplog):
     source = save_source(tmp_path / "teacher", model_type)
