@@ -7,14 +7,17 @@ The paper gives two layers, two heads, k = d/4, setting 1 (zeros between pairs a
 because it gives nothing: the published generator of the task with the defaults below, a causal convolution of four
 tokens in front of every mixer (MetaLA's own), as many slots in GSA as a head has dims, k = a quarter of a head's rows,
 three learning rates of which validation rows choose one per point, and equal first weights and data order for dense and
-row-sparse models. All models of a mixer and width train at once. Writes the JSON after each width, and a PNG beside it.
+row-sparse models. All models of a mixer and width train at once. Writes the JSON after each width, and a PNG beside it;
+--resume goes on with an unfinished one, other mixers and widths included.
 COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,6 +35,7 @@ from sse_convert.row_sparse.recall import Budget, Questions, Run, answers, train
 from sse_convert.row_sparse.results import Cell, Claim, claims, score
 from sse_convert.row_sparse.update import RowDecay, RowSparse
 
+_MIXERS = get_args(MixerName)
 PUBLISHED_SEED = 123
 """from which the task's published configurations draw the seeds of their segments"""
 TINY = {
@@ -45,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True, help="JSON file to write; the PNG gets its name")
     p.add_argument("--tiny", action="store_true", help="the smallest sizes, to see that it runs")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--mixers", nargs="+", choices=get_args(MixerName), default=["gla", "metala", "gsa"])
+    p.add_argument("--mixers", nargs="+", choices=_MIXERS, default=["gla", "metala", "gsa"])
     p.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128], help="model dimensions")
     p.add_argument("--length", type=int, default=128, help="tokens of a row")
     p.add_argument("--pairs", type=int, default=16, help="key-value pairs of a row")
@@ -61,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--row-decay", choices=get_args(RowDecay), default="selected", help="which rows decay")
     p.add_argument("--convolution", type=int, default=4, help="tokens, 0 for none")
     p.add_argument("--eager", action="store_true", help="on a GPU, no CUDA graphs")
+    p.add_argument("--resume", action="store_true", help="keep what the JSON has, measure the rest")
     p.add_argument("--balance", type=float, default=0.0, help="coefficient of the row balance loss")
     return p
 
@@ -87,39 +92,67 @@ def data(options: argparse.Namespace, device: torch.device) -> tuple[Questions, 
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cell], list[Claim]]:
-    """Train and score everything, writing what there is after each width."""
-    start = time.monotonic()
+    """Train and score everything that the JSON does not have, writing what there is after each width."""
+    parts = _kept(options) if options.resume else []
     training, validation, test = data(options, device)
-    say(f"data: {time.monotonic() - start:.1f} s")
-    cells: list[Cell] = []
-    timings: list[dict[str, Any]] = []
     budget = Budget(steps=options.steps, batch=options.batch, balance=options.balance, capture=not options.eager)
-    for mixer in options.mixers:
-        for width in options.widths:
-            began = time.monotonic()
-            settings = ModelSettings(
-                mixer=mixer, width=width, vocab_size=options.vocab, convolution=options.convolution
-            )
-            runs = runs_of(options, settings)
-            model = train(settings, runs, training, budget)
-            own = score(settings, runs, answers(model, runs, validation), answers(model, runs, test), test)
-            cells += own
-            timings.append({"mixer": mixer, "width": width, "models": len(runs), "seconds": time.monotonic() - began})
-            say(f"{mixer} {width}: {_line(own)} ({len(runs)} models, {timings[-1]['seconds']:.1f} s)")
-            _write(options, device, cells, timings, time.monotonic() - start)
-            del model
-            release(device)
+    known = {(part["mixer"], part["width"]) for part in parts}
+    for mixer, width in (pair for pair in product(options.mixers, options.widths) if pair not in known):
+        began = time.monotonic()
+        settings = ModelSettings(mixer=mixer, width=width, vocab_size=options.vocab, convolution=options.convolution)
+        runs = runs_of(options, settings)
+        model = train(settings, runs, training, budget)
+        own = score(settings, runs, answers(model, runs, validation), answers(model, runs, test), test)
+        seconds, commit = time.monotonic() - began, environment(device)["commit"]
+        timing = {"mixer": mixer, "width": width, "models": len(runs), "seconds": seconds, "commit": commit}
+        parts.append({**timing, "cells": own})
+        parts.sort(key=lambda part: (_MIXERS.index(part["mixer"]), part["width"]))
+        say(f"{mixer} {width}: {_line(own)} ({len(runs)} models, {seconds:.1f} s)")
+        _write(options, device, parts)
+        del model
+        release(device)
+    cells = [cell for part in parts for cell in part["cells"]]
     return cells, claims(cells)
 
 
-def _write(
-    options: argparse.Namespace, device: torch.device, cells: list[Cell], timings: list[dict[str, Any]], seconds: float
-) -> None:
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What every cell of a figure has in common."""
+    return {name: value for name, value in vars(options).items() if name not in ("out", "resume", "mixers", "widths")}
+
+
+def _kept(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What an earlier run measured: a mixer and width each, with its timing and cells."""
+    if not options.out.is_file():
+        return []
+    report = json.loads(options.out.read_text(encoding="utf-8"))
+    earlier = {name: report["settings"].get(name) for name in _settings(options)}
+    if different := [name for name, value in _settings(options).items() if earlier[name] != value]:
+        raise UsageError(
+            f"{options.out} was measured with other settings: "
+            + ", ".join(f"{name} {earlier[name]}, now {getattr(options, name)}" for name in different),
+            expected="the same settings, other mixers and widths at most",
+            fix="leave out --resume, or write to another file",
+        )
+    cells = [Cell.from_dict(data) for data in report["cells"]]
+    commit = report["environment"]["commit"]
+    return [
+        {
+            "commit": commit,
+            **timing,
+            "cells": [cell for cell in cells if (cell.mixer, cell.width) == (timing["mixer"], timing["width"])],
+        }
+        for timing in report["timings"]
+    ]
+
+
+def _write(options: argparse.Namespace, device: torch.device, parts: list[dict[str, Any]]) -> None:
+    cells = [cell for part in parts for cell in part["cells"]]
+    timings = [{name: value for name, value in part.items() if name != "cells"} for part in parts]
     report = {
-        "schema": 1,
+        "schema": 2,
         "environment": environment(device),
-        "settings": {name: value for name, value in vars(options).items() if name != "out"},
-        "seconds": round(seconds, 1),
+        "settings": _settings(options),
+        "seconds": round(sum(timing["seconds"] for timing in timings), 1),
         "timings": timings,
         "cells": [cell.to_dict() for cell in cells],
         "claims": claims(cells),

@@ -20,6 +20,7 @@ STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.
 """two-sided 95% quantiles of Student's t by degrees of freedom; beyond them the normal one serves"""
 FAR = 0.5
 """queries at least this share of a row's length behind their key are far"""
+_MEASURED = ("accuracy", "far")
 Outcome = Literal["holds", "mixed", "undecided", "fails"]
 
 
@@ -74,6 +75,12 @@ class Cell:
         """JSON-ready."""
         own = {f.name: getattr(self, f.name) for f in dc.fields(self)}
         return {**own, "accuracy": self.accuracy.to_dict(), "far": self.far.to_dict()}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "Cell":
+        """The cell that `to_dict` wrote, from JSON."""
+        measured = {name: Measured(tuple(data[name]["by_seed"]), data[name]["sampling_error"]) for name in _MEASURED}
+        return Cell(**{**data, **measured, "validation": {float(k): v for k, v in data["validation"].items()}})
 
 
 @dc.dataclass(frozen=True, slots=True)

@@ -30,6 +30,25 @@ def test_every_point_of_the_figure_is_measured(report):
     assert "out" not in report["settings"]
 
 
+def test_an_unfinished_figure_goes_on(report, tmp_path):
+    out = tmp_path / "figure.json"
+    assert mqar_topk.main(["--out", str(out), *SMALLEST, "--mixers", "gla", "--widths", "16"]) == 0
+    first = json.loads(out.read_text())
+    assert mqar_topk.main(["--out", str(out), *SMALLEST, "--mixers", "gla", "--resume"]) == 0
+    whole = json.loads(out.read_text())
+    assert whole["cells"] == [cell for cell in report["cells"] if cell["mixer"] == "gla"]
+    assert whole["timings"][1] == first["timings"][0]
+
+
+def test_a_figure_with_other_settings_is_not_mixed_in(tmp_path, capsys):
+    out = tmp_path / "figure.json"
+    assert mqar_topk.main(["--out", str(out), *SMALLEST, "--mixers", "gla", "--widths", "8"]) == 0
+    before = out.read_bytes()
+    assert mqar_topk.main(["--out", str(out), *SMALLEST, "--vocab", "64", "--resume"]) == 2
+    assert "measured with other settings: vocab 32, now 64" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
 def test_the_default_rows_are_a_quarter():
     options = mqar_topk.parser().parse_args(["--out", "x"])
     settings = mqar_topk.ModelSettings(mixer="gla", width=64, vocab_size=100)
