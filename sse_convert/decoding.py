@@ -7,7 +7,7 @@ are treated alike.
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
 from sse_convert.modeling.sliding import TOKEN_ATTENTION
+from sse_convert.norms import fused_norms, is_compiled
 
 _SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer)
 _OWN = (SSECacheLayer, SlidingCacheLayer)
@@ -79,6 +80,7 @@ class TokenStep:
         self._forward = model.forward if forward is None else forward
         if compiled:
             self._forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
+        self._compiled = is_compiled(self._forward)
         self._cache = _FixedCache(cache, slots)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._recorded = tokens.new_empty(0)
@@ -93,11 +95,12 @@ class TokenStep:
         self.length += 1
         if self._plain or self._first:
             self._first = False
-            with token_attention(self._model):
+            with token_attention(self._model), self._norms():
                 return self._run()
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            with token_attention(self._model), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
+            with token_attention(self._model), self._norms(), recording:
                 self._recorded = self._run()
             self._graph = graph
         self._graph.replay()
@@ -106,6 +109,10 @@ class TokenStep:
     def release(self) -> None:
         """Give the cache back, dynamic as it was, with what the steps added."""
         self._cache.release(self.length)
+
+    def _norms(self) -> AbstractContextManager[None]:
+        """Fused norms, unless torch.compile fuses them with their surroundings."""
+        return nullcontext() if self._compiled else fused_norms(self._model)
 
     def _run(self) -> Tensor:
         if self._mask is not None:
@@ -127,7 +134,8 @@ class TokenStep:
 def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
     """In this block, `model.generate` with at most `slots` tokens replays its steps, if model and device allow it.
 
-    Prefill, sampling, stopping and streaming stay those of `generate`; beams and assisted decoding are not for this.
+    Sampling, stopping, streaming and the prefill, but for its norms, stay those of `generate`; beams and assisted
+    decoding are not for this.
     """
     if not runs_graphs(model):
         yield
@@ -136,7 +144,8 @@ def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
     replaced = vars(model).get("forward")
     model.forward = functools.update_wrapper(replayer, model.forward)
     try:
-        yield
+        with fused_norms(model):
+            yield
     finally:
         del model.forward
         if replaced is not None:

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from sse_convert import decoding
 from sse_convert.decoding import TokenStep, graphed
 from sse_convert.errors import UsageError
+from sse_convert.kernels import triton_backend
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
 from tests.modeling.tiny import PAD, prompts, tiny_model, tiny_source
 
@@ -104,16 +105,33 @@ def test_a_released_cache_holds_no_more_than_a_dynamic_one(device: str) -> None:
     assert [layer.keys.shape[2] for layer in cache.layers] == [4, 4, 12, 4]
 
 
+class Noted:
+    """A kernel that notes its launches."""
+
+    def __init__(self, name: str, kernel: Any, launched: set[str]) -> None:
+        self._name, self._kernel, self._launched = name, kernel, launched
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self._launched.add(self._name)
+        return self._kernel[grid]
+
+
 @pytest.mark.parametrize("name", ["qwen3", "teacher gemma3_text"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph per step for torch.compile; no softmax layer and no SSE layer falls back to torch."""
+    """One graph per step for torch.compile, which fuses norms itself; no layer falls back to torch."""
+    from sse_convert.kernels.triton import norm, precise_linear
+
     model = make(name, device, torch.float32)
     expected, _ = plain_steps(model, *prefill(model, (11, 7)), 3)
     cache, mask, tokens = prefill(model, (11, 7))
     for layer in model.sse_layers().values() if hasattr(model, "sse_layers") else ():
         layer.backend = "triton"
     monkeypatch.setattr(decoding, "sdpa_attention_forward", None)
+    monkeypatch.setattr(triton_backend, "GPU", device)
+    fused = set()
+    for module, name in ((norm, "rms_norm_kernel"), (precise_linear, "precise_linear_kernel")):
+        monkeypatch.setattr(module, name, Noted(name, getattr(module, name), fused))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     options = {"forward": torch.compile(model.forward, fullgraph=True, backend="aot_eager")} if compiled else {}
@@ -121,6 +139,8 @@ def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypa
     logits = torch.stack([step().clone() for _ in range(3)], 1)
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    hybrid = hasattr(model, "sse_layers")
+    assert fused == {*(() if compiled else ("rms_norm_kernel",)), *(("precise_linear_kernel",) if hybrid else ())}
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -3,7 +3,8 @@
     python -m benchmarks.kernels.hybrid --out benchmarks/kernels/hybrid_h200.json
 
 Models have true shapes and random weights; one layer in five keeps softmax attention, the others are SSE with recipe
-defaults. Everything is compared first; nothing is timed if a comparison fails. The JSON is rewritten after each figure.
+defaults. Everything is compared first; nothing is timed if a comparison fails. The JSON is rewritten after each figure;
+--resume goes on with one, also with one of another commit (see `hybrid_report.py`).
 
 Training: rows of one document each, as many as make --step-tokens (at least one); next-token loss in chunks, gradient
 checkpointing of every layer, AdamW over all weights, bfloat16 throughout; teacher and hybrid alike. Softmax layers get
@@ -15,11 +16,7 @@ COMMIT names the commit where the checkout has no git.
 
 import argparse
 import functools
-import json
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +26,10 @@ from transformers.utils import logging
 
 from benchmarks.kernels.hybrid_checks import attention_kernels, backends_agree, decoding_agrees
 from benchmarks.kernels.hybrid_decoding import OWN, Generation, step_choices
-from benchmarks.kernels.hybrid_measure import attention, attention_choices, environment, release
-from benchmarks.kernels.hybrid_models import MODELS, TEACHER, Subject, build, subject, subject_of_folder
+from benchmarks.kernels.hybrid_measure import attention, attention_choices
+from benchmarks.kernels.hybrid_models import MODELS, TEACHER, Subject, subject, subject_of_folder
 from benchmarks.kernels.hybrid_profile import profile
+from benchmarks.kernels.hybrid_report import Run
 from benchmarks.kernels.hybrid_training import Trainer, compile_layers, random_ids
 
 MOST_ROWS = 64
@@ -41,73 +39,12 @@ LONG = 2**15
 """tokens of context of the compiled and the profiled training step"""
 
 
-class Run:
-    """The report as it grows, and what all groups need."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.device = torch.device(options.device)
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.started = time.monotonic()
-        settings = {"backend": options.backend, "dtype": str(self.dtype).removeprefix("torch."),
-                    "step_tokens": options.step_tokens, "decode_tokens": options.decode_tokens}  # fmt: skip
-        self.report: dict[str, Any] = {"schema": 1, "environment": environment(self.device), "settings": settings}
-
-    def save(self) -> None:
-        """Write the report under a temporary name, then rename it."""
-        self.report["seconds"] = round(time.monotonic() - self.started, 1)
-        unfinished = self.options.out.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(self.options.out)
-
-    def late(self) -> bool:
-        """Whether nothing new should start."""
-        return bool(time.monotonic() - self.started > self.options.deadline)
-
-    def attempt(self, section: str, row: dict[str, Any], figures: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Add a row with its figures to a section; one that fails says why, and the others go on."""
-        if self.late():
-            row["error"] = "not run: past the deadline"
-        else:
-            try:
-                row |= figures()
-            except torch.OutOfMemoryError:
-                row["error"] = "out of memory"
-            except Exception as problem:
-                traceback.print_exc()
-                row["error"] = f"{type(problem).__name__}: {problem}".splitlines()[0]
-        release(self.device)
-        self.report.setdefault(section, []).append(row)
-        print(section, {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, file=sys.stderr)
-        self.save()
-        return row
-
-    def models(self, case: Subject) -> Iterator[tuple[str, PreTrainedModel]]:
-        """The teacher and the hybrids, one at a time."""
-        for name in self.options.models or case.models:
-            if self.late():
-                return
-            yield name, build(case, name, device=self.device, dtype=self.dtype, backend=self.options.backend)
-            release(self.device)
-
-    def best_kernel(self, case: Subject, context: int) -> str:
-        """The attention kernel with which the teacher trained fastest at a context, or at the longest one before it."""
-        wanted = {"shape": case.name, "model": TEACHER, "compiled": False}
-        rows = [
-            row
-            for row in self.report.get("training", [])
-            if "tokens_per_s" in row and row["context"] <= context and wanted.items() <= row.items()
-        ]
-        if not rows:
-            return attention_choices(self.device)[0]
-        return str(max(rows, key=lambda row: (row["context"], row["tokens_per_s"]))["attention"])
-
-
 def check(run: Run, case: Subject) -> None:
     """Refuse to time what is wrong."""
     checks = [check for compare in (backends_agree, decoding_agrees) for check in
               compare(case, run.device, run.options.backend)]  # fmt: skip
-    run.report.setdefault("checks", {})[case.name] = [check.to_dict() for check in checks]
+    found = [{**check.to_dict(), "commit": run.commit} for check in checks]
+    run.report.setdefault("checks", {})[case.name] = found
     if run.device.type == "cuda":
         kernels = {name: attention_kernels(case, run.device, name) for name in attention_choices(run.device)}
         run.report["attention_kernels"] = kernels
@@ -137,7 +74,10 @@ def compiled_train(run: Run, case: Subject) -> None:
         trainer = Trainer(model)
         compile_layers(model)
         batch = max(1, run.options.step_tokens // context)
-        _training_row(run, case, trainer, name, context, batch, run.best_kernel(case, context), compiled=True)
+        choice = run.best_kernel(case, context)
+        _training_row(run, case, trainer, name, context, batch, choice, compiled=True)
+        if run.options.profile_steps:
+            _profile_training(run, case, trainer, name, context, choice, compiled=True)
         del model, trainer
         torch.compiler.reset()
 
@@ -179,25 +119,38 @@ def _decoding_rows(run: Run, case: Subject, name: str, model: PreTrainedModel, c
     shared = {"shape": case.name, "model": name, "context": context}
     generation = Generation(model, context, choice)
     read = functools.partial(generation.prefill, budget=run.options.seconds, compiles=name != TEACHER)
-    if "error" in run.attempt("prefill", {**shared, "attention": choice}, read):
+    if "error" in run.attempt("prefill", {**shared, "attention": choice}, read, needed=True):
         return
     many = min(MOST_ROWS, run.options.decode_tokens // context) if case.full and not compiled else 1
     for batch in sorted({1, max(1, many)}):
         for choice in step_choices(run.device) if name == TEACHER and not compiled else [OWN]:
             row = {**shared, "batch": batch, "attention": choice, "compiled": compiled}
             run.attempt("decoding", row, functools.partial(generation.decode, batch, choice, compiled=compiled))
+    if run.options.profile_steps:
+        row = _profile_row(case, name, "decoding", context, OWN, compiled=compiled)
+        run.attempt("profiles", row, functools.partial(generation.profile, compiled=compiled))
 
 
-def where(run: Run, case: Subject) -> None:
+def profile_training(run: Run, case: Subject) -> None:
     """Profiles of a training step at one long context."""
     context = _long_context(run, case)
     for name, model in run.models(case):
-        trainer, ids = Trainer(model), random_ids(model, max(1, run.options.step_tokens // context), context)
-        choice = run.best_kernel(case, context)
-        with attention(choice):
-            row = {"shape": case.name, "model": name, "context": context, "attention": choice}
-            run.attempt("profiles", row, functools.partial(profile, functools.partial(trainer.step, ids)))
+        trainer = Trainer(model)
+        _profile_training(run, case, trainer, name, context, run.best_kernel(case, context), compiled=False)
         del model, trainer
+
+
+def _profile_training(run: Run, case: Subject, trainer: Trainer, name: str, context: int, choice: str,
+                      *, compiled: bool) -> None:  # fmt: skip
+    ids = random_ids(trainer.model, max(1, run.options.step_tokens // context), context)
+    with attention(choice):
+        row = _profile_row(case, name, "training", context, choice, compiled=compiled)
+        run.attempt("profiles", row, functools.partial(profile, functools.partial(trainer.step, ids)))
+
+
+def _profile_row(case: Subject, name: str, work: str, context: int, choice: str, *, compiled: bool) -> dict[str, Any]:
+    return {"shape": case.name, "model": name, "work": work, "context": context, "attention": choice,
+            "compiled": compiled}  # fmt: skip
 
 
 GROUPS = {
@@ -206,7 +159,7 @@ GROUPS = {
     "decode": decode,
     "compile": compiled_train,
     "compile-decode": compiled_decode,
-    "profile": where,
+    "profile": profile_training,
 }
 
 
@@ -223,6 +176,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--backend", default="triton", help="of the SSE operator")
     parser.add_argument("--step-tokens", type=int, default=2**15, help="tokens of a training step, at least one row")
     parser.add_argument("--decode-tokens", type=int, default=2**19, help="context of all rows of the larger batch")
+    parser.add_argument("--profile-steps", action="store_true", help="also profile decoding and compiled training")
+    parser.add_argument("--resume", action="store_true", help="go on with the JSON at --out, which may be of others")
     parser.add_argument("--seconds", type=float, default=2.0, help="for the repeats of a figure")
     parser.add_argument("--deadline", type=float, default=540.0, help="seconds after which no new figure starts")
     return parser.parse_args(arguments)

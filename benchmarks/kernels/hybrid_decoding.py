@@ -1,8 +1,9 @@
 """Generation of the end-to-end benchmark: one timed prefill, then greedy steps at the end of the context.
 
-A step is the package's own, for teachers and hybrids alike: a CUDA graph over a cache of fixed size. Softmax layers run
-the package's kernel (`own`), which skips empty slots, or torch's flash or cuDNN kernel without a mask; the new token
-then attends to the few slots that are still empty too, which is the work of a step at exactly that context.
+All is the package's own, for teachers and hybrids alike: RMS norms are one kernel each, and a step is a CUDA graph over
+a cache of fixed size. Softmax layers run the package's kernel (`own`), which skips empty slots, or torch's flash or
+cuDNN kernel without a mask; the new token then attends to the few slots that are still empty too, which is the work of
+a step at exactly that context.
 """
 
 import contextlib
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from benchmarks.kernels.hybrid_measure import GIB, attention, attention_choices, measure, peak_memory, release, timed
+from benchmarks.kernels.hybrid_profile import profile
 from benchmarks.kernels.hybrid_training import COLD_LIMIT, random_ids
 from sse_convert.decoding import TokenStep
 from sse_convert.evaluation.throughput import cache_bytes
+from sse_convert.norms import fused_norms
 
 OWN = "own"
 """the package's kernel for one token against a cache of fixed size"""
@@ -100,7 +103,7 @@ class Generation:
             self._cache = prefill(self._model, ids)
 
         limit = float("inf") if compiles else COLD_LIMIT
-        with attention(self._choice), peak_memory(device, figures, "prefill_peak_gib"):
+        with fused_norms(self._model), attention(self._choice), peak_memory(device, figures, "prefill_peak_gib"):
             timing = measure(run, device, budget=budget, cold_limit=limit)
         tokens_per_s = ids.shape[1] / timing.seconds
         return {"prefill_seconds": timing.seconds, "prefill_tokens_per_s": tokens_per_s, **figures}
@@ -109,10 +112,7 @@ class Generation:
     def decode(self, batch: int, choice: str, *, compiled: bool = False) -> dict[str, Any]:
         """Decode the last tokens of `batch` equal rows. Memory is without the cache that the prefill keeps here."""
         model, device = self._model, self._model.device
-        release(device)
-        cache = copy.deepcopy(self._cache)
-        cache.batch_repeat_interleave(batch)
-        step = TokenStep(model, cache, random_ids(model, batch, 1), self._context, compiled=compiled)
+        step, cache = self._step(batch, compiled=compiled)
         figures: dict[str, Any] = {}
 
         def block() -> None:
@@ -134,6 +134,22 @@ class Generation:
             "cache_gib": cache_bytes(cache) / GIB,
             "least_read_gib": (cache_bytes(cache) + _weight_bytes(model)) / GIB,
         }
+
+    @torch.no_grad()
+    def profile(self, *, compiled: bool = False) -> dict[str, Any]:
+        """Where the time of a recorded step of one row goes."""
+        step, _ = self._step(1, compiled=compiled)
+        for _ in range(WARM_UP):
+            step()
+        return profile(step)
+
+    def _step(self, batch: int, *, compiled: bool) -> tuple[TokenStep, Any]:
+        """Steps from the prefill on, of `batch` equal rows, and their cache."""
+        model = self._model
+        release(model.device)
+        cache = copy.deepcopy(self._cache)
+        cache.batch_repeat_interleave(batch)
+        return TokenStep(model, cache, random_ids(model, batch, 1), self._context, compiled=compiled), cache
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:

@@ -112,5 +112,5 @@ def _decode() -> list[Case]:
 
 
 GROUPS = {"figure": _figure, "decode": _decode, "skewed": _skewed, "short": _short, "shapes": _shapes}
-SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 60.0}
+SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0}
 """by group: after so long nothing new starts"""

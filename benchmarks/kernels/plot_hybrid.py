@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels.plot_hybrid benchmarks/kernels/hybrid_h200.json --png hybrid_h200.png
 
-Prints Markdown: the targets with their ratios, then every figure. Ratios are the hybrid's over the teacher's, each in
-its best variant: the faster attention kernel, compiled or not.
+Prints Markdown: the runs, the targets with their ratios, then every figure with its commit. Ratios are the hybrid's
+over the teacher's, each in its best variant: the faster attention kernel, compiled or not.
 """
 
 import argparse
@@ -78,32 +78,41 @@ def verdicts(report: Row) -> Iterator[tuple[str, str, int, Target, float]]:
 
 def markdown(report: Row) -> str:
     """All tables."""
-    env = report["environment"]
     lines = [
-        f"{env['device']}, torch {env['torch']}, triton {env['triton']}, transformers {env['transformers']}, "
-        f"commit {env['commit']}, {env['date']}; `{env['command']}`", "",
+        *(f"{env['device']}, torch {env['torch']}, triton {env['triton']}, transformers {env['transformers']}, "
+          f"commit {env['commit']}, {env['date']}; `{env['command']}`"
+          for env in (*report.get("earlier", []), report["environment"])), "",
         *_table(("target", "shape", "hybrid", "batch", "ratio", ""), (
             (f"{t.what} {'≥' if t.least else '≤'} {t.limit:g}x", shape, name, batch, f"{ratio:.2f}x",
              "met" if t.met(ratio) else "missed")
             for shape, name, batch, t, ratio in verdicts(report))), "",
-        *_table(("shape", "model", "context", "batch", "attention", "compiled", "tokens/s", "peak GiB"), (
-            (*_start(r), r["attention"], _yes(r["compiled"]), *_figures(r, "tokens_per_s", "peak_gib"))
+        *_table(("shape", "model", "context", "batch", "attention", "compiled", "commit", "tokens/s", "peak GiB"), (
+            (*_start(r), r["attention"], _yes(r["compiled"]), _commit(report, r),
+             *_figures(r, "tokens_per_s", "peak_gib"))
             for r in report.get("training", []))), "",
-        *_table(("shape", "model", "context", "attention", "prefill tokens/s", "peak GiB"), (
-            (r["shape"], r["model"], _tokens(r["context"]), r["attention"],
+        *_table(("shape", "model", "context", "attention", "commit", "prefill tokens/s", "peak GiB"), (
+            (r["shape"], r["model"], _tokens(r["context"]), r["attention"], _commit(report, r),
              *_figures(r, "prefill_tokens_per_s", "prefill_peak_gib")) for r in report.get("prefill", []))), "",
-        *_table(("shape", "model", "context", "batch", "attention", "compiled", "ms per step", "tokens/s", "peak GiB",
-                 "cache GiB", "weights + cache, GiB/s"), (
-            (*_start(r), r["attention"], _yes(r["compiled"]),
+        *_table(("shape", "model", "context", "batch", "attention", "compiled", "commit", "ms per step", "tokens/s",
+                 "peak GiB", "cache GiB", "weights + cache, GiB/s"), (
+            (*_start(r), r["attention"], _yes(r["compiled"]), _commit(report, r),
              *_figures(r, "step_ms", "tokens_per_s", "peak_gib", "cache_gib"),
              _number(1e3 * r["least_read_gib"] / r["step_ms"]) if "step_ms" in r else "")
-            for r in report.get("decoding", []))),
+            for r in report.get("decoding", []))), "",
+        *_table(("profile of", "shape", "model", "context", "compiled", "commit", "kernels", "ms in them"), (
+            (r["work"], r["shape"], r["model"], _tokens(r["context"]), _yes(r["compiled"]), _commit(report, r),
+             *_figures(r, "launches", "gpu_ms"))
+            for r in report.get("profiles", []))),
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def _start(row: Row) -> tuple[str, str, str, int]:
     return row["shape"], row["model"], _tokens(row["context"]), row["batch"]
+
+
+def _commit(report: Row, row: Row) -> str:
+    return str(row.get("commit", report["environment"]["commit"]))
 
 
 def _figures(row: Row, *names: str) -> list[str]:

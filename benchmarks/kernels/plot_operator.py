@@ -28,12 +28,12 @@ NAMES = {OURS: "ours", VARLEN: "published varlen", MASK: "published mask", LOOP:
 
 
 def markdown(report: Row, *, everything: bool) -> str:
-    """The conditions and the tables."""
-    env = report["environment"]
+    """The conditions of each run and the tables."""
     lines = [
-        f"{env['device']}, torch {env['torch']}, triton {env['triton']}, ptxas {env['ptxas']}, fla-core "
-        f"{env['fla_core']}, copy {env['copy_tb_per_s']} TB/s, commit {env['commit']}, {env['date']}; "
-        f"`{env['command']}`", "",
+        *(f"{env['device']}, torch {env['torch']}, triton {env['triton']}, ptxas {env['ptxas']}, fla-core "
+          f"{env['fla_core']}, copy {env['copy_tb_per_s']} TB/s, commit {env['commit']}, {env['date']}; "
+          f"`{env['command']}`"
+          for env in (*report.get("earlier", []), report["environment"])), "",
         *_table(("target", "case", "direction", "measured", "allowed", ""), map(_verdict, verdicts(report["cells"]))),
     ]  # fmt: skip
     if everything:

@@ -6,7 +6,8 @@ Peers: torch's softmax attention (flash, cuDNN), fla-core's `chunk_gla` on the s
 has, and SSE as its authors published it, composed of fla-core's functions. Every candidate is compared with float64
 before it is timed; one that is wrong is reported as wrong and not timed. Everything runs eagerly and, where it does not
 wait for the device, as a CUDA graph. The JSON is rewritten after every candidate; --resume goes on with an unfinished
-one. COMMIT names the commit where the checkout has no git.
+one, in which each cell names its commit and `earlier` keeps the surroundings of the runs before. COMMIT names the
+commit where the checkout has no git.
 """
 
 import argparse
@@ -51,10 +52,10 @@ class Benchmark:
         self.device = torch.device("cuda")
         self.report: Row = {"schema": 1, "cells": []}
         if options.resume and self.out.is_file():
-            self.report = json.loads(self.out.read_text(encoding="utf-8"))
-            self.report["cells"] = [cell for cell in self.report["cells"] if cell.get("error") != NO_TIME]
+            self.report = continued(json.loads(self.out.read_text(encoding="utf-8")))
         resumed = bool(self.report["cells"])
         self.report |= {"environment": surroundings(self.device) | {"resumed": resumed}, "wrong_beyond": WRONG}
+        self.commit: str = self.report["environment"]["commit"]
         self.bytes_per_ms: float = self.report["environment"]["copy_tb_per_s"] * 1e9
         self.known = {identity(cell) for cell in self.report["cells"]}
 
@@ -135,7 +136,7 @@ class Benchmark:
                 raise NotTimedError(f"not run: a call would take about {predicted / 1e3:.1f} s")
 
     def _add(self, row: Row) -> None:
-        self.report["cells"].append(row)
+        self.report["cells"].append({**row, "commit": self.commit})
         print(summary(row), file=sys.stderr, flush=True)
         self._save()
 
@@ -143,6 +144,13 @@ class Benchmark:
         unfinished = self.out.with_suffix(".tmp")
         unfinished.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(self.out)
+
+
+def continued(report: Row) -> Row:
+    """The report of an unfinished run, to go on with: each cell with its commit, and the surroundings so far."""
+    before = report["environment"]
+    cells = [{"commit": before["commit"], **cell} for cell in report["cells"] if cell.get("error") != NO_TIME]
+    return {**report, "cells": cells, "earlier": [*report.get("earlier", []), before]}
 
 
 def identity(cell: Row, candidate: str | None = None) -> str:

@@ -15,6 +15,7 @@ from sse_convert.kernels.operands import Operands, operands_of
 from sse_convert.kernels.recurrent import sse_attention_recurrent
 from sse_convert.kernels.reference import sse_attention_reference
 from sse_convert.kernels.sequential import sse_attention_sequential
+from sse_convert.kernels.triton_backend import GPU as _GPU
 from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
 from sse_convert.kernels.validation import build_inputs
 from sse_convert.kernels.varlen import sse_attention_varlen
@@ -26,7 +27,6 @@ _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = 
     "varlen": (sse_attention_varlen, "paper's Algorithm 2: tokens reordered by partition; work grows with k, not N"),
     "recurrent": (sse_attention_recurrent, "decoding: touches the selected partitions' states only"),
 }
-_GPU = "cuda"
 _TRITON = "GPU kernels for training, prefill and decoding; work grows with k, not N"
 _FLA = "fla-core's GPU kernels for the gated delta rule with one decay per head"
 BACKENDS = ("auto", *_BACKENDS, "triton", "fla")

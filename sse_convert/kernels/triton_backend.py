@@ -10,6 +10,8 @@ from sse_convert.kernels.gates import gate_name
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.triton.config import MAX_DIM
 
+GPU = "cuda"
+
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def unavailable_reason(device: torch.device) -> str | None:
@@ -34,6 +36,17 @@ def unsupported_reason(x: Inputs) -> str | None:
             return f"{name} is float64"
     dim = max(x.k.shape[-1], x.v.shape[-1])
     return f"the head dim is {dim}, more than {MAX_DIM}" if dim > MAX_DIM else None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether kernels of our own can do what surrounds the operator: on a GPU, without gradients, not in float64."""
+    wanted = x.device.type == GPU and not torch.is_grad_enabled() and x.dtype != torch.float64
+    return wanted and unavailable_reason(x.device) is None
+
+
+def fuses(x: Tensor) -> bool:
+    """Whether they do; under torch.compile, its own kernels fuse with what comes before and after."""
+    return not torch.compiler.is_compiling() and has_kernels(x)
 
 
 def sse_attention_on_triton(

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import RecurrentMixer, SSEMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import ROUTER_BIAS, as_sse, new_tensors, state_heads
@@ -16,6 +17,8 @@ HALF_LIVES = 16.0, 4096.0
 """tokens; heads are spread between the two, evenly in the logarithm"""
 OPEN_GATE = 4.0
 """bias of the output gate: sigmoid(4) = 0.98"""
+MOST_ROWS = 64
+"""tokens for which reading a weight once per token costs less than copying it into float32"""
 
 
 class PreciseLinear(nn.Linear):
@@ -23,10 +26,20 @@ class PreciseLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., out], in float32 (float64), of input [..., in]."""
+        if keeps_precision(input):
+            from sse_convert.kernels.triton.precise_linear import precise_linear
+
+            projected: Tensor = precise_linear(input, self.weight, self.bias)
+            return projected
         dtype = precise_dtype(input)
         with torch.autocast(input.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+
+def keeps_precision(x: Tensor) -> bool:
+    """Whether `PreciseLinear` computes in float32 from x [..., in] as it is, so that nobody should copy it first."""
+    return x.numel() <= MOST_ROWS * x.shape[-1] and has_kernels(x)
 
 
 def precise_dtype(x: Tensor) -> torch.dtype:

@@ -18,9 +18,10 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
 from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.triton_backend import fuses
 from sse_convert.mixers import RecurrentMixer, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
-from sse_convert.modeling.initialise import precise_dtype
+from sse_convert.modeling.initialise import keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.replay import Replay
 from sse_convert.modeling.router import RoutedLayer
@@ -126,7 +127,7 @@ class SSEAttention(RoutedLayer):
         offset_q, offset_k, offset_v = (self._offset(flat, x, name) for flat, name in
                                         ((flat_q, "q"), (flat_k, "k"), (flat_v, "v")))  # fmt: skip
         q, k, rows = sparse = self._queries_and_keys(offset_q, offset_k, of_sparse, rotation)
-        precise = x.to(precise_dtype(x))
+        precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
@@ -172,14 +173,23 @@ class SSEAttention(RoutedLayer):
 
     def output(self, o: Tensor, x: Tensor) -> Tensor:
         """The residual branch [T, hidden] from the operator's o [T, Hq, V]; x [T, hidden] feeds the output gate."""
-        y = o if o.dtype == torch.float64 else o.float()
-        if self.mixer.output_norm == "rms":
-            y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
-        y = y.flatten(1) * self.sse_out_scale.to(y.dtype)
+        y = self._scaled(o, x.dtype)
         if self.mixer.output_gate:
             y = y * torch.sigmoid(self.sse_gate_up(self.sse_gate_down(x)))
         branch = getattr(self, self.spec.output)(y.to(x.dtype))
         return F.dropout(branch, self.output_dropout, self.training) if self.output_dropout else branch
+
+    def _scaled(self, o: Tensor, dtype: torch.dtype) -> Tensor:
+        """o [T, Hq, V] normed per head and scaled, [T, Hq*V]; precise, or in `dtype` where that comes next."""
+        if self.mixer.output_norm == "rms" and not self.mixer.output_gate and fuses(o):
+            from sse_convert.kernels.triton.norm import rms_norm
+
+            normed: Tensor = rms_norm(o, self.sse_out_scale, NORM_EPS, False, 0.0, dtype)
+            return normed.flatten(1)
+        y = o.to(precise_dtype(o))
+        if self.mixer.output_norm == "rms":
+            y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
+        return y.flatten(1) * self.sse_out_scale.to(y.dtype)
 
     def _attend(self, inputs: dict[str, Any], layout: SequenceLayout, cache: Any, length: int) -> Tensor:
         sequences: dict[str, Any] = {

@@ -100,6 +100,41 @@ def test_nothing_starts_past_the_deadline(tmp_path):
     assert "training" not in json.loads(out.read_text())
 
 
+def test_a_resumed_run_measures_what_its_commit_has_not(tmp_path, monkeypatch):
+    """A figure of the same commit stays, one of another commit is replaced, what is not asked for is left alone."""
+    out, measured = tmp_path / "report.json", []
+    monkeypatch.setattr(Trainer, "measure", lambda self, *args, **options: measured.append(1) or {"tokens_per_s": 1.0})
+    command = ["--out", str(out), *DRY_RUN, "train", "--models", "teacher", "hybrid-kv"]
+    for commit, models, resumed, expected in (
+        ("first", ["teacher", "hybrid-kv"], [], {"teacher": "first", "hybrid-kv": "first"}),
+        ("first", ["teacher", "hybrid-kv"], ["--resume"], {"teacher": "first", "hybrid-kv": "first"}),
+        ("second", ["hybrid-kv"], ["--resume"], {"teacher": "first", "hybrid-kv": "second"}),
+    ):
+        monkeypatch.setenv("COMMIT", commit)
+        hybrid.main([*command[:-2], *models, *resumed])
+        report = json.loads(out.read_text())
+        assert {row["model"]: row["commit"] for row in report["training"]} == expected
+    assert len(measured) == 3
+    assert [run["commit"] for run in report["earlier"]] == ["first", "first"]
+    assert report["environment"]["commit"] == "second"
+    assert "| second |" in plot_hybrid.markdown(report)
+
+
+def test_a_figure_that_fails_later_is_not_lost(tmp_path, monkeypatch):
+    out = tmp_path / "report.json"
+    monkeypatch.setattr(Trainer, "measure", lambda self, *args, **options: {"tokens_per_s": 1.0})
+    command = ["--out", str(out), *DRY_RUN, "train", "--models", "teacher"]
+    monkeypatch.setenv("COMMIT", "first")
+    hybrid.main(command)
+    monkeypatch.setenv("COMMIT", "second")
+    hybrid.main([*command, "--resume"])
+    monkeypatch.setenv("COMMIT", "third")
+    monkeypatch.setattr(Trainer, "measure", lambda self, *args, **options: 1 / 0)
+    hybrid.main([*command, "--resume"])
+    rows = json.loads(out.read_text())["training"]
+    assert [(row["commit"], "error" in row) for row in rows] == [("second", False), ("third", True)]
+
+
 def test_softmax_layers_attend_to_every_slot_on_request():
     """The keys of a slot that nothing filled are zeros: seen under `default`, hidden under `own`."""
     model = tiny("teacher")
@@ -200,7 +235,7 @@ def test_verdicts_take_the_best_of_both_sides():
     ]
     text = plot_hybrid.markdown(made)
     assert "| training tokens/s at 32k ≥ 2x | 0.6b | hybrid-kv | 1 | 2.00x | met |" in text
-    assert "| 0.6b | hybrid-kv | 32k | 1 | flash |  | out of memory |  |" in text
+    assert "| 0.6b | hybrid-kv | 32k | 1 | flash |  | x | out of memory |  |" in text
 
 
 def test_the_picture(report, tmp_path, capsys):

@@ -235,3 +235,15 @@ def test_outcome_has_gradients_only_if_asked() -> None:
     (alone,) = outcome(p, backward=False)
     assert not alone.requires_grad
     assert relative_error(alone, o) == 0
+
+
+def test_a_run_that_goes_on_keeps_the_commits_of_its_cells() -> None:
+    left = {"error": sse_operator.NO_TIME}
+    first = {"environment": {"commit": "first"}, "cells": [{"ms": 1.0}, left], "seconds": {"figure": 1.0}}
+    report = sse_operator.continued(first)
+    assert report["cells"] == [{"ms": 1.0, "commit": "first"}]
+    report |= {"environment": {"commit": "second"}, "cells": [*report["cells"], {"ms": 2.0, "commit": "second"}]}
+    again = sse_operator.continued(report)
+    assert [cell["commit"] for cell in again["cells"]] == ["first", "second"]
+    assert [env["commit"] for env in again["earlier"]] == ["first", "second"]
+    assert first["cells"] == [{"ms": 1.0}, left]

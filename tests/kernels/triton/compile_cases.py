@@ -13,7 +13,9 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.triton.decode import sse_attention_decode
+from sse_convert.kernels.triton.norm import rms_norm
 from sse_convert.kernels.triton.operator import sse_attention_triton
+from sse_convert.kernels.triton.precise_linear import precise_linear
 from sse_convert.kernels.triton.routing import select, slot_layout
 from sse_convert.kernels.triton.token_attention import token_attention
 from sse_convert.kernels.validation import build_inputs
@@ -76,6 +78,16 @@ def attend(D: int, dtype: torch.dtype) -> None:
         token_attention(q, cached, cached, torch.ones(2, 300, dtype=torch.bool), 0.1)
 
 
+def norm(rows: tuple[int, ...], sets: int, rounds: bool) -> None:
+    x = torch.zeros(rows, dtype=torch.bfloat16)
+    rms_norm(x, torch.zeros(sets * rows[-1]), 1e-6, rounds, 0.0, torch.bfloat16)
+
+
+def project(inputs: int, outputs: int, bias: bool) -> None:
+    x, weight = torch.zeros(2, inputs, dtype=torch.bfloat16), torch.zeros(outputs, inputs, dtype=torch.bfloat16)
+    precise_linear(x, weight, torch.zeros(outputs) if bias else None)
+
+
 BF16 = torch.bfloat16
 COMPILE_CASES = {
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
@@ -102,6 +114,12 @@ COMPILE_CASES = {
     ),
     "decode": CompileCase(partial(decode, dims=(128, 128), dtype=BF16)),
     "token attention": CompileCase(partial(attend, 128, BF16)),
+    "norm": CompileCase(partial(norm, (1, 1024), 1, True)),
+    "norm of heads": CompileCase(partial(norm, (1, 16, 128), 16, False)),
+    "norms of a prefill": CompileCase(partial(norm, (8192, 128), 16, True)),
+    "norm of 16384": CompileCase(partial(norm, (1, 16384), 1, False)),
+    "projection down": CompileCase(partial(project, 4096, 16, False)),
+    "projection up": CompileCase(partial(project, 16, 4096, True)),
     "decode with everything": CompileCase(
         partial(decode, dims=(80, 96), dtype=BF16, heads=(2, 3), states=True, k_map="softmax", decay_normalizer=16.0,
                 top_k=2, read_top_k=3, router_bias=torch.zeros(4)),

@@ -1,0 +1,59 @@
+"""The RMS norms of a model that generates, as one kernel each, where transformers runs up to eight."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sse_convert.kernels.triton_backend import fuses
+
+MAX_CHANNELS = 16384
+"""of a row, which one program of the kernel holds"""
+ROUND_FIRST = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Granite", "SmolLM3")
+"""families whose norm rounds to the input's dtype before the weight multiplies"""
+OFFSETS = {**dict.fromkeys((*ROUND_FIRST, "Olmo2"), 0.0), "Gemma2": 1.0, "Gemma3": 1.0}
+"""by family: what is added to the weight of its norm"""
+
+
+@contextmanager
+def fused_norms(model: PreTrainedModel) -> Iterator[None]:
+    """In this block, norms of known classes run in one kernel where they can (see `fuses`), with the same rounding.
+
+    Not in a model with compiled parts, which would be compiled anew when a method of theirs changes.
+    """
+    compiled = is_compiled(model.forward) or any(part._compiled_call_impl is not None for part in model.modules())
+    replaced = [] if compiled else [module for module in model.modules() if _known(module)]
+    for module in replaced:
+        module.forward = functools.partial(_norm, module, module.forward)
+    try:
+        yield
+    finally:
+        for module in replaced:
+            del module.forward
+
+
+def is_compiled(forward: Callable[..., Any]) -> bool:
+    """Whether torch.compile made a function."""
+    return hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def _known(module: nn.Module) -> bool:
+    family = type(module).__name__.removesuffix("RMSNorm")
+    return family in OFFSETS and type(module).__module__.startswith("transformers.") and "forward" not in vars(module)
+
+
+def _norm(module: nn.Module, plain: functools.partial[Tensor], x: Tensor) -> Tensor:
+    if not fuses(x) or x.shape[-1] > MAX_CHANNELS:
+        return plain(x)
+    from sse_convert.kernels.triton.norm import rms_norm
+
+    family, weight = type(module).__name__.removesuffix("RMSNorm"), module.get_parameter("weight")
+    eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    rounds = family in ROUND_FIRST
+    dtype = torch.promote_types(x.dtype, weight.dtype) if rounds else x.dtype
+    normed: Tensor = rms_norm(x, weight, eps, rounds, OFFSETS[family], dtype)
+    return normed
