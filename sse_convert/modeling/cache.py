@@ -208,7 +208,7 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
 class SlidingCacheLayer(_CountingLayer):
     """Keys and values of one sliding layer: the first `sinks` real tokens of each row and the last window - 1 columns.
 
-    `update` returns [sinks, window - 1 columns, new tokens]; `sliding.cached_mask` says which of them a query sees, so
+    `update` returns [sinks, window - 1 columns, new tokens]; `sliding.cached_sees` says which of them a query sees, so
     sinks that are still inside the window, and slots not yet filled, count once or not at all.
     """
 

@@ -117,7 +117,8 @@ class SSEBaseMixin(_Source):
             past_key_values = DynamicCache(config=self.config)
         self.sse_install(past_key_values)
         shape = batch, length
-        kwargs.update(self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts))
+        weights = kwargs.get("output_attentions", self.config.output_attentions)
+        kwargs.update(self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, weights))
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -140,7 +141,7 @@ class SSEBaseMixin(_Source):
             install(cache, self.config, self._sse_indices, self._sse_windows)
 
     def _sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
-                  mask: Tensor | None, starts: Tensor | None) -> dict[str, Any]:  # fmt: skip
+                  mask: Tensor | None, starts: Tensor | None, weights: bool) -> dict[str, Any]:  # fmt: skip
         """The keyword arguments that converted layers need, made once for all layers.
 
         Args:
@@ -150,12 +151,13 @@ class SSEBaseMixin(_Source):
             cache: the cache, with its layers installed, or None.
             mask: bool [B, T] part of it for the new tokens; None for no padding.
             starts: bool [B, T] first tokens of packed documents, or None.
+            weights: whether attention weights are to be returned.
         """
         if not self._sse_converted():
             return {}
         layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts)
         kind = self.config._attn_implementation
-        sees = sliding_masks(self._sse_windows, cache, attention_mask, mask, starts, shape, device)
+        sees = sliding_masks(self._sse_windows, cache, attention_mask, mask, starts, shape, device, weights)
         return {
             LAYOUT: layout,
             MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},

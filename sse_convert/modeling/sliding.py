@@ -6,10 +6,13 @@ A query sees itself, the window - 1 columns before it, and the first `sinks` rea
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.cache import SlidingCacheLayer
+from sse_convert.modeling.visibility import Columns, all_keys, in_blocks
+from sse_convert.modeling.window_attention import Sees, WindowBlocks, use_window_attention
 
 MASKS = "sse_sliding_masks"
 """keyword argument that carries the masks, one per (window, sinks), keyed by `mask_key`"""
@@ -50,12 +53,13 @@ class SlidingHook:
 
 def make_sliding(attention: nn.Module, layer_idx: int, window: int, sinks: int) -> None:
     """Limit a softmax attention module to a window with sinks."""
+    use_window_attention(attention)
     attention.register_forward_pre_hook(SlidingHook(layer_idx, window, sinks), with_kwargs=True)
 
 
 def training_mask(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int,
                   device: torch.device) -> Tensor:  # fmt: skip
-    """Who sees whom in a batch without cache.
+    """Who sees whom in a batch without cache, of all keys.
 
     Args:
         mask: bool [B, T], False for padding; None for none.
@@ -68,21 +72,48 @@ def training_mask(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, 
     Returns:
         bool [B, 1, T, T], True where the query (third dim) sees the key.
     """
-    batch, length = shape
-    real = torch.ones(batch, length, dtype=torch.bool, device=device) if mask is None else mask.to(device)
-    document = torch.zeros_like(real, dtype=torch.long) if starts is None else starts.to(device).long().cumsum(1)
+    columns, _ = _row_columns(mask, starts, shape, sinks, device)
+    return all_keys(columns, shape[1], window)[:, None]
+
+
+def training_sees(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int,
+                  device: torch.device) -> Sees:  # fmt: skip
+    """As `training_mask`; in blocks for rows of more than two windows, so that memory and time are linear in T."""
+    length = shape[1]
+    if length <= 2 * window:
+        return training_mask(mask, starts, shape, window, sinks, device)
+    columns, before = _row_columns(mask, starts, shape, sinks, device)
+    wanted = before[:, ::window, None] + torch.arange(1, sinks + 1, device=device)
+    found = torch.searchsorted(columns.real.long().cumsum(1), wanted.flatten(1))
+    far = _out_of_reach(found.view(wanted.shape), 0, window).expand(-1, -1, window, -1)
+    if columns.document is not None:
+        document = F.pad(columns.document, (0, wanted.shape[1] * window - length)).view(len(before), -1, window)
+        far = far & (document == document[..., :1])[..., None]
+    return in_blocks(columns, far, found.clamp_max(length - 1), length, window, 0)
+
+
+def _row_columns(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], sinks: int,
+                 device: torch.device) -> tuple[Columns, Tensor]:  # fmt: skip
+    """The columns of rows without past; and how many real tokens [B, T] of the row precede a token's document."""
+    real = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device)
     rank = real.long().cumsum(1)
-    if starts is not None:  # rank within the document: packed rows have no padding
-        first = torch.where(starts.to(device), rank, 0).cummax(1).values
-        rank = rank - first + 1
-    column = torch.arange(length, device=device)
-    near = _near(column, column[None], window)
-    sees = near | (rank <= sinks)[:, None] & (column <= column[:, None])
-    return (sees & (document[:, None] == document[:, :, None]) & real[:, None])[:, None]
+    if starts is None:
+        return Columns(real, rank <= sinks, None), torch.zeros_like(rank)
+    starts = starts.to(device)
+    before = torch.where(starts, rank - 1, 0).cummax(1).values  # packed rows have no padding
+    return Columns(real, rank - before <= sinks, starts.long().cumsum(1)), before
 
 
-def cached_mask(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: int, length: int,
-                device: torch.device) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _out_of_reach(columns: Tensor, first: Any, window: int) -> Tensor:
+    """bool [B, blocks, 1, sinks], whether sinks lie more than window - 1 columns before each block of queries, the
+    first of which begins at column `first`; of their columns [B, blocks, sinks]."""
+    begin = torch.arange(columns.shape[1], device=columns.device) * window + first
+    far: Tensor = columns <= begin[:, None] - window
+    return far[:, :, None]
+
+
+def cached_sees(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: int, length: int,
+                device: torch.device, whole: bool = False) -> tuple[Sees, Tensor]:  # fmt: skip
     """Who sees whom when `layer` holds the past.
 
     Args:
@@ -91,10 +122,12 @@ def cached_mask(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: 
         batch: B.
         length: T.
         device: of the results.
+        whole: not in blocks, however long.
 
     Returns:
-        bool [B, 1, T, sinks + window - 1 + T], in the order in which the layer returns keys; and the column of each
-        row's sinks, int64 [B, sinks], for `SlidingCacheLayer.locate_sinks`.
+        bool [B, 1, T, sinks + window - 1 + T], in the order in which the layer returns keys, or in blocks for more than
+        two windows of tokens; and the column of each row's sinks, int64 [B, sinks], for
+        `SlidingCacheLayer.locate_sinks`.
     """
     seen = layer.seen.to(device) if isinstance(layer.seen, Tensor) else layer.seen
     recent = torch.arange(layer.past_columns + length, device=device) + (seen - layer.past_columns)
@@ -107,16 +140,20 @@ def cached_mask(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: 
         wanted = torch.arange(1, layer.sinks + 1, device=device).expand(batch, -1)
         found = torch.searchsorted(filled.long().cumsum(1), wanted.contiguous())
         sink_columns = torch.where(found < filled.shape[1], found, NOT_SEEN)
-    query = recent[layer.past_columns :]
-    is_sink = (recent[None, :, None] == sink_columns[:, None]).any(2)
-    sees = _near(query, recent[None], layer.window) | is_sink[:, None] & (recent <= query[:, None])
-    in_store = (sink_columns < recent[0])[:, None].expand(batch, length, layer.sinks)
-    return torch.cat([in_store, sees & real[:, None]], 2)[:, None], sink_columns
+    columns = Columns(real, (recent[None, :, None] == sink_columns[:, None]).any(2), None)
+    window = layer.window
+    if whole or length <= 2 * window:
+        in_store = (sink_columns < recent[0])[:, None].expand(batch, length, layer.sinks)
+        return torch.cat([in_store, all_keys(columns, length, window)], 2)[:, None], sink_columns
+    blocks = -(-length // window)
+    stored = torch.arange(layer.sinks, device=device).repeat(batch, blocks)
+    far = _out_of_reach(sink_columns[:, None].expand(-1, blocks, -1), seen, window).expand(-1, -1, window, -1)
+    return in_blocks(columns, far, stored, length, window, layer.sinks), sink_columns
 
 
 def sliding_masks(windows: dict[int, tuple[int, int]], cache: Any, attention_mask: Tensor | None,
                   mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int],
-                  device: torch.device) -> dict[str, Tensor]:  # fmt: skip
+                  device: torch.device, whole: bool = False) -> dict[str, Sees]:  # fmt: skip
     """The masks of one forward, one per (window, sinks); with a cache, its layers learn where their sinks are.
 
     Args:
@@ -127,23 +164,25 @@ def sliding_masks(windows: dict[int, tuple[int, int]], cache: Any, attention_mas
         starts: bool [B, T] first tokens of packed documents, or None.
         shape: (B, T).
         device: of the masks.
+        whole: not in blocks, which give no attention weights.
 
     Returns:
-        `mask_key` -> bool [B, 1, T, keys].
+        `mask_key` -> bool [B, 1, T, keys], or in blocks.
     """
-    masks: dict[str, Tensor] = {}
+    masks: dict[str, Sees] = {}
     for pair in sorted(set(windows.values())):
         if cache is None:
-            masks[mask_key(*pair)] = training_mask(mask, starts, shape, *pair, device)
+            sees = training_mask if whole else training_sees
+            masks[mask_key(*pair)] = sees(mask, starts, shape, *pair, device)
             continue
         layers = [cache.layers[index] for index, own in windows.items() if own == pair]
-        masks[mask_key(*pair)], sinks = cached_mask(layers[0], attention_mask, *shape, device)
+        masks[mask_key(*pair)], sinks = cached_sees(layers[0], attention_mask, *shape, device, whole)
         for layer in layers:
             layer.locate_sinks(sinks)
     return masks
 
 
-def attention_mask_for(kind: str, sees: Tensor, dtype: torch.dtype) -> Tensor:
+def attention_mask_for(kind: str, sees: Sees, dtype: torch.dtype) -> Sees:
     """The mask in the form that an attention implementation takes.
 
     Raises:
@@ -157,10 +196,11 @@ def attention_mask_for(kind: str, sees: Tensor, dtype: torch.dtype) -> Tensor:
         )
     if kind != "eager":
         return sees
+    if isinstance(sees, WindowBlocks):
+        return sees._replace(sees=_additive(sees.sees, dtype))
+    return _additive(sees, dtype)
+
+
+def _additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
     hidden = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # eager attention's softmax is in float32
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, hidden)
-
-
-def _near(query: Tensor, key: Tensor, window: int) -> Tensor:
-    distance = query[:, None] - key[:, None]
-    return (distance >= 0) & (distance < window)

@@ -16,8 +16,9 @@ from sse_convert.modeling.architectures import attention_dims, source_spec
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
-from sse_convert.modeling.sliding import attention_mask_for, training_mask
+from sse_convert.modeling.sliding import attention_mask_for, training_sees
 from sse_convert.modeling.tensors import as_sse
+from sse_convert.modeling.window_attention import Sees, use_window_attention
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.formulas import decay_and_router, output_scale
 from sse_convert.surgery.statistics import Collector
@@ -35,7 +36,8 @@ class Window:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As the layer's attention, whatever mask it was given."""
-        kwargs["attention_mask"] = self.mask(_hidden(args, kwargs).shape[1])
+        hidden = _hidden(args, kwargs)
+        kwargs["attention_mask"] = self.mask((hidden.shape[0], hidden.shape[1]))
         return self.softmax(*args, **kwargs)
 
 
@@ -45,15 +47,14 @@ class WindowMask:
     def __init__(self, model: PreTrainedModel, mixer: SlidingMixer) -> None:
         self.model = model
         self.mixer = mixer
-        self._last = 0, torch.empty(0)
+        self._last: tuple[tuple[int, int], Sees] = (0, 0), torch.empty(0)
 
-    def __call__(self, length: int) -> Tensor:
-        """[1, 1, T, T] for T tokens."""
-        if self._last[0] != length:
-            shape = 1, length
-            sees = training_mask(None, None, shape, self.mixer.window, self.mixer.sinks, self.model.device)
+    def __call__(self, shape: tuple[int, int]) -> Sees:
+        """Of a batch of shape (B, T)."""
+        if self._last[0] != shape:
+            sees = training_sees(None, None, shape, self.mixer.window, self.mixer.sinks, self.model.device)
             kind = str(self.model.config._attn_implementation)
-            self._last = length, attention_mask_for(kind, sees, self.model.dtype)
+            self._last = shape, attention_mask_for(kind, sees, self.model.dtype)
         return self._last[1]
 
 
@@ -89,6 +90,8 @@ class Swap:
         ]
         self.softmax: list[Forward] = [attention.forward for attention in self.attention]
         if isinstance(mixer, SlidingMixer):
+            for attention in self.attention:
+                use_window_attention(attention)
             mask = WindowMask(model, mixer)
             self.stand_ins: Sequence[Forward] = [Window(softmax, mask) for softmax in self.softmax]
         else:

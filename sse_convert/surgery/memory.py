@@ -9,7 +9,9 @@ Activations kept for the backward pass, in bytes per token and layer (d width, m
 kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
     norms and residual      24 d + 2 d if a = 2, and 6 (q + kv) where q and k are normalised
     feed-forward            4 a m
-    softmax attention       2 a (q + kv), and 2 a T more under a window mask (attention with a mask keeps it)
+    softmax attention       2 a (q + kv)
+    window (w, s sinks)     4 a q + (2 a q s / w) + a (2 w + s) beside that: two copies of keys and values, and the mask
+                            of a block, which is once more kept for all layers, with a byte for each entry
     SSE                     see `_sse_bytes`
 With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
 each layer's input and target (2 a d) and one layer's activations. The constants were fitted to what autograd saves
@@ -44,12 +46,10 @@ class StageMemory:
     """bytes that do not depend on the row: weights, gradients, optimizer, teacher, a chunk of logits"""
     per_token: float
     """activation bytes per token"""
-    per_token_squared: float
-    """bytes per squared row length, from window masks"""
 
     def total(self, seq_len: int, rows: int) -> float:
         """Bytes for a forward and backward pass over `rows` rows of `seq_len` tokens."""
-        return self.fixed + rows * (self.per_token * seq_len + self.per_token_squared * seq_len**2)
+        return self.fixed + rows * self.per_token * seq_len
 
     def longest(self, gpu_gib: int) -> int:
         """Tokens of the longest single row that fits a GPU, a multiple of 256; 0 if the model itself does not fit."""
@@ -115,10 +115,8 @@ def stage_memory(
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
-    windows = [mixer for mixer in mixers if isinstance(mixer, SlidingMixer)]
-    masks = len({(mixer.window, mixer.sinks) for mixer in windows})
-    masked = min(1, len(windows)) if checkpointing or stage.loss == "layer_mse" else len(windows)
-    return StageMemory(fixed=fixed, per_token=kept, per_token_squared=masks + element * masked)
+    masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, SlidingMixer)}.values())
+    return StageMemory(fixed=fixed, per_token=kept + masks)
 
 
 def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
@@ -135,7 +133,18 @@ def _attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> f
     dims = geometry.dims
     if isinstance(mixer, RecurrentMixer):
         return _sse_bytes(geometry, as_sse(mixer), element)
-    return 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)
+    softmax = 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)
+    return softmax + (_window_bytes(geometry, mixer, element) if isinstance(mixer, SlidingMixer) else 0)
+
+
+def _block_keys(mixer: SlidingMixer) -> int:
+    """Keys that a query is compared with."""
+    return 2 * mixer.window + mixer.sinks
+
+
+def _window_bytes(geometry: Geometry, mixer: SlidingMixer, element: int) -> float:
+    query = geometry.dims.query_heads * geometry.dims.head_dim
+    return element * _block_keys(mixer) * (1 + 2 * query / mixer.window)
 
 
 def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:

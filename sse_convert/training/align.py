@@ -22,7 +22,7 @@ from sse_convert.mixers import SlidingMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.hybrid import LAYOUT
 from sse_convert.modeling.layout import document_layout, document_starts, row_layout
-from sse_convert.modeling.sliding import MASKS, attention_mask_for, mask_key, training_mask
+from sse_convert.modeling.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import full_state, writing
 from sse_convert.training.layer_error import LayerError, error_sums
@@ -253,7 +253,7 @@ def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[
     kind = str(student.config._attn_implementation)
     masks = {
         mask_key(window, sinks): attention_mask_for(
-            kind, training_mask(None, starts, shape, window, sinks, position_ids.device), student.dtype
+            kind, training_sees(None, starts, shape, window, sinks, position_ids.device), student.dtype
         )
         for window, sinks in windows
     }

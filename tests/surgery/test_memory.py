@@ -31,6 +31,7 @@ MIXERS = [
     {"kind": "gdn"},
     {"kind": "mom"},
     {"kind": "sse", "update": "delta", "k_feature_map": "l2"},
+    {"kind": "sliding", "window": 64},
 ]
 
 
@@ -115,17 +116,19 @@ def test_trained_parameters():
     assert trained_parameters(sizes, [mixer, None], stage(train="lora"), Lora()) > added + 200_000
 
 
-def test_checkpointing_keeps_less_and_windows_are_quadratic():
+def test_checkpointing_keeps_less():
     plain, kept = memory([None] * 8), memory([None] * 8, checkpointing=True)
     assert kept.per_token < plain.per_token / 4
-    assert plain.per_token_squared == 0
-    assert memory([SlidingMixer()] * 2).per_token_squared == 1 + 2 * 2
-    assert memory([SlidingMixer()] * 2, checkpointing=True).per_token_squared == 1 + 2
+
+
+def test_windows_keep_one_mask_for_all_layers():
+    one, two = memory([SlidingMixer()]).per_token, memory([SlidingMixer()] * 2).per_token
+    assert 2 * one - two == 2 * 128 + 4
 
 
 def test_longest_row_is_the_last_that_fits():
-    estimate = StageMemory(fixed=GIB, per_token=100_000, per_token_squared=2)
+    estimate = StageMemory(fixed=GIB, per_token=100_000)
     longest = estimate.longest(24)
     assert longest % 256 == 0
     assert estimate.total(longest, 1) <= 24 * GIB * USABLE < estimate.total(longest + 256, 1)
-    assert StageMemory(fixed=30 * GIB, per_token=1, per_token_squared=0).longest(24) == 0
+    assert StageMemory(fixed=30 * GIB, per_token=1).longest(24) == 0

@@ -1,0 +1,108 @@
+"""Softmax attention of window layers: under a mask, or in blocks of queries, linear in the length.
+
+A family's attention module calls the function that its configuration names. Window layers see their model's
+configuration through `WindowConfig`, so that they call `window_attention`, which calls what the model names (sdpa,
+eager with the family's soft caps, ...) with queries, keys and values as they are or with blocks of them as rows.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+WINDOW_ATTENTION = "sse_window"
+"""name under which transformers finds `window_attention`"""
+
+
+class WindowBlocks(NamedTuple):
+    """Who sees whom when each block of `window` queries attends to its sinks, the block before it and itself."""
+
+    sees: Tensor
+    """[B * blocks, 1, window, sinks + 2 * window], bool or in the form the attention takes"""
+    sinks: Tensor
+    """int64 [B, blocks * sinks], where each block's sinks are among the keys"""
+    first: int
+    """keys in front of those of consecutive columns: none, or the sinks that a cache keeps"""
+
+
+Sees = Tensor | WindowBlocks
+"""bool [B, 1, T, keys], True where the query sees the key; or in blocks"""
+
+
+class WindowConfig:
+    """A model's configuration, but for the attention function that it names.
+
+    Args:
+        attention: the family's attention module.
+    """
+
+    _attn_implementation = WINDOW_ATTENTION
+
+    def __init__(self, attention: nn.Module) -> None:
+        self.model: Any = attention.config
+        self.eager: Callable[..., Any] = sys.modules[type(attention).__module__].eager_attention_forward
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # asked before they are set, of a copy in the making
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+def use_window_attention(attention: nn.Module) -> None:
+    """Let a family's attention module take masks in blocks; with others it is what it was. Twice is as once."""
+    config: Any = attention.config
+    if config._attn_implementation != WINDOW_ATTENTION:
+        attention.config = WindowConfig(attention)  # type: ignore[assignment]
+
+
+def window_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Sees | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """What a window layer's attention module calls.
+
+    Args:
+        module: the attention module, whose `config` is a `WindowConfig`.
+        query: [B, Hq, T, D].
+        key: [B, H, keys, D].
+        value: [B, H, keys, D].
+        attention_mask: who sees whom; None for causal.
+        kwargs: scaling, dropout, soft cap and so on, for the attention function of the model.
+
+    Returns:
+        [B, T, Hq, D], and the attention weights where the model's function gives them for all keys.
+    """
+    config: Any = module.config
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(config.model._attn_implementation, config.eager)
+    if attention_mask is None or isinstance(attention_mask, Tensor):
+        result: tuple[Tensor, Tensor | None] = attend(module, query, key, value, attention_mask, **kwargs)
+        return result
+    batch, _, length, _ = query.shape
+    size = attention_mask.sees.shape[2]
+    blocks = len(attention_mask.sees) // batch
+    query = _apart(F.pad(query, (0, 0, 0, blocks * size - length)), blocks).transpose(1, 2).flatten(0, 1)
+    key, value = (_by_block(x, attention_mask, length, blocks) for x in (key, value))
+    output: Tensor = attend(module, query, key, value, attention_mask.sees, **kwargs)[0]
+    return output.reshape(batch, blocks * size, *output.shape[2:])[:, :length], None
+
+
+def _by_block(x: Tensor, window: WindowBlocks, length: int, blocks: int) -> Tensor:
+    """Keys or values [B, H, keys, D] as [B * blocks, H, sinks + 2 * window, D]."""
+    size = window.sees.shape[2]
+    index = window.sinks[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+    sinks = _apart(x.gather(2, index), blocks)
+    past = x.shape[2] - window.first - length
+    recent = _apart(F.pad(x[:, :, window.first :], (0, 0, size - past, blocks * size - length)), blocks + 1)
+    return torch.cat([sinks, recent[:, :, :-1], recent[:, :, 1:]], 3).transpose(1, 2).flatten(0, 1)
+
+
+def _apart(x: Tensor, blocks: int) -> Tensor:
+    """[B, H, blocks, n / blocks, D] of x [B, H, n, D]."""
+    return x.reshape(*x.shape[:2], blocks, x.shape[2] // blocks, x.shape[3])
+
+
+AttentionInterface.register(WINDOW_ATTENTION, window_attention)
