@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.markdown import anchor, prose, table
-from sse_convert.mixers import FULL, MIXER_TYPES, NOT_BUILT
+from sse_convert.mixers import FULL, MIXER_TYPES
 from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.presets import preset_names, preset_summary, preset_text
 from sse_convert.recipe.schema import Recipe
@@ -28,9 +28,6 @@ def recipe_page() -> str:
         lines += ["", f"## {heading}", "", prose(definitions[name]["description"]), ""]
         lines += _keys(definitions[name], headings)
     lines += ["", f"`{FULL}` is the teacher's attention, untouched, and has no keys."]
-    if NOT_BUILT:
-        refused = ", ".join(f"`{kind}`" for kind in NOT_BUILT)
-        lines += [f"Refused by name, because they do not exist yet: {refused}."]
     return "\n".join([*lines, ""])
 
 

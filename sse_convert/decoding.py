@@ -21,12 +21,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from sse_convert.errors import UsageError
 from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
-from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
+from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.sliding import TOKEN_ATTENTION
 from sse_convert.norms import fused_norms, is_compiled
 
 _SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer)
-_OWN = (SSECacheLayer, SlidingCacheLayer)
+_OWN = (SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer)
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOVING_ROPE = ("dynamic", "longrope")
 """rotary embeddings that look at the positions on the host in every step"""

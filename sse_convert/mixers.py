@@ -265,18 +265,50 @@ class SlidingMixer:
             raise ValueError(f"sinks is {self.sinks}, expected 0 or more")
 
 
-RecurrentMixer = SSEMixer | GLAMixer | GDNMixer | MoMMixer
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class SSESlidingMixer(SSEMixer):
+    """SSE beside the teacher's softmax attention in a window: what the window misses is what SSE learns.
+
+    Per head, the output is sse_window_scale * window + norm(SSE) * sse_out_scale, then the teacher's output projection.
+    Both branches use the teacher's projections. The window's scale is 1 at first and SSE's is calibrated to the root
+    mean square of what the window misses of the teacher's output, so that conversion starts from window attention and
+    alignment gives SSE the rest to learn.
+    """
+
+    kind: Literal["sse+sliding"] = "sse+sliding"  # type: ignore[assignment]
+    """mixer type"""
+    window: int = 128
+    """tokens a query of the window branch sees, itself included"""
+    sinks: int = 4
+    """first tokens of the document that stay visible to the window branch"""
+    branch_dropout: float = 0.0
+    """probability that a training step leaves out a layer's window branch, so that SSE cannot be idle"""
+
+    def _checks(self) -> list[tuple[bool, str]]:
+        return [
+            *SSEMixer._checks(self),
+            (self.window < 1, f"window is {self.window}, expected at least 1"),
+            (self.sinks < 0, f"sinks is {self.sinks}, expected 0 or more"),
+            (
+                not 0 <= self.branch_dropout < 1,
+                f"branch_dropout is {self.branch_dropout}, expected at least 0 and less than 1",
+            ),
+        ]
+
+
+WindowMixer = SlidingMixer | SSESlidingMixer
+"""mixers with softmax attention in a window"""
+RecurrentMixer = SSEMixer | SSESlidingMixer | GLAMixer | GDNMixer | MoMMixer
 """mixers with a recurrent state; one layer runs them all, as SSE"""
 Mixer = RecurrentMixer | SlidingMixer
 MIXER_TYPES: dict[str, type[Mixer]] = {
     "sse": SSEMixer,
+    "sse+sliding": SSESlidingMixer,
     "gla": GLAMixer,
     "gdn": GDNMixer,
     "mom": MoMMixer,
     "sliding": SlidingMixer,
 }
-NOT_BUILT = ("sse+sliding",)
-"""mixer kinds that are planned and rejected by name until they exist"""
 
 
 def mixer_from_dict(data: dict[str, Any]) -> Mixer:

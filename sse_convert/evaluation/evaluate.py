@@ -30,7 +30,7 @@ from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, layer_bytes
+from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.teacher import open_teacher
 from sse_convert.training.data.rows import RowReader, stack
@@ -321,13 +321,12 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
     lengths = {windows.input_ids.shape[1] for windows in tasks.windows} | set(LENGTHS.values())
     lengths |= {len(samples[0].token_ids) for samples in tasks.needles} | set(tasks.speed_lengths)
     lengths |= {samples[0].length for samples in tasks.ruler}
-    states = [i for i, mixer in enumerate(student) if mixer is not None and mixer.kind != "sliding"]
     return tuple(
         CacheSize(
             length=length,
             teacher_bytes=cache_bytes(sizes, teacher, length),
             student_bytes=cache_bytes(sizes, student, length),
-            student_state_bytes=sum(layer_bytes(sizes, i, student[i], length) for i in states),
+            student_state_bytes=sum(state_bytes(sizes, mixer) for mixer in student),
         )
         for length in sorted(lengths)
     )

@@ -127,7 +127,8 @@ def _settings(mixer: dict[str, Any] | None) -> str:
     changed = [
         f"{key}={value}"
         for key, value in mixer_to_dict(built).items()
-        if key in ("num_partitions", "top_k") or (key != "kind" and getattr(built, key) != getattr(default, key))
+        if key in ("num_partitions", "top_k", "window", "sinks")
+        or (key != "kind" and getattr(built, key) != getattr(default, key))
     ]
     return f"{built.kind} " + ", ".join(changed) if changed else built.kind
 

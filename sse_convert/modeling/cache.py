@@ -1,6 +1,6 @@
 """Cache layers of converted layers, swapped into whatever transformers `Cache` arrives.
 
-Both serve dynamic and static caches: their tensors have static shapes, so the modes differ only in whether tensors are
+All serve dynamic and static caches: their tensors have static shapes, so the modes differ only in whether tensors are
 replaced or overwritten, and in the token counter (an int, or a tensor with a static address). Towards mask making they
 present themselves as full-attention layers, because transformers sizes masks on the first suitable layer of a cache.
 """
@@ -19,7 +19,7 @@ Replay = Callable[[Tensor, int], Tensor]
 
 
 class _CountingLayer(CacheLayerMixin):
-    """What both cache layers share: the token counter and how it shows to transformers."""
+    """What all cache layers share: the token counter and how it shows to transformers."""
 
     is_sliding = False
     is_croppable = True
@@ -355,6 +355,66 @@ class SlidingCacheLayer(_CountingLayer):
         self._each_tensor(lambda tensor: tensor[indices.to(tensor.device)])
 
 
+class SSESlidingCacheLayer(SlidingCacheLayer):
+    """What a layer with both branches keeps: the window's keys and values, and beside them SSE's state in `recurrent`.
+
+    Every change of rows or length is made to both; each counts the tokens that its own branch has seen.
+    """
+
+    def __init__(self, *, window: int, sinks: int, static_length: int | None = None) -> None:
+        super().__init__(window=window, sinks=sinks, static_length=static_length)
+        self.recurrent = SSECacheLayer(static_length=static_length)
+
+    def fix(self, slots: int) -> None:
+        """From now on keep the tensors where they are, as a static cache of `slots` columns does."""
+        super().fix(slots)
+        self.recurrent.fix(slots)
+
+    def release(self, length: int) -> None:
+        """Be a dynamic layer again, of `length` columns."""
+        super().release(length)
+        self.recurrent.release(length)
+
+    def activate_past_recording(self) -> None:
+        """Keep what `crop` needs to take tokens back.
+
+        Raises:
+            UsageError: the cache is static.
+        """
+        super().activate_past_recording()
+        self.recurrent.activate_past_recording()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens; 0 forgets what was recorded."""
+        super().crop(tokens_to_remove)
+        self.recurrent.crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        super().reset()
+        self.recurrent.reset()
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        super().offload()
+        self.recurrent.offload()
+
+    def prefetch(self) -> None:
+        """Move back."""
+        super().prefetch()
+        self.recurrent.prefetch()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        super().batch_repeat_interleave(repeats)
+        self.recurrent.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows."""
+        super().batch_select_indices(indices)
+        self.recurrent.batch_select_indices(indices)
+
+
 def counting_layer(cache: Any) -> Any:
     """A layer of a converted model in the cache, which knows the length; None if there is no cache or no such layer."""
     layers = [] if cache is None else cache.layers
@@ -368,7 +428,7 @@ def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, t
         cache: any transformers cache, or None.
         config: the model's configuration.
         sse_layers: indices of SSE layers.
-        windows: index of each sliding layer -> (window, sinks).
+        windows: index of each layer with a window -> (window, sinks); those of both kinds are in both arguments.
 
     Raises:
         UsageError: the cache is not a `Cache`, or already holds keys of a converted layer.
@@ -394,5 +454,6 @@ def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, t
     for index in sse_layers:
         cache.layers[index] = SSECacheLayer(static_length=static_length)
     for index, (window, sinks) in windows.items():
-        cache.layers[index] = SlidingCacheLayer(window=window, sinks=sinks, static_length=static_length)
+        kind = SSESlidingCacheLayer if index in sse_layers else SlidingCacheLayer
+        cache.layers[index] = kind(window=window, sinks=sinks, static_length=static_length)
     cache._sse_installed = True

@@ -19,7 +19,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import output_capturing
 
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.mixers import SlidingMixer
+from sse_convert.mixers import SlidingMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
 from sse_convert.modeling.cache import counting_layer, install
 from sse_convert.modeling.configuration import config_class_for, layer_mixers
@@ -35,6 +35,7 @@ from sse_convert.modeling.layout import (
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.window_branch import attention_layer
 
 _Source: Any = object
 """what the mixins are put in front of; to a type checker, a class with any attribute"""
@@ -68,9 +69,11 @@ class SSEBaseMixin(_Source):
                 self._sse_windows[index] = mixer.window, mixer.sinks
             elif mixer is not None:
                 backend = config.sse.get("backend", "auto")
-                new = SSEAttention(attention, config, index, spec=spec, mixer=mixer, backend=backend)
+                new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
                 setattr(layer, spec.attention, new)
                 self._sse_indices.append(index)
+                if isinstance(mixer, SSESlidingMixer):
+                    self._sse_windows[index] = mixer.window, mixer.sinks
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

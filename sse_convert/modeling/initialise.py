@@ -8,13 +8,15 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from sse_convert.kernels.triton_backend import has_kernels
-from sse_convert.mixers import RecurrentMixer, SSEMixer
+from sse_convert.mixers import RecurrentMixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import ROUTER_BIAS, as_sse, new_tensors, state_heads
 
 ROUTER_STD = 0.02
 HALF_LIVES = 16.0, 4096.0
 """tokens; heads are spread between the two, evenly in the logarithm"""
+RESIDUAL_SCALE = 0.01
+"""scale of SSE beside a window until calibration measures what the window misses: nearly none"""
 OPEN_GATE = 4.0
 """bias of the output gate: sigmoid(4) = 0.98"""
 MOST_ROWS = 64
@@ -79,7 +81,7 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
 
     Router rows are small, random and never zero (equal logits would tie); the low-rank side path and the per-partition
     offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
-    spread over the heads; scales start at one, the output gate open.
+    spread over the heads; scales start at one (SSE's beside a window at `RESIDUAL_SCALE`), the output gate open.
 
     Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones are
     nearly gated linear attention, since a scale of all writes cancels in the output norm, and converted a small teacher
@@ -100,7 +102,9 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
             init.copy_(tensor, decay_bias(dims, mixer).to(tensor))
         elif spec.name == "sse_gate_up.bias":
             init.constant_(tensor, OPEN_GATE)
-        elif spec.name in ("sse_out_scale", "sse_k_scale"):
+        elif spec.name == "sse_out_scale" and isinstance(mixer, SSESlidingMixer):
+            init.constant_(tensor, RESIDUAL_SCALE)
+        elif spec.name.endswith("_scale"):
             init.ones_(tensor)
         else:
             init.zeros_(tensor)

@@ -20,7 +20,8 @@ from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.triton_backend import fuses
 from sse_convert.mixers import RecurrentMixer, SSEMixer
-from sse_convert.modeling.architectures import ArchSpec, attention_dims
+from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims
+from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.replay import Replay
@@ -83,7 +84,7 @@ class SSEAttention(RoutedLayer):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """What decoder layers call.
 
         Args:
@@ -98,6 +99,23 @@ class SSEAttention(RoutedLayer):
         Raises:
             UsageError: no `sse_layout` arrived.
         """
+        dtype = hidden_states.dtype
+        heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
+        branch = getattr(self, self.spec.output)(heads)
+        if self.output_dropout:
+            branch = F.dropout(branch, self.output_dropout, self.training)
+        return layout.unpack(branch, *hidden_states.shape[:2]), None
+
+    def heads(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None,
+        sse_layout: SequenceLayout | None,
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, SequenceLayout]:
+        """The heads [T, Hq * D] before the output projection, normed and scaled, in `dtype`, and the layout. For other
+        arguments and errors see `forward`."""
         if sse_layout is None:
             raise UsageError(
                 f"layer {self.layer_idx} received no sse_layout",
@@ -110,8 +128,14 @@ class SSEAttention(RoutedLayer):
         if inputs["partition_gate"] is not None:
             inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
         self.remember(inputs["router_logits"], inputs.get("positions"))
-        o = self._attend(inputs, sse_layout, kwargs.get(self.spec.cache_argument), length)
-        return sse_layout.unpack(self.output(o, x), batch, length), None
+        cache = kwargs.get(self.spec.cache_argument)
+        o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
+        return self.scaled(o, x, dtype), sse_layout
+
+    def state_layer(self, cache: Any) -> SSECacheLayer:
+        """The layer of the cache that holds the state."""
+        layer: SSECacheLayer = cache.layers[self.layer_idx]
+        return layer
 
     def operator_inputs(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
         """Everything `sse_attention` needs of T tokens, except sequences and states.
@@ -159,27 +183,17 @@ class SSEAttention(RoutedLayer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The teacher's q [T, Hq*D], k and v [T, kv heads * D], before norm and rotation."""
-        dims = self.dims
-        modules = [getattr(self, name) for name in self.spec.qkv]
-        if self.spec.qkv_layout == "separate":
-            q, k, v = (module(x) for module in modules)
-        elif self.spec.qkv_layout == "blocks":
-            query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
-            q, k, v = modules[0](x).split([query, key, key], dim=-1)
-        else:
-            heads = _split(modules[0](x), dims.query_heads, 3, dims.head_dim)
-            q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
-        return q, k, v
+        return projections(self, self.spec, self.dims, x)
 
-    def output(self, o: Tensor, x: Tensor) -> Tensor:
-        """The residual branch [T, hidden] from the operator's o [T, Hq, V]; x [T, hidden] feeds the output gate."""
-        y = self._scaled(o, x.dtype)
+    def scaled(self, o: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The operator's o [T, Hq, V] as heads [T, Hq * V] in `dtype`, normed and scaled; x [T, hidden] feeds the output
+        gate."""
+        y = self._normed(o, dtype)
         if self.mixer.output_gate:
             y = y * torch.sigmoid(self.sse_gate_up(self.sse_gate_down(x)))
-        branch = getattr(self, self.spec.output)(y.to(x.dtype))
-        return F.dropout(branch, self.output_dropout, self.training) if self.output_dropout else branch
+        return y.to(dtype)
 
-    def _scaled(self, o: Tensor, dtype: torch.dtype) -> Tensor:
+    def _normed(self, o: Tensor, dtype: torch.dtype) -> Tensor:
         """o [T, Hq, V] normed per head and scaled, [T, Hq*V]; precise, or in `dtype` where that comes next."""
         if self.mixer.output_norm == "rms" and not self.mixer.output_gate and fuses(o):
             from sse_convert.kernels.triton.norm import rms_norm
@@ -191,15 +205,16 @@ class SSEAttention(RoutedLayer):
             y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
         return y.flatten(1) * self.sse_out_scale.to(y.dtype)
 
-    def _attend(self, inputs: dict[str, Any], layout: SequenceLayout, cache: Any, length: int) -> Tensor:
+    def _attend(
+        self, inputs: dict[str, Any], layout: SequenceLayout, layer: SSECacheLayer | None, length: int
+    ) -> Tensor:
         sequences: dict[str, Any] = {
             "cu_seqlens": layout.cu_seqlens.to(inputs["q"].device),
             "max_seqlen": layout.max_seqlen,
             "backend": self.backend,
         }
-        if cache is None:
+        if layer is None:
             return sse_attention(**inputs, **sequences)[0]
-        layer = cache.layers[self.layer_idx]
         state = layer.state
         o, final = sse_attention(
             **inputs,
@@ -208,6 +223,7 @@ class SSEAttention(RoutedLayer):
             output_final_state=True,
             inplace_state=self._may_overwrite(state, layer.record_past),
         )
+        assert final is not None
         layer.write(final, length, Replay(inputs, layout, length, self.backend))
         return o
 
@@ -335,6 +351,20 @@ class SSEAttention(RoutedLayer):
             "router_bias": getattr(self, "sse_router_bias", None),
             "partition_gate": partition_gate(self.mixer.partition_gate),
         }
+
+
+def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A family's q [T, Hq*D], k and v [T, kv heads * D] of x [T, hidden], before norm and rotation."""
+    modules = [getattr(attention, name) for name in spec.qkv]
+    if spec.qkv_layout == "separate":
+        q, k, v = (module(x) for module in modules)
+    elif spec.qkv_layout == "blocks":
+        query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
+        q, k, v = modules[0](x).split([query, key, key], dim=-1)
+    else:
+        heads = _split(modules[0](x), dims.query_heads, 3, dims.head_dim)
+        q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
+    return q, k, v
 
 
 def _split(x: Tensor, *sizes: int) -> Tensor:

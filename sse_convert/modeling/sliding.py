@@ -40,15 +40,23 @@ class SlidingHook:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace `attention_mask`; an error if the masks did not arrive."""
-        if MASKS not in kwargs:
-            raise UsageError(
-                f"layer {self.layer_idx} received no {MASKS}",
-                expected="a decoder layer that hands its keyword arguments to its attention",
-                fix="call the model, not the layer",
-            )
-        kwargs = dict(kwargs)
-        kwargs["attention_mask"] = kwargs.pop(MASKS)[mask_key(self.window, self.sinks)]
-        return args, kwargs
+        return args, with_window(kwargs, self.layer_idx, self.window, self.sinks)
+
+
+def with_window(kwargs: dict[str, Any], layer_idx: int, window: int, sinks: int) -> dict[str, Any]:
+    """The arguments of an attention module with its window's mask as `attention_mask`.
+
+    Raises:
+        UsageError: the masks did not arrive.
+    """
+    if MASKS not in kwargs:
+        raise UsageError(
+            f"layer {layer_idx} received no {MASKS}",
+            expected="a decoder layer that hands its keyword arguments to its attention",
+            fix="call the model, not the layer",
+        )
+    rest = {name: value for name, value in kwargs.items() if name != MASKS}
+    return {**rest, "attention_mask": kwargs[MASKS][mask_key(window, sinks)]}
 
 
 def make_sliding(attention: nn.Module, layer_idx: int, window: int, sinks: int) -> None:

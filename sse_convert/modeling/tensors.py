@@ -3,7 +3,7 @@
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import RecurrentMixer, SSEMixer
+from sse_convert.mixers import RecurrentMixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 
 ROUTER_BIAS = "sse_router_bias"
@@ -74,6 +74,8 @@ def new_tensors(dims: AttentionDims, mixer: RecurrentMixer) -> list[TensorSpec]:
         if sse.shared_partition and sse.decay_params == "separate":
             tensors += _linear("sse_shared_write_strength", hidden, heads)
     tensors += [TensorSpec("sse_out_scale", (query,)), TensorSpec("sse_k_scale", (heads,))]
+    if isinstance(sse, SSESlidingMixer):
+        tensors.append(TensorSpec("sse_window_scale", (dims.query_heads,)))
     if sse.output_gate:
         tensors += _low_rank("sse_gate", hidden, sse.decay_rank, query, bias=True)
     if not sse.shared_params:

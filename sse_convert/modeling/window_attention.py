@@ -61,7 +61,13 @@ def use_window_attention(attention: nn.Module) -> None:
 
 
 def window_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Sees | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Sees | None,
+    join: Callable[[Tensor], Tensor] | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What a window layer's attention module calls.
 
@@ -71,6 +77,7 @@ def window_attention(
         key: [B, H, keys, D].
         value: [B, H, keys, D].
         attention_mask: who sees whom; None for causal.
+        join: what becomes of the heads [B, T, Hq, D] before the output projection.
         kwargs: scaling, dropout, soft cap and so on, for the attention function of the model.
 
     Returns:
@@ -78,16 +85,25 @@ def window_attention(
     """
     config: Any = module.config
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(config.model._attn_implementation, config.eager)
+    weights: Tensor | None = None
+    heads: Tensor
     if attention_mask is None or isinstance(attention_mask, Tensor):
-        result: tuple[Tensor, Tensor | None] = attend(module, query, key, value, attention_mask, **kwargs)
-        return result
+        heads, weights = attend(module, query, key, value, attention_mask, **kwargs)
+    else:
+        heads = _in_blocks(attend, module, query, key, value, attention_mask, kwargs)
+    return heads if join is None else join(heads), weights
+
+
+def _in_blocks(attend: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+               window: WindowBlocks, kwargs: dict[str, Any]) -> Tensor:  # fmt: skip
+    """Attention with each block of queries as a row: [B, T, Hq, D]."""
     batch, _, length, _ = query.shape
-    size = attention_mask.sees.shape[2]
-    blocks = len(attention_mask.sees) // batch
+    size = window.sees.shape[2]
+    blocks = len(window.sees) // batch
     query = _apart(F.pad(query, (0, 0, 0, blocks * size - length)), blocks).transpose(1, 2).flatten(0, 1)
-    key, value = (_by_block(x, attention_mask, length, blocks) for x in (key, value))
-    output: Tensor = attend(module, query, key, value, attention_mask.sees, **kwargs)[0]
-    return output.reshape(batch, blocks * size, *output.shape[2:])[:, :length], None
+    key, value = (_by_block(x, window, length, blocks) for x in (key, value))
+    heads: Tensor = attend(module, query, key, value, window.sees, **kwargs)[0]
+    return heads.reshape(batch, blocks * size, *heads.shape[2:])[:, :length]
 
 
 def _by_block(x: Tensor, window: WindowBlocks, length: int, blocks: int) -> Tensor:

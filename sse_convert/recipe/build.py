@@ -7,7 +7,7 @@ import typing
 from difflib import get_close_matches
 from typing import Any
 
-from sse_convert.mixers import FULL, NOT_BUILT
+from sse_convert.mixers import FULL
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, suggest
 from sse_convert.recipe.units import parse_count, spelled_float
@@ -114,15 +114,13 @@ def _build_by_kind(by_kind: dict[str, Any], value: Any, path: Path, problems: li
         problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
         return None
     kind = value.get("kind", name)
-    if kind in NOT_BUILT:
-        problems.append(Problem(path, f"mixer kind '{kind}' is not built yet; expected one of {', '.join(by_kind)}"))
-    elif kind not in by_kind:
+    if kind not in by_kind:
         where = (*path, "kind")
         if "kind" in value:
             problems.append(Problem(where, f"unknown mixer kind {kind!r}" + suggest(kind, by_kind)))
         else:
             problems.append(Problem(where, f"required, because '{name}' is not one of {', '.join(by_kind)}"))
-    elif name in (*by_kind, *NOT_BUILT) and kind != name:
+    elif name in by_kind and kind != name:
         problems.append(Problem((*path, "kind"), f"'{name}' cannot be of kind '{kind}'; choose another name"))
     else:
         return build(by_kind[kind], {**value, "kind": kind}, path, problems)

@@ -40,6 +40,7 @@ _ONE_LOSS = {
 }
 """stage keys that one loss alone knows"""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*")
 
 
 def check(part: Any) -> Iterator[Problem]:
@@ -67,8 +68,8 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
     """The problems between parts of a recipe; a part that could not be built is None and is left out."""
     mixers = parts.get("mixers", {}) or {}
     for name in mixers:
-        if not _NAME.fullmatch(str(name)):
-            yield Problem(("mixers", name), "a mixer name is letters, digits, - and _, starting with a letter")
+        if not _MIXER_NAME.fullmatch(str(name)):
+            yield Problem(("mixers", name), "a mixer name is letters, digits, -, + and _, starting with a letter")
     if (layers := parts.get("layers")) is not None:
         for message in mixer_name_problems(layers, dict.fromkeys((*MIXER_TYPES, *map(str, mixers)))):
             where, _, text = message.partition(": ")

@@ -9,14 +9,15 @@ Each control is the recipe itself with other layers, so that it sees the same te
     pure_sse         SSE everywhere, no softmax layer left
 
 KL to itself gives the teacher no gradient, so `teacher_tuned` runs the stages of loss ce alone. A window is that of the
-recipe's sliding layers, else 128 tokens and 4 sinks. Sliding layers of the recipe stay as they are, save in `pure_sse`.
+layer it replaces if there is one beside SSE, else that of the recipe's sliding layers, else 128 tokens and 4 sinks.
+Sliding layers of the recipe stay as they are, save in `pure_sse`; a window beside SSE stays beside what replaces SSE.
 """
 
 import dataclasses as dc
 from pathlib import Path
 from typing import get_args
 
-from sse_convert.mixers import FULL, GLAMixer, Mixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import FULL, GLAMixer, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.recipe.pattern import UNTOUCHED, resolve
 from sse_convert.recipe.schema import Control, Layers, Recipe
 
@@ -47,11 +48,16 @@ def control_recipes(recipe: Recipe, num_layers: int) -> dict[str, Recipe | str]:
     windows = [name for name, mixer in mixers.items() if isinstance(mixer, SlidingMixer)]
     linear = [name for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)]
     sse = [name for name in linear if isinstance(mixers[name], SSEMixer)]
-    window = dict.fromkeys(linear, windows[0] if windows else "sliding")
-    window_mixer = mixers[windows[0]] if windows else recipe.mixers.get("sliding", SlidingMixer())
+    plain = windows[0] if windows else "sliding"
+    window_mixers = {plain: mixers[plain] if windows else recipe.mixers.get("sliding", SlidingMixer())}
+    window = dict.fromkeys(linear, plain)
+    for name in linear:
+        if isinstance(mixer := mixers[name], SSESlidingMixer):
+            window[name] = f"{name}-window"
+            window_mixers[window[name]] = SlidingMixer(window=mixer.window, sinks=mixer.sinks)
     gla = {name: f"{name}-gla" for name in sse}
     replaced: dict[str, tuple[dict[str, str], dict[str, Mixer]]] = {
-        "window": (window, dict.fromkeys(window.values(), window_mixer)),
+        "window": (window, window_mixers),
         "gla": (gla, {gla[name]: as_gla(mixers[name]) for name in sse}),
         "pure_sse": (dict.fromkeys([FULL, *windows], sse[0]) if sse else {}, {}),
     }
@@ -71,10 +77,15 @@ def control_recipes(recipe: Recipe, num_layers: int) -> dict[str, Recipe | str]:
     return made
 
 
-def as_gla(mixer: Mixer) -> GLAMixer:
-    """Gated linear attention with the settings it shares with another linear mixer."""
+def as_gla(mixer: Mixer) -> GLAMixer | SSESlidingMixer:
+    """Gated linear attention with the settings it shares with another linear mixer; beside the same window if any."""
     shared = {f.name for f in dc.fields(GLAMixer)} & {f.name for f in dc.fields(mixer)} - {"kind"}
-    return GLAMixer(**{name: getattr(mixer, name) for name in shared})
+    gla = GLAMixer(**{name: getattr(mixer, name) for name in shared})
+    if not isinstance(mixer, SSESlidingMixer):
+        return gla
+    settings = {f.name: getattr(gla.as_sse(), f.name) for f in dc.fields(SSEMixer) if f.name != "kind"}
+    branch = {name: getattr(mixer, name) for name in ("window", "sinks", "branch_dropout")}
+    return SSESlidingMixer(**settings, **branch)
 
 
 def _tuned(recipe: Recipe) -> Recipe | str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import FULL, MIXER_TYPES, NOT_BUILT, Mixer
+from sse_convert.mixers import FULL, MIXER_TYPES, Mixer
 from sse_convert.recipe.problems import suggest
 from sse_convert.recipe.schema import Layers, Recipe
 
@@ -82,10 +82,7 @@ def mixer_name_problems(layers: Layers, mixers: Iterable[str]) -> list[str]:
     for where, name in dict.fromkeys(used):
         if name in known:
             continue
-        if name in NOT_BUILT:
-            problems.append(f"{where}: mixer '{name}' is not built yet; expected one of {', '.join(known)}")
-        else:
-            problems.append(f"{where}: mixer '{name}' is not defined" + suggest(name, known))
+        problems.append(f"{where}: mixer '{name}' is not defined" + suggest(name, known))
     return problems
 
 

@@ -13,7 +13,7 @@ from sse_convert.console import Bar
 from sse_convert.errors import DataError, OutputError, UsageError
 from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
-from sse_convert.mixers import MIXER_TYPES, Mixer, SlidingMixer, mixer_to_dict
+from sse_convert.mixers import MIXER_TYPES, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.gates import gates
@@ -131,7 +131,7 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
     if not settings.methods or len(set(settings.methods)) < len(settings.methods):
         raise UsageError(f"methods are {list(settings.methods)}", expected="at least one, each once")
     stand_in = known[settings.stand_in]
-    shortest = 4 * (stand_in.window + stand_in.sinks) if isinstance(stand_in, SlidingMixer) else 64
+    shortest = 4 * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 64
     if not 1 <= settings.keep < layers:
         raise UsageError(
             f"keep is {settings.keep}",

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer
+from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import attention_dims, source_spec
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
-from sse_convert.modeling.sliding import attention_mask_for, training_sees
+from sse_convert.modeling.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.modeling.tensors import as_sse
 from sse_convert.modeling.window_attention import Sees, use_window_attention
+from sse_convert.modeling.window_branch import attention_layer
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.formulas import decay_and_router, output_scale
+from sse_convert.surgery.formulas import branch_windows, decay_and_router, output_scale
 from sse_convert.surgery.statistics import Collector
 
 Forward = Callable[..., tuple[Any, ...]]
@@ -44,7 +45,7 @@ class Window:
 class WindowMask:
     """The mask of one document per row, in the form the model's attention takes; one for all layers."""
 
-    def __init__(self, model: PreTrainedModel, mixer: SlidingMixer) -> None:
+    def __init__(self, model: PreTrainedModel, mixer: WindowMixer) -> None:
         self.model = model
         self.mixer = mixer
         self._last: tuple[tuple[int, int], Sees] = (0, 0), torch.empty(0)
@@ -59,15 +60,25 @@ class WindowMask:
 
 
 class Recurrent:
-    """A layer with a recurrent state on the teacher's projections."""
+    """A layer with a recurrent state on the teacher's projections.
 
-    def __init__(self, layer: SSEAttention) -> None:
+    Args:
+        layer: the layer.
+        mask: of its window, if it has one.
+    """
+
+    def __init__(self, layer: SSEAttention, mask: WindowMask | None) -> None:
         self.layer = layer
+        self.mask = mask
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As the layer's attention."""
         hidden = _hidden(args, kwargs)
-        layout = row_layout(hidden.shape[0], hidden.shape[1], None, hidden.device)
+        shape = hidden.shape[0], hidden.shape[1]
+        layout = row_layout(*shape, None, hidden.device)
+        if self.mask is not None:
+            window = self.mask.mixer
+            kwargs[MASKS] = {mask_key(window.window, window.sinks): self.mask(shape)}
         output, weights = self.layer(*args, sse_layout=layout, **kwargs)
         return output, weights
 
@@ -95,7 +106,8 @@ class Swap:
             mask = WindowMask(model, mixer)
             self.stand_ins: Sequence[Forward] = [Window(softmax, mask) for softmax in self.softmax]
         else:
-            self.stand_ins = [Recurrent(layer) for layer in calibrated_layers(model, mixer, recipe, rows)]
+            beside = WindowMask(model, mixer) if isinstance(mixer, SSESlidingMixer) else None
+            self.stand_ins = [Recurrent(layer, beside) for layer in calibrated_layers(model, mixer, recipe, rows)]
 
     @contextmanager
     def keeping(self, kept: Iterable[int]) -> Iterator[PreTrainedModel]:
@@ -136,7 +148,8 @@ def calibrated_layers(
     spec, dims, sse = source_spec(model.config.model_type), attention_dims(model.config), as_sse(mixer)
     layers = range(model.config.num_hidden_layers)
     kind = model.config._attn_implementation
-    collector = Collector(model, spec, list(layers), keep_inputs=recipe.calibrate.router == "kmeans")
+    windows = branch_windows(dict.fromkeys(layers, sse))
+    collector = Collector(model, spec, list(layers), windows=windows, keep_inputs=recipe.calibrate.router == "kmeans")
     positions = torch.arange(rows.shape[1], device=model.device)[None]
     for row in rows:
         collector.run({"input_ids": row[None].to(model.device), "position_ids": positions})
@@ -149,7 +162,7 @@ def calibrated_layers(
         if recipe.calibrate.output_scale and sse.output_norm == "rms":
             values["sse_out_scale"] = output_scale(sse, statistics).repeat_interleave(dims.head_dim)
         source = model.get_submodule(spec.attention_path(i))
-        layer = SSEAttention(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
+        layer = attention_layer(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
         layer.load_state_dict(values, strict=False)
         made.append(layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False))
     return made

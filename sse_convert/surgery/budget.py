@@ -5,6 +5,7 @@ Cache of one sequence after L tokens, per layer (what the caches hold between de
     native sliding window   2 * Hkv * D * min(L, window - 1) * bytes
     `sliding` mixer         2 * Hkv * D * (window - 1 + sinks) * bytes        allocated whole
     recurrent mixer         (N + shared) * H * D * V * 4                       float32 whatever the model's dtype
+    `sse+sliding`           the sum of the last two
 
 Forward FLOPs of one token (a multiply-add counts two):
     weights                 2 * (stored parameters, without an untied input embedding)
@@ -17,7 +18,7 @@ The operator is counted in its recurrent form; chunk-parallel backends trade mor
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer
+from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads, state_shape
 
@@ -75,14 +76,22 @@ def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
 
 def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
     """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
-    if isinstance(mixer, RecurrentMixer):
-        return math.prod(state_shape(geometry.dims, mixer)) * STATE_BYTES
+    state = state_bytes(geometry, mixer)
+    if isinstance(mixer, RecurrentMixer) and not isinstance(mixer, WindowMixer):
+        return state
     window = geometry.windows[layer]
-    if isinstance(mixer, SlidingMixer):
+    if isinstance(mixer, WindowMixer):
         tokens = mixer.window - 1 + mixer.sinks
     else:
         tokens = length if window is None else min(length, window - 1)
-    return 2 * geometry.dims.kv_heads * geometry.dims.head_dim * tokens * geometry.cache_element_bytes
+    return state + 2 * geometry.dims.kv_heads * geometry.dims.head_dim * tokens * geometry.cache_element_bytes
+
+
+def state_bytes(geometry: Geometry, mixer: Mixer | None) -> int:
+    """Bytes of the recurrent state of one layer for one sequence; 0 where there is none."""
+    if not isinstance(mixer, RecurrentMixer):
+        return 0
+    return math.prod(state_shape(geometry.dims, mixer)) * STATE_BYTES
 
 
 def cache_bytes(geometry: Geometry, mixers: Mixers, length: int) -> int:
@@ -118,6 +127,7 @@ def visible_tokens(length: int, window: int | None) -> float:
 def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> float:
     """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
     dims = geometry.dims
+    recurrent = 0.0
     if isinstance(mixer, RecurrentMixer):
         sse = as_sse(mixer)
         read = sse.top_k if sse.read_top_k is None else sse.read_top_k
@@ -125,11 +135,13 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
         per_write = 5 if sse.update == "delta" else 3
         writes = per_write * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
         reads = 2 * (read + sse.shared_partition) * dims.query_heads * matrix
-        return writes + reads + 2 * added_parameters(dims, mixer)
+        recurrent = writes + reads + 2 * added_parameters(dims, mixer)
+        if not isinstance(mixer, WindowMixer):
+            return recurrent
     window = geometry.windows[layer]
-    if isinstance(mixer, SlidingMixer):
+    if isinstance(mixer, WindowMixer):
         window = min(mixer.window + mixer.sinks, window or length)
-    return 4 * dims.query_heads * dims.head_dim * visible_tokens(length, window)
+    return recurrent + 4 * dims.query_heads * dims.head_dim * visible_tokens(length, window)
 
 
 def forward_flops(geometry: Geometry, mixers: Mixers, length: int) -> float:

@@ -22,11 +22,12 @@ from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads
+from sse_convert.modeling.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.report import table
 from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD
-from sse_convert.surgery.formulas import decay_and_router, half_lives, output_scale
+from sse_convert.surgery.formulas import branch_windows, decay_and_router, half_lives, output_scale
 from sse_convert.surgery.output import check_output, new_folder, place
 from sse_convert.surgery.provenance import UNTRAINED, read_provenance
 from sse_convert.surgery.safetensors_io import read_header, write_shard
@@ -113,7 +114,9 @@ def calibrate(
         raise DataError(
             "there are no calibration rows", expected="at least one row of text", fix="raise calibrate.rows"
         )
-    collector = Collector(model, teacher.spec, list(mixers), keep_inputs=settings.router == "kmeans")
+    collector = Collector(
+        model, teacher.spec, list(mixers), windows=branch_windows(mixers), keep_inputs=settings.router == "kmeans"
+    )
     _run(collector, batches, "measuring the teacher")
     values = {
         layer: decay_and_router(recipe, mixer, teacher.dims, collector.statistics[layer])
@@ -237,7 +240,7 @@ def _student(
     """The new layer on top of the teacher's modules, with the checkpoint's new tensors and `values` in their place."""
     spec = teacher.spec
     source = model.get_submodule(spec.attention_path(layer))
-    student = SSEAttention(source, model.config, layer, spec=spec, mixer=mixer)
+    student = attention_layer(source, model.config, layer, spec=spec, mixer=mixer)
     stored = {
         new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
         for new in new_tensors(teacher.dims, mixer)

@@ -3,7 +3,7 @@
 import copy
 
 from sse_convert.errors import RecipeError, UsageError
-from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.tensors import as_sse
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.positions import stage_limits, stretch
@@ -24,6 +24,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     ]
     problems += _stage_problems(recipe, teacher)
     problems += _length_problems(recipe, teacher.config.max_position_embeddings)
+    problems += _calibration_problems(recipe, mixers)
     if problems:
         raise RecipeError(
             "\n".join(problems),
@@ -34,10 +35,12 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
 
 
 def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
-    limit = teacher.config.max_position_embeddings
+    limit, problems = teacher.config.max_position_embeddings, []
+    if isinstance(mixer, WindowMixer) and mixer.window > limit:
+        problems.append(f"window is {mixer.window}, the model has {limit} positions")
     if isinstance(mixer, SlidingMixer):
-        return [f"window is {mixer.window}, the model has {limit} positions"] if mixer.window > limit else []
-    sse, head_dim, problems = as_sse(mixer), teacher.dims.head_dim, []
+        return problems
+    sse, head_dim = as_sse(mixer), teacher.dims.head_dim
     if sse.row_top_k is not None and sse.row_top_k > head_dim:
         problems.append(f"row_top_k is {sse.row_top_k}, a key has {head_dim} entries")
     if sse.rope == "keep" and teacher.spec.rotary == "none":
@@ -75,6 +78,17 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
         if stage.offline is not None and stage.offline.top_k > vocabulary:
             problems.append(f"stages.{i}.offline.top_k is {stage.offline.top_k}, the model has {vocabulary} tokens")
     return problems
+
+
+def _calibration_problems(recipe: Recipe, mixers: dict[str, Mixer]) -> list[str]:
+    """Rows that fit a window, of which calibration would measure what the window misses."""
+    rows = recipe.calibrate.seq_len
+    return [
+        f"calibrate.seq_len is {rows}, at least {2 * mixer.window} (two windows of mixers.{name}): what a window "
+        "misses sets the scale of SSE beside it"
+        for name, mixer in mixers.items()
+        if isinstance(mixer, SSESlidingMixer) and recipe.calibrate.enabled and rows < 2 * mixer.window
+    ]
 
 
 def _length_problems(recipe: Recipe, limit: int) -> list[str]:

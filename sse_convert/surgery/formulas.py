@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import CheckpointError
-from sse_convert.mixers import SSEMixer
+from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe import Recipe
@@ -21,6 +21,11 @@ LOGIT_STD = 1.0
 """spread of the router's logits over tokens when its rows are centroids"""
 MIN_SCALE = 1e-4
 """smallest output scale, so that a head that is silent on the calibration text can still learn"""
+
+
+def branch_windows(mixers: dict[int, SSEMixer]) -> dict[int, tuple[int, int]]:
+    """(window, sinks) of the layers that have a window beside SSE."""
+    return {i: (mixer.window, mixer.sinks) for i, mixer in mixers.items() if isinstance(mixer, SSESlidingMixer)}
 
 
 def decay_and_router(
@@ -50,13 +55,13 @@ def output_scale(mixer: SSEMixer, statistics: LayerStatistics) -> Tensor:
     """Scale [Hq] that gives each head's output its teacher's size.
 
     After the output norm a head's size is one, so the scale is the teacher's root mean square; without the norm it is
-    the ratio of the two.
+    the ratio of the two. Beside a window, what the window misses takes the place of the teacher's output.
 
     Args:
         mixer: settings of the layer.
         statistics: of the teacher's layer; without output norm also of the new one.
     """
-    scale_H = statistics.output_rms()
+    scale_H = statistics.missed_rms() if isinstance(mixer, SSESlidingMixer) else statistics.output_rms()
     if mixer.output_norm == "none":
         scale_H = scale_H / statistics.student_rms().clamp_min(MIN_SCALE)
     return scale_H.clamp_min(MIN_SCALE).float()

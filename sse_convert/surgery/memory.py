@@ -20,7 +20,7 @@ each layer's input and target (2 a d) and one layer's activations. The constants
 
 import dataclasses as dc
 
-from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import Mixer, RecurrentMixer, SSEMixer, WindowMixer
 from sse_convert.modeling.tensors import as_sse, state_heads
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
@@ -115,7 +115,7 @@ def stage_memory(
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
-    masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, SlidingMixer)}.values())
+    masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     return StageMemory(fixed=fixed, per_token=kept + masks)
 
 
@@ -131,18 +131,19 @@ def _norm_bytes(geometry: Geometry) -> float:
 
 def _attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
     dims = geometry.dims
-    if isinstance(mixer, RecurrentMixer):
-        return _sse_bytes(geometry, as_sse(mixer), element)
+    state = _sse_bytes(geometry, as_sse(mixer), element) if isinstance(mixer, RecurrentMixer) else 0.0
+    if state and not isinstance(mixer, WindowMixer):
+        return state
     softmax = 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)
-    return softmax + (_window_bytes(geometry, mixer, element) if isinstance(mixer, SlidingMixer) else 0)
+    return state + softmax + (_window_bytes(geometry, mixer, element) if isinstance(mixer, WindowMixer) else 0)
 
 
-def _block_keys(mixer: SlidingMixer) -> int:
+def _block_keys(mixer: WindowMixer) -> int:
     """Keys that a query is compared with."""
     return 2 * mixer.window + mixer.sinks
 
 
-def _window_bytes(geometry: Geometry, mixer: SlidingMixer, element: int) -> float:
+def _window_bytes(geometry: Geometry, mixer: WindowMixer, element: int) -> float:
     query = geometry.dims.query_heads * geometry.dims.head_dim
     return element * _block_keys(mixer) * (1 + 2 * query / mixer.window)
 

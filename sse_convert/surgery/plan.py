@@ -3,7 +3,7 @@
 A recipe that cannot work is refused here, before any weights are downloaded or read.
 """
 
-from sse_convert.mixers import FULL, Mixer, RecurrentMixer, SlidingMixer
+from sse_convert.mixers import FULL, Mixer, RecurrentMixer, WindowMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes
@@ -174,7 +174,7 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
 def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     notes = []
     for i, mixer in enumerate(mixers):
-        if isinstance(mixer, SlidingMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
+        if isinstance(mixer, WindowMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
     if any(isinstance(mixer, RecurrentMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")

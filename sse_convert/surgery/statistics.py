@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.modeling.architectures import ArchSpec
-from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.architectures import ArchSpec, attention_dims
+from sse_convert.modeling.layer import SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
+from sse_convert.modeling.sliding import training_mask
 
 INPUT_TOKENS = 4096
 """inputs kept per layer for router centroids"""
@@ -32,6 +33,8 @@ class LayerStatistics:
     """the attention behind it"""
     square_H: Tensor
     """squared outputs of the teacher's heads, mean over channels, summed over tokens"""
+    missed_square_H: Tensor
+    """the same for what a window misses of them, in layers that have a window beside the new branch"""
     student_square_H: Tensor
     """the same for the new layer's operator, where it was run"""
     tokens: int = 0
@@ -45,6 +48,10 @@ class LayerStatistics:
     def output_rms(self) -> Tensor:
         """Root mean square of each teacher head's output before the output projection, [Hq]."""
         return (self.square_H / max(self.tokens, 1)).sqrt()
+
+    def missed_rms(self) -> Tensor:
+        """The same for what the layer's window misses, [Hq]."""
+        return (self.missed_square_H / max(self.tokens, 1)).sqrt()
 
     def student_rms(self) -> Tensor:
         """The same for the new layer's operator, [Hq]."""
@@ -73,12 +80,15 @@ class Collector:
     """Runs a teacher and sums what chosen layers do.
 
     Distances leave out what goes to the first token of a document: as an attention sink it takes much of the weight and
-    says nothing about how far a head looks.
+    says nothing about how far a head looks. In layers with a window they also leave out what the window sees, since the
+    new branch is for the rest; and what the window misses is measured, the teacher's heads minus those of attention to
+    what it sees alone.
 
     Args:
         model: causal language model of the family `spec`. It is set to eager attention, which returns its weights.
         spec: the family.
         layers: layers to watch.
+        windows: (window, sinks) of those layers that have a window beside the new branch.
         students: new layers, built on the teacher's modules, to run on the same inputs.
         keep_inputs: keep layer inputs too.
     """
@@ -89,16 +99,20 @@ class Collector:
         spec: ArchSpec,
         layers: list[int],
         *,
+        windows: dict[int, tuple[int, int]] | None = None,
         students: dict[int, SSEAttention] | None = None,
         keep_inputs: bool = False,
     ) -> None:
         heads = model.config.num_attention_heads
         self.model, self.spec, self.students, self.keep_inputs = model, spec, students or {}, keep_inputs
+        self.windows, self.dims = windows or {}, attention_dims(model.config)
+        self._values: dict[int, Tensor] = {}
         self.statistics = {
             layer: LayerStatistics(
                 distance_H=torch.zeros(heads, dtype=torch.float64),
                 weight_H=torch.zeros(heads, dtype=torch.float64),
                 square_H=torch.zeros(heads, dtype=torch.float64),
+                missed_square_H=torch.zeros(heads, dtype=torch.float64),
                 student_square_H=torch.zeros(heads, dtype=torch.float64),
             )
             for layer in layers
@@ -126,7 +140,7 @@ class Collector:
             inputs = functools.partial(self._inputs, layer, statistics)
             handles += [
                 attention.register_forward_pre_hook(inputs, with_kwargs=True),
-                attention.register_forward_hook(functools.partial(self._weights, statistics)),
+                attention.register_forward_hook(functools.partial(self._weights, layer, statistics)),
                 getattr(attention, self.spec.output).register_forward_pre_hook(
                     functools.partial(self._outputs, statistics)
                 ),
@@ -137,14 +151,26 @@ class Collector:
             for handle in handles:
                 handle.remove()
 
-    def _weights(self, statistics: LayerStatistics, module: Any, args: Any, outputs: tuple[Any, ...]) -> None:
-        weights_BHTT = outputs[1]
+    def _weights(
+        self, layer: int, statistics: LayerStatistics, module: Any, args: Any, outputs: tuple[Any, ...]
+    ) -> None:
+        weights_BHTT = outputs[1].float()
         position_BT = self._positions.to(weights_BHTT.device).double()
-        weights_BHTT = weights_BHTT.float() * (position_BT != 0)[:, None, None]
+        if layer in self.windows:
+            seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
+            statistics.missed_square_H += _missed(weights_BHTT, seen_BHTT, self._values.pop(layer), self.dims.head_dim)
+            weights_BHTT = weights_BHTT - seen_BHTT
+        weights_BHTT = weights_BHTT * (position_BT != 0)[:, None, None]
         by_query, by_key = weights_BHTT.sum(3).double(), weights_BHTT.sum(2).double()
         distance_H = ((by_query - by_key) * position_BT[:, None]).sum((0, 2))
         statistics.distance_H += distance_H.cpu()
         statistics.weight_H += by_query.sum((0, 2)).cpu()
+
+    def _seen(self, layer: int, like_BHTT: Tensor) -> Tensor:
+        """bool [B, 1, T, T], what a layer's window sees."""
+        shape = like_BHTT.shape[0], like_BHTT.shape[2]
+        starts = document_starts(self._positions, shape[0])
+        return training_mask(None, starts, shape, *self.windows[layer], like_BHTT.device)
 
     def _outputs(self, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
         outputs_BTC = args[0]
@@ -159,6 +185,8 @@ class Collector:
         kept = sum(map(len, statistics.inputs))
         if self.keep_inputs and kept < INPUT_TOKENS:
             statistics.inputs.append(x_BTC.flatten(0, 1)[: INPUT_TOKENS - kept].float().cpu())
+        if layer in self.windows:
+            self._values[layer] = projections(module, self.spec, self.dims, x_BTC)[2]
         if layer in self.students:
             o_THV = self._student(self.students[layer], x_BTC, kwargs.get("position_embeddings"))
             statistics.student_square_H += o_THV.double().square().mean(-1).sum(0).cpu()
@@ -169,3 +197,16 @@ class Collector:
         layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
         return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
+
+
+def _missed(weights_BHTT: Tensor, seen_BHTT: Tensor, values_BTC: Tensor, head_dim: int) -> Tensor:
+    """Squares of what a window misses of the heads W V, mean over channels, summed over tokens: float64 [Hq].
+
+    A softmax over fewer keys is the softmax over all of them, restricted and renormalised.
+    """
+    batch, length = values_BTC.shape[:2]
+    values_BHTD = values_BTC.float().view(batch, length, -1, head_dim).transpose(1, 2)
+    values_BHTD = values_BHTD.repeat_interleave(weights_BHTT.shape[1] // values_BHTD.shape[1], 1)
+    total_BHT1 = seen_BHTT.sum(3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    missed_BHTD = (weights_BHTT - seen_BHTT / total_BHT1) @ values_BHTD
+    return missed_BHTD.double().square().mean(3).sum((0, 2)).cpu()

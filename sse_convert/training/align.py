@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sse_convert.mixers import SlidingMixer
+from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.hybrid import LAYOUT
 from sse_convert.modeling.layout import document_layout, document_starts, row_layout
@@ -249,7 +249,7 @@ def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[
     """
     shape = position_ids.shape[0], position_ids.shape[1]
     starts = document_starts(position_ids, shape[0])
-    windows = {(m.window, m.sinks) for m in layer_mixers(student.config) if isinstance(m, SlidingMixer)}
+    windows = {(m.window, m.sinks) for m in layer_mixers(student.config) if isinstance(m, WindowMixer)}
     kind = str(student.config._attn_implementation)
     masks = {
         mask_key(window, sinks): attention_mask_for(

@@ -14,6 +14,7 @@ from torch import Tensor
 from sse_convert.console import Bar, progress, say
 from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.window_branch import SSESlidingAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
 from sse_convert.training.data.feed import Step
@@ -68,6 +69,7 @@ def train(
     log: MetricsLog,
     start: Progress,
     guard: Guard,
+    seed: int,
 ) -> Progress:
     """Train from `start` to the end of the schedule, or until the objective has had enough.
 
@@ -80,6 +82,7 @@ def train(
         log: where to write.
         start: how far an earlier run came.
         guard: leaves out steps and looks at routers.
+        seed: of what steps draw: which layers leave out their window branch.
 
     Raises:
         TrainingError: too many steps were left out, or a router collapsed and the recipe wants an end then.
@@ -93,6 +96,7 @@ def train(
             began = time.monotonic()
             factor = schedule.factor(now.in_turn)
             _set_rates(objective.parts, factor)
+            _draw_windows(objective, seed, now.in_turn)
             values, tokens = _gradients(objective, step.batches, schedule)
             record: dict[str, Any] = {"step": now.step + 1, "tokens": (now.step + 1) * schedule.step_tokens, **values}
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
@@ -194,6 +198,13 @@ def sse_attention(objective: Objective) -> dict[int, SSEAttention]:
     """The SSE layers that the objective trains, by index."""
     layers: dict[int, SSEAttention] = objective.student.sse_layers()
     return layers
+
+
+def _draw_windows(objective: Objective, seed: int, step: int) -> None:
+    """Decide which layers leave out their window branch in this step, in all processes alike."""
+    for layer in sse_attention(objective).values():
+        if isinstance(layer, SSESlidingAttention):
+            layer.draw_window(seed, step)
 
 
 def _health(objective: Objective, guard: Guard) -> dict[str, Any]:

@@ -226,7 +226,8 @@ class _Run:
         log = MetricsLog(self.work, self.accelerator, now.step)
         try:
             with Background(self._steps(position)) as rows:
-                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
+                seed = self.recipe.train.seed
+                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, seed)
         finally:
             log.close()
 

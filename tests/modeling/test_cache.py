@@ -9,13 +9,13 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
-from tests.modeling.tiny import BASELINES, LAYOUT, prompts, tiny_model
+from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, prompts, tiny_model
 
 LENGTHS = (14, 5, 9)
 CLOSE = {"atol": 1e-10, "rtol": 0}
 
 
-BOTH = pytest.mark.parametrize("model", [LAYOUT, BASELINES], indirect=True, ids=str)
+BOTH = pytest.mark.parametrize("model", [LAYOUT, BASELINES, BESIDE], indirect=True, ids=str)
 
 
 @pytest.fixture(scope="module")

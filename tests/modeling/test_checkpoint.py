@@ -18,7 +18,7 @@ from sse_convert.modeling.bundle import remote_code, write_remote_code
 from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
-from tests.modeling.tiny import BASELINES, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
+from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
@@ -50,7 +50,9 @@ def without_package(script: str, cache: Path, *arguments: str) -> subprocess.Com
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES)])
+@pytest.mark.parametrize(
+    ("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES), ("phi3", BESIDE)]
+)
 def test_a_saved_model_loads_through_the_auto_classes(model_type: str, layers: tuple[str, ...], tmp_path: Path) -> None:
     model = tiny_model(model_type, layers)
     model.save_pretrained(tmp_path)
@@ -94,16 +96,17 @@ def test_config_json_is_what_the_contract_says(tmp_path: Path) -> None:
 def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     ids, mask = prompts()
     inputs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
-    for model_type, layers in (("qwen3", LAYOUT), ("gpt2", LAYOUT), ("llama", BASELINES)):
+    for model_type, layers in (("qwen3", LAYOUT), ("gpt2", LAYOUT), ("llama", BASELINES), ("gemma2", BESIDE)):
         model = tiny_model(model_type, layers)
         model.save_pretrained(tmp_path / model_type)
         expected = {"ids": ids, "inputs": inputs, "logits": logits(model), "generated": model.generate(ids, **inputs)}
         torch.save(expected, tmp_path / f"{model_type}.pt")
     done = without_package(
-        _REMOTE, tmp_path, "qwen3", "Qwen3ForCausalLM", "gpt2", "GPT2LMHeadModel", "llama", "LlamaForCausalLM"
-    )
+        _REMOTE, tmp_path, "qwen3", "Qwen3ForCausalLM", "gpt2", "GPT2LMHeadModel", "llama", "LlamaForCausalLM",
+        "gemma2", "Gemma2ForCausalLM",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout
-    for folder in ("qwen3", "qwen3-again", "gpt2-again", "llama-again"):
+    for folder in ("qwen3", "qwen3-again", "gpt2-again", "llama-again", "gemma2-again"):
         assert {path.name for path in (tmp_path / folder).glob("*.py")} == remote_code().keys()
 
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from tests.modeling.tiny import BASELINES, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 NEW = 9
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
-DEEP = (("qwen3", LAYOUT), ("gemma3_text", LAYOUT), ("gpt2", LAYOUT), ("qwen3", BASELINES))
+DEEP = (("qwen3", LAYOUT), ("gemma3_text", LAYOUT), ("gpt2", LAYOUT), ("qwen3", BASELINES), ("qwen3", BESIDE))
+MAIN = ("qwen3", "llama", "gemma2", "gemma3_text", "phi3", "gpt_neox", "gpt2")
 EXACT = {"atol": 1e-9, "rtol": 0}
 
 
@@ -43,7 +44,11 @@ def greedy_with_cache(
     return torch.cat(tokens, 1), torch.stack(logits, 1)
 
 
-@pytest.fixture(scope="module", params=[*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES)], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[*((name, LAYOUT) for name in FAMILIES), *((name, BESIDE) for name in MAIN), ("llama", BASELINES)],
+    ids=str,
+)
 def family(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, list[tuple[torch.Tensor, torch.Tensor]]]:
     model = tiny_model(*request.param, dtype=torch.float64)
     return model, [greedy_by_full_forward(model, row) for row in rows(*prompts())]

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from sse_convert.errors import UsageError
-from tests.modeling.tiny import FAMILIES, VOCAB, prompts, tiny_model
+from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_model
 
 LENGTHS = (6, 1, 9, 4)
 
@@ -17,10 +17,10 @@ def documents() -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     return rows, torch.cat(rows, 1), torch.cat([torch.arange(length) for length in LENGTHS])[None]
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("qwen3", BESIDE)])
 @torch.no_grad()
-def test_packed_equals_separate(model_type: str) -> None:
-    model = tiny_model(model_type, dtype=torch.float64)
+def test_packed_equals_separate(model_type: str, layers: tuple[str, ...]) -> None:
+    model = tiny_model(model_type, layers, dtype=torch.float64)
     rows, packed, positions = documents()
     expected = torch.cat([model(row, use_cache=False).logits for row in rows], 1)
     for inputs in ({"use_cache": False}, {}, {"attention_mask": torch.ones_like(packed)}):

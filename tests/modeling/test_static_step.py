@@ -6,14 +6,16 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
 from transformers.generation.configuration_utils import CompileConfig
 
-from tests.modeling.tiny import LAYOUT, PAD, prompts, tiny_model
+from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model
 
 SLOTS = 32
 STEPS = 3
 CLOSE = {"atol": 1e-10, "rtol": 0}
 
 
-@pytest.fixture(scope="module", params=[("qwen3", ("sse", "sliding", "mom", "full")), ("gpt2", LAYOUT)], ids=str)
+@pytest.fixture(
+    scope="module", params=[("qwen3", ("sse", "sliding", "mom", "full")), ("gpt2", LAYOUT), ("llama", BESIDE)], ids=str
+)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_model(*request.param, dtype=torch.float64)
 

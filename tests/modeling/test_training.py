@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.routing import balance_loss, route
 from sse_convert.modeling.parallel import refuse_parallel_plan
-from tests.modeling.tiny import BASELINES, LAYOUT, SSE, prompts, tiny_model
+from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, MIXERS, SSE, prompts, tiny_model
 
 FLAT = {
     "sse": {**SSE, "balance": "none"},
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2", "balance": "none"},
     "mom": {"kind": "mom", "balance": "none"},
+    "sse+sliding": {**MIXERS["sse+sliding"], "balance": "none"},
 }
 BIAS = {"sse": {**SSE, "balance": "bias", "balance_coef": 0.5}}
 
@@ -40,7 +41,11 @@ def checkpoint(model: PreTrainedModel, reentrant: bool) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "layers"),
-    [*((name, LAYOUT) for name in ("llama", "gemma3_text", "gpt_neox", "gpt2")), ("llama", BASELINES)],
+    [
+        *((name, LAYOUT) for name in ("llama", "gemma3_text", "gpt_neox", "gpt2")),
+        ("llama", BASELINES),
+        ("phi3", BESIDE),
+    ],
 )
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_nothing(model_type: str, layers: tuple[str, ...], reentrant: bool) -> None:

@@ -54,6 +54,7 @@ SSE = {"kind": "sse", "qk_rank": 4, "decay_rank": 4}
 MIXERS: dict[str, dict[str, Any]] = {
     "sse": SSE,
     "sliding": {"kind": "sliding", "window": 4, "sinks": 2},
+    "sse+sliding": {**SSE, "kind": "sse+sliding", "window": 4, "sinks": 2},
     "gdn": {"kind": "gdn", "decay_rank": 4},
     "mom": {"kind": "mom", "decay_rank": 4},
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2"},
@@ -61,6 +62,8 @@ MIXERS: dict[str, dict[str, Any]] = {
 LAYOUT = ("sse", "sliding", "sse", "full")
 BASELINES = ("gdn", "mom", "delta", "full")
 """the kinds that write by the delta rule"""
+BESIDE = ("sse+sliding", "sliding", "sse+sliding", "full")
+"""SSE beside a window"""
 
 
 def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
@@ -85,7 +88,7 @@ def randomise(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
             if not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
-            if name.rpartition(".")[2] in ("sse_out_scale", "sse_k_scale"):
+            if name.rpartition(".")[2] in ("sse_out_scale", "sse_k_scale", "sse_window_scale"):
                 tensor.copy_(1 + 0.3 * noise)
             elif "sse_" in name:
                 tensor.copy_(0.3 * noise)

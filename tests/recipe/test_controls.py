@@ -1,6 +1,6 @@
 import pytest
 
-from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.recipe import load_recipe, recipe_from_dict, resolve
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT, control_recipes
 from sse_convert.recipe.presets import preset_names
@@ -64,6 +64,22 @@ def test_several_sse_mixers_stay_apart():
     assert [used[name].decay_rank for name in ("sse-gla", "wide-gla")] == [4, 8]
     assert layers_of(found["pure_sse"]) == ["sse", "wide", "sse"] * 2
     assert isinstance(resolve(found["pure_sse"], 6)[1]["wide"], SSEMixer)
+
+
+def test_a_window_beside_sse_is_in_every_control():
+    mixers = {"sse+sliding": {"window": 32, "sinks": 1, "decay_rank": 8, "branch_dropout": 0.1}}
+    _, found = controls(layers={"pattern": ["sse+sliding", "sse", "full"]}, mixers=mixers)
+    assert layers_of(found["window"]) == ["sse+sliding-window", "sliding", "full"] * 2
+    assert resolve(found["window"], 6)[1] == {
+        "sse+sliding-window": SlidingMixer(window=32, sinks=1),
+        "sliding": SlidingMixer(),
+    }
+    gla = resolve(found["gla"], 6)[1]["sse+sliding-gla"]
+    assert gla == SSESlidingMixer(
+        window=32, sinks=1, branch_dropout=0.1, decay_rank=8, num_partitions=1, shared_partition=False, qk_rank=0,
+        balance="none",
+    )  # fmt: skip
+    assert layers_of(found["pure_sse"]) == ["sse+sliding", "sse", "sse+sliding"] * 2
 
 
 def test_the_tuned_teacher_runs_the_stages_that_teach_it_something():

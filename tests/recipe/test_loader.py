@@ -17,7 +17,7 @@ layers:
   patern: [sse]
 mixers:
   sse: {num_partitions: 4, top_k: 9}
-  both: {kind: sse+sliding}
+  both: {kind: sse+sliding, window: 0, branch_dropout: 1.0}
   local: {window: 64}
   full: {}
 stages:
@@ -42,15 +42,16 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
     assert (
         str(caught.value)
         == f"""\
-{path}: 16 problems in the recipe
+{path}: 17 problems in the recipe
   model: required key is missing
   data.train: training stages need a source of text, for example [{{path: texts/}}]
   line 2: modle: unknown key; did you mean 'model'?
   line 4: layers.patern: unknown key; did you mean 'pattern'?
   line 6: mixers.sse: top_k is 9, expected 1 to num_partitions (4)
   line 6: mixers.sse: read_top_k is 9, expected 1 to num_partitions (4)
-  line 7: mixers.both: mixer kind 'sse+sliding' is not built yet; expected one of sse, gla, gdn, mom, sliding
-  line 8: mixers.local.kind: required, because 'local' is not one of sse, gla, gdn, mom, sliding
+  line 7: mixers.both: window is 0, expected at least 1
+  line 7: mixers.both: branch_dropout is 1.0, expected at least 0 and less than 1
+  line 8: mixers.local.kind: required, because 'local' is not one of sse, sse+sliding, gla, gdn, mom, sliding
   line 9: mixers.full: 'full' is the untouched layer and has no settings; choose another name
   line 11: stages.0.lr: expected a number, got text '1e-3' (YAML reads 1e-3 as text; write 1.0e-3)
   line 12: stages.1.loss: expected one of layer_mse, kl, ce, got text 'klx'; did you mean 'kl'?
@@ -63,7 +64,7 @@ got text 'tensorbord'; did you mean 'tensorboard'?
   line 14: export.dir: expected text, got number 3; put it in quotes
 fix: `sse-convert recipes schema` describes every key, `sse-convert recipes show NAME` prints a working recipe"""
     )
-    assert len(caught.value.to_dict()["problems"]) == 16
+    assert len(caught.value.to_dict()["problems"]) == 17
 
 
 def test_a_good_recipe(tmp_path):
@@ -126,12 +127,8 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"layers": []}, "layers: expected a mapping (key: value), got a list"),
         ({"layers": {"pattern": ["ssee"]}}, "layers.pattern: mixer 'ssee' is not defined; did you mean 'sse'?"),
         (
-            {"layers": {"pattern": ["sse+sliding"]}},
-            "layers.pattern: mixer 'sse+sliding' is not built yet; expected one of sse, gla, gdn, mom, sliding, full",
-        ),
-        (
-            {"layers": {"overrides": {3: "sse+sliding"}, "pattern": ["sse"]}},
-            "layers.overrides: mixer 'sse+sliding' is not",
+            {"layers": {"overrides": {3: "sse+slidng"}, "pattern": ["sse"]}},
+            "layers.overrides: mixer 'sse+slidng' is not defined; did you mean 'sse+sliding'?",
         ),
         ({"layers": {"pattern": []}}, "layers.pattern: is empty, name at least one"),
         ({"layers": {"pattern": ["sse"], "ratio": {"sse": 1}}}, "layers: pattern and ratio are both given; keep one"),
@@ -140,7 +137,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"layers": {}}, "layers: every layer stays 'full', so nothing is converted"),
         ({"layers": {"pattern": ["sse"], "keep": ["3..5"]}}, "layers.keep.0: '3..5' is neither an index nor a range"),
         ({"layers": {"pattern": ["sse"], "keep": [1.5]}}, "layers.keep.0: expected text, got number 1.5"),
-        ({"mixers": {"a b": {"kind": "sse"}}}, "mixers.a b: a mixer name is letters, digits, - and _"),
+        ({"mixers": {"a b": {"kind": "sse"}}}, "mixers.a b: a mixer name is letters, digits, -, + and _"),
         ({"mixers": {"sse": {"kind": "gla"}}}, "mixers.sse.kind: 'sse' cannot be of kind 'gla'; choose another name"),
         ({"mixers": {"x": {"kind": "sliding", "window": 0}}}, "mixers.x: window is 0, expected at least 1"),
         ({"mixers": {"x": {"kind": "slidng"}}}, "mixers.x.kind: unknown mixer kind 'slidng'; did you mean 'sliding'?"),

@@ -13,7 +13,9 @@ from sse_convert.command import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load
-from sse_convert.modeling.layout import row_layout
+from sse_convert.modeling.initialise import RESIDUAL_SCALE
+from sse_convert.modeling.layout import document_starts, row_layout
+from sse_convert.modeling.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.calibrate import calibrate, load_source
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD, convert
@@ -263,3 +265,73 @@ def test_interrupted_calibration_leaves_nothing(made, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         calibrate(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=rows())
     assert list(tmp_path.iterdir()) == []
+
+
+BESIDE = {"pattern": ["sse+sliding", "sse", "sse+sliding", "full"]}
+SMALL = {"sse": {"qk_rank": 4, "decay_rank": 4}}
+WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "decay_rank": 4, "window": 4, "sinks": 2}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2"])
+def test_what_a_window_misses_by_brute_force(model_type):
+    """The heads of the teacher minus those of a teacher limited to the window in that layer."""
+    native = {"sliding_window": 64} if model_type == "gemma2" else {}
+    model, spec = tiny_source(model_type, **native), source_spec(model_type)
+    (batch,) = batches()
+    collector = Collector(model, spec, [0, 1], windows={0: (4, 2)})
+    collector.run(batch)
+    attention, heads = model.get_submodule(spec.attention_path(0)), []
+    getattr(attention, spec.output).register_forward_pre_hook(lambda module, args: heads.append(args[0]))
+    sees = training_mask(None, document_starts(PACKED, 2), (2, 24), 4, 2, PACKED.device)
+    limited = attention_mask_for("eager", sees, torch.float32)
+    with torch.no_grad():
+        model(**batch, use_cache=False)
+        handle = attention.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {**kwargs, "attention_mask": limited}), with_kwargs=True
+        )
+        model(**batch, use_cache=False)
+        handle.remove()
+    expected = (heads[0] - heads[1]).view(48, 4, -1).square().mean((0, 2)).sqrt()
+    torch.testing.assert_close(collector.statistics[0].missed_rms().float(), expected)
+    assert not collector.statistics[1].missed_square_H.any()
+
+
+def test_distances_beside_a_window_are_those_beyond_it():
+    model, windows = tiny_source("qwen3"), {0: (4, 2)}
+    collector = Collector(model, source_spec("qwen3"), [0, 1], windows=windows)
+    plain = Collector(model, source_spec("qwen3"), [0, 1])
+    (batch,) = batches()
+    for each in (collector, plain):
+        each.run(batch)
+    assert (collector.statistics[0].mean_distance() >= 4).all()
+    assert (collector.statistics[0].mean_distance() > plain.statistics[0].mean_distance()).all()
+    assert torch.equal(collector.statistics[1].mean_distance(), plain.statistics[1].mean_distance())
+
+
+@pytest.mark.parametrize("norm", ["rms", "none"])
+def test_a_layer_beside_a_window_starts_as_the_window_and_what_it_misses(norm, tmp_path):
+    save_source(tmp_path / "teacher")
+    settings = recipe(
+        tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "output_norm": norm}, **SMALL}
+    )
+    convert(settings, tmp_path / "converted")
+    calibrate(settings, tmp_path / "converted", tmp_path / "out", rows=batches())
+    before, after = (load(tmp_path / name).state_dict() for name in ("converted", "out"))
+    name = "model.layers.0.self_attn.sse_out_scale"
+    assert (before[name] == RESIDUAL_SCALE).all()
+    teacher = load(tmp_path / "teacher")
+    collector = Collector(teacher, source_spec("qwen3"), [0], windows={0: (4, 2)})
+    collector.run(batches()[0])
+    missed = collector.statistics[0].missed_rms().float().repeat_interleave(8)
+    if norm == "rms":
+        torch.testing.assert_close(after[name], missed)
+    else:
+        assert not torch.allclose(after[name], missed)
+    assert (after["model.layers.0.self_attn.sse_window_scale"] == 1).all()
+
+
+def test_calibration_rows_must_be_longer_than_the_window(tmp_path):
+    save_source(tmp_path / "teacher")
+    settings = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 17}, **SMALL})
+    with pytest.raises(RecipeError, match=r"calibrate.seq_len is 32, at least 34 \(two windows of mixers.sse\+sliding"):
+        convert(settings, tmp_path / "converted")

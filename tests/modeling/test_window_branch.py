@@ -1,0 +1,125 @@
+"""SSE beside a window: each branch alone is the layer of its own kind, and both are added before the projection."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.modeling.window_branch import SSESlidingAttention
+from tests.modeling.tiny import FAMILIES, SSE, prompts, tiny_model, tiny_source
+
+BOTH = ("sse+sliding",) * 4
+
+
+def settings(**changes: object) -> dict[str, dict[str, object]]:
+    return {"sse+sliding": {**SSE, "kind": "sse+sliding", "window": 4, "sinks": 2, **changes}}
+
+
+def with_scales(model: PreTrainedModel, *, window: float, sse: float | None = None) -> PreTrainedModel:
+    with torch.no_grad():
+        for layer in model.sse_layers().values():
+            layer.sse_window_scale.fill_(window)
+            if sse is not None:
+                layer.sse_out_scale.fill_(sse)
+    return model
+
+
+def other(model: PreTrainedModel, model_type: str, kind: str, mixer: dict[str, object]) -> PreTrainedModel:
+    """The same weights in layers of another kind."""
+    made = tiny_model(model_type, (kind,) * 4, {kind: mixer}, dtype=torch.float64)
+    missing, _ = made.load_state_dict(model.state_dict(), strict=False)
+    assert not missing
+    return made
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, ids: Tensor, **inputs: Tensor) -> Tensor:
+    return model(ids, use_cache=False, **inputs).logits
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_window_alone_is_a_sliding_layer_to_the_bit(model_type: str) -> None:
+    model = with_scales(tiny_model(model_type, BOTH, settings(), dtype=torch.float64), window=1, sse=0)
+    sliding = other(model, model_type, "sliding", {"kind": "sliding", "window": 4, "sinks": 2})
+    ids, mask = prompts((23, 7))
+    found, expected = logits(model, ids, attention_mask=mask), logits(sliding, ids, attention_mask=mask)
+    assert torch.equal(found[mask.bool()], expected[mask.bool()])
+    positions = torch.cat([torch.arange(8), torch.arange(15)])[None].expand(2, -1)
+    assert torch.equal(logits(model, ids, position_ids=positions), logits(sliding, ids, position_ids=positions))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_sse_alone_is_an_sse_layer(model_type: str) -> None:
+    model = with_scales(tiny_model(model_type, BOTH, settings(), dtype=torch.float64), window=0)
+    ids = prompts((23, 23))[0]
+    found = logits(model, ids)
+    torch.testing.assert_close(found, logits(other(model, model_type, "sse", SSE), ids), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama", "phi3", "gpt_neox", "gpt2", "granite", "olmo2"])
+def test_a_wide_window_alone_is_the_teacher(model_type: str) -> None:
+    teacher = tiny_source(model_type, dtype=torch.float64)
+    model = tiny_model(model_type, BOTH, settings(window=64), dtype=torch.float64)
+    model.load_state_dict(teacher.state_dict(), strict=False)
+    ids, mask = prompts((23, 7))
+    found = logits(with_scales(model, window=1, sse=0), ids, attention_mask=mask)
+    expected = logits(teacher, ids, attention_mask=mask)
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-12, rtol=0)
+
+
+def test_the_new_tensor_is_one_scale_per_head() -> None:
+    beside, alone = (tiny_model("qwen3", (kind,) * 4).state_dict().keys() for kind in ("sse+sliding", "sse"))
+    assert beside - alone == {f"model.layers.{i}.self_attn.sse_window_scale" for i in range(4)}
+    assert not alone - beside
+
+
+def test_eager_equals_sdpa() -> None:
+    ids, mask = prompts((23, 7))
+    found = []
+    for kind in ("sdpa", "eager"):
+        model = tiny_model("qwen3", BOTH, dtype=torch.float64)
+        model.set_attn_implementation(kind)
+        found.append(logits(model, ids, attention_mask=mask)[mask.bool()])
+    torch.testing.assert_close(*found, atol=1e-9, rtol=0)
+
+
+def drawn(model: PreTrainedModel, seed: int, step: int) -> list[bool]:
+    kept = []
+    for layer in model.sse_layers().values():
+        assert isinstance(layer, SSESlidingAttention)
+        layer.draw_window(seed, step)
+        kept.append(layer.window_kept)
+    return kept
+
+
+def test_draws_depend_on_seed_step_and_layer_alone() -> None:
+    model = tiny_model("llama", BOTH, settings(branch_dropout=0.25))
+    first = [drawn(model, 0, step) for step in range(200)]
+    torch.manual_seed(5)
+    assert [drawn(model, 0, step) for step in reversed(range(200))][::-1] == first
+    assert [drawn(model, 1, step) for step in range(200)] != first
+    assert len({tuple(column) for column in zip(*first, strict=True)}) == 4
+    assert abs(sum(map(sum, first)) / 800 - 0.75) < 0.05
+    assert all(all(drawn(tiny_model("llama", BOTH), 0, step)) for step in range(20))
+
+
+def test_a_window_left_out_leaves_sse_alone_in_training_only() -> None:
+    model = tiny_model("llama", BOTH, settings(branch_dropout=0.5), dtype=torch.float64)
+    ids = prompts((12,))[0]
+    both = logits(model, ids)
+    for layer in model.sse_layers().values():
+        layer.window_kept = False
+    assert torch.equal(logits(model, ids), both)
+    model.train()
+    out = model(ids, use_cache=False).logits
+    torch.testing.assert_close(out.detach(), logits(other(model, "llama", "sse", SSE), ids), atol=1e-12, rtol=0)
+    out.square().mean().backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(grad is not None for grad in grads.values())
+    assert not any(grads[name].any() for name in grads if name.endswith("sse_window_scale"))
+
+
+def test_the_window_scale_learns() -> None:
+    model = tiny_model("llama", BOTH, dtype=torch.float64).train()
+    model(prompts((12,))[0], use_cache=False).logits.square().mean().backward()
+    assert all(layer.sse_window_scale.grad.all() for layer in model.sse_layers().values())
