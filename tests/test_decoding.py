@@ -13,14 +13,14 @@ from sse_convert import decoding
 from sse_convert.decoding import TokenStep, graphed
 from sse_convert.errors import UsageError
 from sse_convert.kernels import triton_backend
-from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
-from tests.modeling.tiny import PAD, prompts, tiny_model, tiny_source
+from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
+from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 STEPS = 5
 GREEDY = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": PAD}
 CLOSE = {"atol": 1e-10, "rtol": 0}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-MODELS = ("qwen3", "gemma3_text", "gpt2", "teacher qwen3", "teacher gemma3_text", "teacher mistral")
+MODELS = ("qwen3", "gemma3_text", "gpt2", "beside llama", "teacher qwen3", "teacher gemma3_text", "teacher mistral")
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -30,7 +30,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 def make(name: str, device: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     kind, _, family = name.rpartition(" ")
-    return (tiny_source if kind else tiny_model)(family, dtype=dtype).to(device)
+    if kind == "teacher":
+        return tiny_source(family, dtype=dtype).to(device)
+    return tiny_model(family, BESIDE if kind else LAYOUT, dtype=dtype).to(device)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -204,7 +206,7 @@ def test_a_conversation_goes_on_in_its_cache(model: PreTrainedModel, everywhere:
         model.generate(ids, past_key_values=cache, **GREEDY)
     assert cache.get_seq_length() == 16
     assert {type(layer) for layer in cache.layers} <= {
-        DynamicLayer, DynamicSlidingWindowLayer, SSECacheLayer, SlidingCacheLayer,
+        DynamicLayer, DynamicSlidingWindowLayer, SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer,
     }  # fmt: skip
     with graphed(model, 34):
         assert torch.equal(model.generate(more, past_key_values=cache, **GREEDY), expected)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
 
 from sse_convert.console import Bar
 from sse_convert.decoding import graphed
@@ -110,13 +111,15 @@ def cache_bytes(cache: Any) -> int:
 
     Storage is counted, once each: a layer that keeps a view into a longer tensor pays for all of it.
     """
-    tensors = _tensors([vars(layer) for layer in cache.layers])
+    tensors = _tensors(cache.layers)
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, CacheLayerMixin):
+        yield from _tensors(vars(value))
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from sse_convert.kernels.gates import register_partition_gate
 from sse_convert.modeling.layout import SequenceLayout, row_layout
 from tests.modeling.test_layer import KNOBS, ONE, model_with
-from tests.modeling.tiny import prompts, tiny_model
+from tests.modeling.tiny import BESIDE, prompts, tiny_model
 
 NAMES = ("paper", "reads more", "rows decay", "own projections, sparse side path", "scalar decay", "no decay",
          "separate decays", "query heads", "rope", "output gate", "gla", "gdn", "mom", "delta, separate")  # fmt: skip
@@ -108,9 +108,12 @@ def test_a_compiled_forward_without_gradients_leaves_the_trace_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["qwen3", "llama", "gpt_neox"])
-def test_a_whole_model_compiles_with_its_balance_loss(model_type: str) -> None:
-    model = tiny_model(model_type, ONE, dtype=torch.float64).train()
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [("qwen3", ONE), ("llama", ONE), ("gpt_neox", ONE), ("qwen3", (BESIDE[0], "full", "full", "full"))],
+)
+def test_a_whole_model_compiles_with_its_balance_loss(model_type: str, layers: tuple[str, ...]) -> None:
+    model = tiny_model(model_type, layers, dtype=torch.float64).train()
     ids = prompts((20, 20))[0]
 
     def step(run: Callable[..., Any]) -> Results:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sse_convert.mixers import GDNMixer, GLAMixer, MoMMixer, SlidingMixer, SSEMixer, mixer_to_dict
+from sse_convert.mixers import GDNMixer, GLAMixer, MoMMixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for
@@ -14,7 +14,14 @@ from tests.surgery.models import recipe, tokens
 
 WINDOW = SlidingMixer(window=4, sinks=2)
 KEPT = {1, 3}
-MIXERS = [SSEMixer(qk_rank=4, decay_rank=4), GLAMixer(decay_rank=4), GDNMixer(decay_rank=4), MoMMixer(decay_rank=4)]
+BESIDE = SSESlidingMixer(qk_rank=4, decay_rank=4, window=4, sinks=2)
+MIXERS = [
+    SSEMixer(qk_rank=4, decay_rank=4),
+    BESIDE,
+    GLAMixer(decay_rank=4),
+    GDNMixer(decay_rank=4),
+    MoMMixer(decay_rank=4),
+]
 
 
 def logits(model):

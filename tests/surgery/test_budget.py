@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, mixer_from_dict
+from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_from_dict
 from sse_convert.modeling.architectures import AttentionDims, attention_dims
 from sse_convert.surgery.budget import (
     Geometry,
@@ -14,6 +14,7 @@ from sse_convert.surgery.budget import (
     forward_flops,
     layer_bytes,
     mixer_flops,
+    state_bytes,
     visible_tokens,
 )
 from sse_convert.surgery.teacher import native_windows
@@ -48,7 +49,7 @@ def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
 
 @pytest.mark.parametrize("length", [3, 9, 20])
 @pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral"])
-@pytest.mark.parametrize("variant", VARIANTS[:3])
+@pytest.mark.parametrize("variant", [*VARIANTS[:3], {"kind": "sse+sliding", "window": 4, "sinks": 1}])
 def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
     """Full, native sliding, converted sliding and SSE layers, below and above their windows."""
     settings = {"kind": "sse", "qk_rank": 0 if variant.get("qk_rank") == 0 else 4, **variant}
@@ -64,11 +65,10 @@ def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
 
 
 def _tensors(layer):
-    states = getattr(layer, "recurrent_states", None)
-    if states:
-        return [states[0]]
+    states = getattr(getattr(layer, "recurrent", layer), "recurrent_states", None)
     names = ("keys", "values", "sink_keys", "sink_values")
-    return [getattr(layer, name) for name in names if isinstance(getattr(layer, name, None), torch.Tensor)]
+    held = [getattr(layer, name) for name in names if isinstance(getattr(layer, name, None), torch.Tensor)]
+    return [*held, states[0]] if states else held
 
 
 def test_break_even_is_the_first_length_that_is_not_larger():
@@ -101,4 +101,8 @@ def test_flops_by_hand():
     writes, reads = 3 * (2 + 1) * 2 * 16 * 16, 2 * (3 + 1) * 4 * 16 * 16
     assert mixer_flops(sizes, 0, mixer, 10) == writes + reads + 2 * added_parameters(sizes.dims, mixer)
     assert mixer_flops(sizes, 0, mixer, 10) == mixer_flops(sizes, 0, mixer, 10**6)  # constant in length
-    assert mixer_flops(sizes, 0, SlidingMixer(window=3, sinks=1), 10) == 4 * 4 * 16 * visible_tokens(10, 4)
+    window = 4 * 4 * 16 * visible_tokens(10, 4)
+    assert mixer_flops(sizes, 0, SlidingMixer(window=3, sinks=1), 10) == window
+    beside = SSESlidingMixer(num_partitions=8, top_k=2, read_top_k=3, window=3, sinks=1)
+    assert mixer_flops(sizes, 0, beside, 10) == mixer_flops(sizes, 0, mixer, 10) + window + 2 * 4
+    assert state_bytes(sizes, beside) == layer_bytes(sizes, 0, mixer, 10)

@@ -34,8 +34,9 @@ def source(tmp_path_factory):
 
 def converted(source, folder, value_size=1.0, **settings):
     """A converted model whose new tensors were moved away from their start, as training would."""
-    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}}
-    convert(recipe(source, layers={"pattern": ["sse"]}, mixers=mixers), folder / "converted")
+    mixer = {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}
+    layers = {"pattern": [mixer["kind"]]}
+    convert(recipe(source, layers=layers, mixers={mixer["kind"]: mixer}), folder / "converted")
     model = load(folder / "converted", dtype=torch.float64)
     randomise(model)
     for layer in model.sse_layers().values():
@@ -53,9 +54,10 @@ def grow(checkpoint, out, layers=(), **changes):
     return expand(checkpoint, out, Growth(**{"num_partitions": 8, **changes}), layers=layers)
 
 
+@pytest.mark.parametrize("kind", [{}, {"kind": "sse+sliding", "window": 4}])
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_a_far_shift_changes_nothing(source, tmp_path, top_k):
-    trained = converted(source, tmp_path, top_k=top_k)
+def test_a_far_shift_changes_nothing(source, tmp_path, top_k, kind):
+    trained = converted(source, tmp_path, top_k=top_k, **kind)
     grow(trained, tmp_path / "grown", shift=40.0)
     torch.testing.assert_close(logits(tmp_path / "grown"), logits(trained), rtol=0, atol=1e-12)
 

@@ -32,6 +32,7 @@ MIXERS = [
     {"kind": "mom"},
     {"kind": "sse", "update": "delta", "k_feature_map": "l2"},
     {"kind": "sliding", "window": 64},
+    {"kind": "sse+sliding", "window": 64},
 ]
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from sse_convert.modeling.auto import load
+from sse_convert.surgery.convert import convert
 from sse_convert.training import offline
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
@@ -120,3 +121,23 @@ def test_early_stop_groups_and_offline_teacher_in_two_processes(
 def predictions(folder):
     shards = [load_file(path) for path in sorted(folder.glob("rows-*.safetensors"))]
     return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+
+
+@HOW
+def test_windows_beside_sse_are_left_out_alike_in_two_processes(teacher_folder, text_folder, tmp_path, how):
+    """Which layers leave their window out is drawn from seed and step, so that two processes give one's losses."""
+    mixer = {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
+    stages = [("align", {**SIZE, "tokens": 384}), ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True})]
+    recipe = recipe_for(
+        teacher_folder, text_folder, "unused", stages=stages, calibrate={"seq_len": 32},
+        layers={"pattern": ["sse+sliding", "sse+sliding", "full"]}, mixers={"sse+sliding": mixer},
+    )  # fmt: skip
+    convert(recipe, tmp_path / "converted")
+    one, two = tmp_path / "one", tmp_path / "two"
+    two.mkdir()
+    for stage in recipe.stages:
+        run_stage(recipe, stage, tmp_path / "converted", one / stage.name)
+    assert launch(recipe, tmp_path / "converted", two, *how) == [2, 2]
+    for stage in recipe.stages:
+        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (one, two))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

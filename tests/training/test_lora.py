@@ -9,6 +9,7 @@ from sse_convert.modeling.auto import load
 from sse_convert.recipe.schema import Lora
 from sse_convert.training.lora import add_lora, lora_targets, merge_lora
 from sse_convert.training.setup import converted_attention
+from tests.modeling.tiny import BESIDE, tiny_model
 from tests.training.conftest import losses, make_llama
 
 
@@ -28,7 +29,11 @@ def gpt2():
     return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=64)).eval()
 
 
-@pytest.mark.parametrize("build", [make_llama, gpt2])
+def beside():
+    return tiny_model("phi3", BESIDE)
+
+
+@pytest.mark.parametrize("build", [make_llama, gpt2, beside])
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 def test_merged_equals_unmerged(build):
     model, plain = randomised(build()), build()
