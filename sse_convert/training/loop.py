@@ -14,7 +14,6 @@ from torch import Tensor
 from sse_convert.console import Bar, progress, say
 from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.window_branch import SSESlidingAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
 from sse_convert.training.data.feed import Step
@@ -96,7 +95,8 @@ def train(
             began = time.monotonic()
             factor = schedule.factor(now.in_turn)
             _set_rates(objective.parts, factor)
-            _draw_windows(objective, seed, now.in_turn)
+            student: Any = objective.student
+            student.sse_draw_windows(seed, now.in_turn)
             values, tokens = _gradients(objective, step.batches, schedule)
             record: dict[str, Any] = {"step": now.step + 1, "tokens": (now.step + 1) * schedule.step_tokens, **values}
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
@@ -198,13 +198,6 @@ def sse_attention(objective: Objective) -> dict[int, SSEAttention]:
     """The SSE layers that the objective trains, by index."""
     layers: dict[int, SSEAttention] = objective.student.sse_layers()
     return layers
-
-
-def _draw_windows(objective: Objective, seed: int, step: int) -> None:
-    """Decide which layers leave out their window branch in this step, in all processes alike."""
-    for layer in sse_attention(objective).values():
-        if isinstance(layer, SSESlidingAttention):
-            layer.draw_window(seed, step)
 
 
 def _health(objective: Objective, guard: Guard) -> dict[str, Any]:

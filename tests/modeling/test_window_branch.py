@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sse_convert.modeling.window_branch import SSESlidingAttention
 from tests.modeling.tiny import FAMILIES, SSE, prompts, tiny_model, tiny_source
 
 BOTH = ("sse+sliding",) * 4
@@ -84,12 +83,8 @@ def test_eager_equals_sdpa() -> None:
 
 
 def drawn(model: PreTrainedModel, seed: int, step: int) -> list[bool]:
-    kept = []
-    for layer in model.sse_layers().values():
-        assert isinstance(layer, SSESlidingAttention)
-        layer.draw_window(seed, step)
-        kept.append(layer.window_kept)
-    return kept
+    model.sse_draw_windows(seed, step)
+    return [layer.window_kept for layer in model.sse_layers().values()]
 
 
 def test_draws_depend_on_seed_step_and_layer_alone() -> None:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from sse_convert.errors import HardwareError
 from sse_convert.recipe.training import EarlyStop
+from sse_convert.surgery.convert import convert
 from sse_convert.training import align, loop
 from sse_convert.training.align import layer_groups
 from sse_convert.training.inputs import check_stage
@@ -51,6 +52,29 @@ def test_one_layer_at_a_time_gives_what_all_at_once_give(train):
     assert report.loss_first == pytest.approx(whole.loss_first)
     assert report.loss_last == pytest.approx(whole.loss_last)
     assert [record["step"] for record in read(alone / "metrics.jsonl")] == list(range(1, 13))
+
+
+def test_windows_beside_sse_are_left_out_at_the_same_steps_in_groups_and_after_a_stop(
+    train, make, tmp_path, monkeypatch
+):
+    mixer = {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
+    beside = {"layers": {"pattern": ["sse+sliding", "sse+sliding", "full"]}, "mixers": {"sse+sliding": mixer}}
+    recipes = [
+        make(("align", {"checkpoint_steps": 2, **own}), calibrate={"seq_len": 32}, **beside)
+        for own in ({}, {"layers_at_once": 1})
+    ]
+    convert(recipes[0], tmp_path / "beside")
+    start = {"checkpoint": tmp_path / "beside"}
+    together, _ = train("align", "together", recipe=recipes[0], **start)
+    alone, _ = train("align", "alone", recipe=recipes[1], **start)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 3, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            train("align", "stopped", recipe=recipes[0], **start)
+    stopped, _ = train("align", "stopped", recipe=recipes[0], **start)
+    assert same(together, alone)
+    assert same(together, stopped)
+    assert errors(together, 0) != sorted(errors(together, 0), reverse=True)  # steps without window stand out
 
 
 def test_only_the_layers_of_a_group_are_held(train, monkeypatch):
