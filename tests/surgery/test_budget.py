@@ -28,6 +28,7 @@ VARIANTS = [
     {"decay": "scalar", "decay_params": "separate", "balance": "bias"},
     {"decay": "none", "shared_partition": False, "qk_rank": 0},
     {"shared_params": False, "qk_rank_on": "sparse"},
+    {"kind": "sse+sliding", "window": 4, "sinks": 1},
 ]
 
 
@@ -49,7 +50,7 @@ def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
 
 @pytest.mark.parametrize("length", [3, 9, 20])
 @pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral"])
-@pytest.mark.parametrize("variant", [*VARIANTS[:3], {"kind": "sse+sliding", "window": 4, "sinks": 1}])
+@pytest.mark.parametrize("variant", [*VARIANTS[:3], VARIANTS[-1]])
 def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
     """Full, native sliding, converted sliding and SSE layers, below and above their windows."""
     settings = {"kind": "sse", "qk_rank": 0 if variant.get("qk_rank") == 0 else 4, **variant}
