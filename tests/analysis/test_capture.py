@@ -65,11 +65,11 @@ def test_watching_a_model_sees_what_its_layers_do(family, rope):
         model = tiny_model(family, ("gdn", "full", "mom", "delta"), {"delta": separate})
     else:
         mixers = {"sse": {**SSE, "rope": rope}, "gla": {"kind": "gla"}}
-        model = tiny_model(family, ("sse", "full", "gla", "sse"), mixers)
+        model = tiny_model(family, ("sse", "full", "gla", "sse+sliding"), mixers)
     ids, _ = prompts((9, 9))
     layers, found, outputs = model.sse_layers(), {}, {}
     for i, layer in layers.items():
-        layer.output = lambda o, x, i=i, output=layer.output: (outputs.update({i: o}), output(o, x))[1]
+        layer.scaled = lambda o, x, i=i, scaled=layer.scaled: (outputs.update({i: o}), scaled(o, x))[1]
     with torch.no_grad(), watching(layers, ids, found.__setitem__):
         model(ids, use_cache=False)
     assert list(found) == [0, 2, 3]
