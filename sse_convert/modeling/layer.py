@@ -186,8 +186,7 @@ class SSEAttention(RoutedLayer):
         return projections(self, self.spec, self.dims, x)
 
     def scaled(self, o: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The operator's o [T, Hq, V] as heads [T, Hq * V] in `dtype`, normed and scaled; x [T, hidden] feeds the output
-        gate."""
+        """o [T, Hq, V] as heads [T, Hq * V] in `dtype`, normed and scaled; x [T, hidden] feeds the output gate."""
         y = self._normed(o, dtype)
         if self.mixer.output_gate:
             y = y * torch.sigmoid(self.sse_gate_up(self.sse_gate_down(x)))

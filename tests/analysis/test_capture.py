@@ -69,7 +69,7 @@ def test_watching_a_model_sees_what_its_layers_do(family, rope):
     ids, _ = prompts((9, 9))
     layers, found, outputs = model.sse_layers(), {}, {}
     for i, layer in layers.items():
-        layer.scaled = lambda o, x, i=i, scaled=layer.scaled: (outputs.update({i: o}), scaled(o, x))[1]
+        layer.scaled = lambda o, *args, i=i, scaled=layer.scaled: (outputs.update({i: o}), scaled(o, *args))[1]
     with torch.no_grad(), watching(layers, ids, found.__setitem__):
         model(ids, use_cache=False)
     assert list(found) == [0, 2, 3]
