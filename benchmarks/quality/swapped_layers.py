@@ -1,0 +1,163 @@
+"""Layers swapped inside their otherwise frozen teacher: what a mixer learns to do in place of attention, in minutes.
+
+    python -m benchmarks.quality.swapped_layers capacity --out benchmarks/quality/swapped_capacity.json
+
+The teacher runs once up to the first swapped layer. Each variant of a set is converted and calibrated like any model,
+then its swapped attention is trained by KL to the teacher's predictions, through the frozen layers above, on the same
+rows (18.9M tokens in rows of 512, 2,048 and 8,192, needles planted as the recipe says). Scored are held-out loss and
+needles, also with recurrent states that start anew every 64 tokens: what is left then was not carried by them. The JSON
+is rewritten after each variant; --resume keeps what it has. COMMIT names the commit where the checkout has no git.
+"""
+
+import argparse
+import dataclasses as dc
+import gc
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.kernels.hybrid_measure import environment
+from benchmarks.quality.swapped_plot import draw
+from benchmarks.quality.swapped_scores import needle_scores, text_scores
+from benchmarks.quality.swapped_states import Bed, Sizes, make_bed
+from benchmarks.quality.swapped_training import PHASES, Phase, train
+from benchmarks.quality.swapped_variants import SETS, Variant
+from sse_convert import api
+from sse_convert.command import hush_libraries
+from sse_convert.console import say
+from sse_convert.errors import SSEConvertError, UsageError
+from sse_convert.evaluation.files import write_json
+from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.modeling.auto import load
+from sse_convert.recipe import Recipe, load_recipe
+
+RESET = 64
+"""tokens; half of the window that some variants have"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("name", choices=sorted(SETS), help="set of variants")
+    p.add_argument("--out", type=Path, required=True, help="JSON file to write; the plot lies beside it")
+    p.add_argument("--recipe", default="recipes/teacher-qwen3-32m.yaml", help="teacher, text and mixers")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    p.add_argument("--layers", type=int, nargs="+", default=[7], help="layers to swap")
+    p.add_argument("--seeds", type=int, default=1, help="seeds per variant")
+    p.add_argument("--variants", nargs="+", metavar="NAME", help="of the set; default: all")
+    p.add_argument("--resume", action="store_true", help="keep the variants that the JSON has")
+    p.add_argument("--tiny", action="store_true", help="a few short rows, to see that it runs")
+    return p
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything; the report as written."""
+    sizes, phases = (TINY_SIZES, TINY_PHASES) if options.tiny else (Sizes(), PHASES)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report = _report(options, device, phases)
+    wanted = [(name, seed) for name in _names(options) for seed in range(options.seeds)]
+    kept = {(entry["name"], entry["seed"]) for entry in report["variants"]}
+    bed: Bed | None = None
+    for name, seed in (pair for pair in wanted if pair not in kept):
+        recipe = _recipe(options, SETS[options.name][name], seed)
+        if bed is None:
+            bed = _bed(recipe, options, device, sizes)
+        entry = _measure(recipe, bed, SETS[options.name][name], seed, phases)
+        report["variants"].append({"name": name, "commit": report["environment"]["commit"], **entry})
+        write_json(options.out, report)
+        say(_line(report["variants"][-1]))
+        gc.collect()
+    return report
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    names: list[str] = options.variants or list(SETS[options.name])
+    if unknown := [name for name in names if name not in SETS[options.name]]:
+        raise UsageError(f"variant {unknown[0]!r}", expected=f"of {options.name}: {', '.join(SETS[options.name])}")
+    return names
+
+
+def _report(options: argparse.Namespace, device: torch.device, phases: tuple[Phase, ...]) -> dict[str, Any]:
+    """A new report, or the one that is there with other surroundings."""
+    settings = {
+        "set": options.name, "recipe": options.recipe, "overrides": options.set, "layers": options.layers,
+        "reset_every": RESET, "phases": [dc.asdict(phase) for phase in phases],
+    }  # fmt: skip
+    report = {"schema": 1, "environment": environment(device), "settings": settings, "variants": []}
+    if options.resume and options.out.is_file():
+        earlier = json.loads(options.out.read_text(encoding="utf-8"))
+        if earlier["settings"] != settings:
+            raise UsageError(f"{options.out} was measured with other settings", fix="leave out --resume")
+        report["variants"] = earlier["variants"]
+    return report
+
+
+def _recipe(options: argparse.Namespace, variant: Variant, seed: int) -> Recipe:
+    swapped = {str(layer): variant.mixer for layer in options.layers}
+    own = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
+    layers = ["layers.pattern=[full]", "layers.keep=[]", f"layers.overrides={json.dumps(swapped)}"]
+    return load_recipe(options.recipe, [*options.set, *layers, *own, f"train.seed={seed}"])
+
+
+def _bed(recipe: Recipe, options: argparse.Namespace, device: torch.device, sizes: Sizes) -> Bed:
+    low = torch.bfloat16 if device.type == "cuda" else torch.float32
+    teacher = load(recipe.model, dtype=low, device=device).requires_grad_(False)
+    return make_bed(teacher, load_tokenizer(recipe.model), recipe, min(options.layers), sizes)
+
+
+def _measure(recipe: Recipe, bed: Bed, variant: Variant, seed: int, phases: tuple[Phase, ...]) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    start = time.monotonic()
+    student = _student(recipe, bed.teacher.device)
+    before = text_scores(student, bed)
+    trained = train(student, bed, rate=variant.rate, seed=seed, phases=phases)
+    figures = {
+        "before": before,
+        "trained": dc.asdict(trained),
+        "text": text_scores(student, bed),
+        "needles": needle_scores(student, bed),
+        "needles_reset": needle_scores(student, bed, reset_every=RESET),
+    }
+    return {"seed": seed, **dc.asdict(variant), "seconds": round(time.monotonic() - start, 1), **figures}
+
+
+def _student(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "converted"
+        api.convert(recipe, out=out)
+        if recipe.calibrate.enabled:
+            api.calibrate(recipe, out, out=(out := Path(folder) / "calibrated"))
+        return load(out, dtype=torch.float32, device=device)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    gaps = ", ".join(f"{text['gap']:.3f} at {text['length']:,}" for text in entry["text"])
+    found = ", ".join(f"{n['kind']} x{n['keys']} at {n['length']:,}: {n['accuracy']:.0%}" for n in entry["needles"])
+    return f"{entry['name']} (seed {entry['seed']}, {entry['seconds']:.0f} s): gap {gaps}; {found}"
+
+
+TINY_SIZES = Sizes(
+    lengths=(128, 192, 384), rows=(4, 2, 2), text_rows=1, samples=2, needles=(("number", 1), ("code", 1))
+)
+TINY_PHASES = (Phase(128, 6, 2), Phase(192, 4, 2), Phase(384, 2, 1))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    hush_libraries()
+    try:
+        report = run(options)
+        draw(report, options.out.with_suffix(".png"))
+    except SSEConvertError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

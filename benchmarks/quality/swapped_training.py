@@ -1,0 +1,175 @@
+"""Training of swapped layers by KL to the teacher, through the frozen layers above; a CUDA graph per row length.
+
+Shape letters: R rows of a step, T tokens per row, D hidden size, V vocabulary.
+"""
+
+import dataclasses as dc
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from benchmarks.quality.swapped_states import Bed, arguments, climb
+from sse_convert.training.setup import converted_attention
+
+BETAS = (0.9, 0.95)
+CLIP = 1.0
+WARMUP, FLOOR = 0.05, 0.1
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps on rows of one length."""
+
+    length: int
+    """tokens per row"""
+    rows: int
+    """rows in all; more than there are means again in another order"""
+    step_rows: int
+    """rows per optimizer step"""
+
+
+PHASES = (Phase(512, 4096, 32), Phase(2048, 6144, 8), Phase(8192, 512, 2))
+"""18.9M tokens in 1,152 steps"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training did."""
+
+    steps: int
+    tokens: int
+    curve: list[float]
+    """KL to the teacher in nats per token, mean of each tenth of the steps"""
+
+
+def train(student: PreTrainedModel, bed: Bed, *, rate: float, seed: int, phases: tuple[Phase, ...] = PHASES) -> Trained:
+    """Train the attention of the converted layers; all else is frozen. Linear warm-up, then a cosine to a tenth.
+
+    Args:
+        student: the converted model, in float32.
+        bed: rows and the teacher's states.
+        rate: peak learning rate.
+        seed: order of the rows.
+        phases: what to train on.
+    """
+    paths = tuple(f"{path}." for path in converted_attention(student).values())
+    for name, parameter in student.named_parameters():
+        parameter.requires_grad_(name.startswith(paths))
+    parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    cuda = student.device.type == "cuda"
+    own_rate = torch.tensor(0.0, device=student.device)
+    optimizer = torch.optim.AdamW(parameters, lr=own_rate, betas=BETAS, weight_decay=0.0, fused=cuda, capturable=cuda)
+    order = torch.Generator().manual_seed(seed)
+    plan = [(phase, rows) for phase in phases for rows in _draws(bed, phase, order)]
+    steps: dict[Phase, _Step] = {}
+    losses = []
+    student.train()
+    for i, (phase, rows) in enumerate(plan):
+        own_rate.fill_(rate * min(1.0, (i + 1) / (WARMUP * len(plan))) * _cosine(i / len(plan)))
+        step = steps.setdefault(phase, _Step(student, bed, optimizer, parameters, phase))
+        losses.append(step(rows))
+    curve = torch.stack(losses).cpu().split(math.ceil(len(losses) / 10))
+    return Trained(len(plan), sum(p.length * len(rows) for p, rows in plan), [float(part.mean()) for part in curve])
+
+
+def _draws(bed: Bed, phase: Phase, order: torch.Generator) -> list[Tensor]:
+    left, draws = phase.rows, []
+    while left > 0:
+        rows = torch.randperm(len(bed.train[phase.length].ids_RT), generator=order)[:left]
+        draws += [part for part in rows.split(phase.step_rows) if len(part) == phase.step_rows]
+        left -= len(rows)
+    return draws
+
+
+def _cosine(done: float) -> float:
+    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class _Step:
+    """One optimizer step over fixed buffers: plain the first time, then recorded and replayed."""
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        bed: Bed,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        phase: Phase,
+    ) -> None:
+        self._student, self._bed, self._optimizer, self._parameters = student, bed, optimizer, parameters
+        self._states = bed.train[phase.length]
+        shape = phase.step_rows, phase.length, self._states.first_RTD.shape[-1]
+        self._first, self._last = (torch.zeros(shape, dtype=x.dtype, device=x.device)
+                                   for x in (self._states.first_RTD, self._states.last_RTD))  # fmt: skip
+        self._given = arguments(student, phase.step_rows, phase.length)
+        self._loss = torch.zeros((), device=student.device)
+        self._graph: Any = None
+        self._can_record = student.device.type == "cuda"
+        self._warm = False
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """KL of the step in nats per token, 0-d, after the optimizer has moved."""
+        rows = rows.to(self._first.device)
+        self._first.copy_(self._states.first_RTD[rows])
+        self._last.copy_(self._states.last_RTD[rows])
+        if self._graph is None:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._run()
+        else:
+            self._graph.replay()
+        return self._loss.clone()
+
+    def _run(self) -> None:
+        if not self._can_record:
+            self._body()
+        elif not self._warm:
+            self._aside()
+        else:
+            self._record()
+        self._warm = True
+
+    def _aside(self) -> None:
+        """On a stream of its own, as recording wants its first run."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._body()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _record(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._body()
+        except RuntimeError:  # torch's delta rule waits for the device
+            torch.cuda.synchronize()
+            self._can_record = False
+            self._optimizer.zero_grad(set_to_none=True)
+            self._body()
+            return
+        self._graph = graph
+        graph.replay()
+
+    def _body(self) -> None:
+        device = self._student.device
+        student: Any = self._student
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False):
+            hidden = climb(student, self._first, self._bed.first, self._given)
+            own = _log_probabilities(student, hidden)
+            with torch.no_grad():
+                theirs = _log_probabilities(self._bed.teacher, self._last)
+        divergence = F.kl_div(own, theirs, reduction="sum", log_target=True) / len(own)
+        self._loss.copy_(divergence.detach())
+        (divergence + student.sse_balance_loss()).backward()
+        nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        self._optimizer.step()
+
+
+def _log_probabilities(model: PreTrainedModel, hidden_RTD: Tensor) -> Tensor:
+    """[R * T, V] in float32."""
+    head: Any = model.get_output_embeddings()
+    return F.log_softmax(head(hidden_RTD.flatten(0, 1)).float(), -1)

@@ -1,0 +1,103 @@
+"""Layers swapped inside their frozen teacher, in miniature."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.quality import swapped_layers
+from benchmarks.quality.swapped_scores import needle_scores, text_scores
+from benchmarks.quality.swapped_states import Sizes, make_bed
+from benchmarks.quality.swapped_training import Phase, train
+from benchmarks.quality.swapped_variants import SETS
+from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.modeling.auto import load
+from sse_convert.recipe import load_recipe
+from tests.surgery.models import recipe_file, save_source
+
+SIZES = Sizes(lengths=(64, 96, 192), rows=(4, 2, 2), text_rows=1, samples=2, needles=(("number", 1),))
+SHORT = (Phase(64, 6, 2), Phase(96, 2, 2), Phase(192, 2, 1))
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A recipe over a tiny model whose context holds the rows of --tiny."""
+    folder = tmp_path_factory.mktemp("swapped")
+    source = save_source(folder / "teacher", "llama", max_position_embeddings=512)
+    for name in ("train", "valid"):
+        (folder / f"{name}.txt").write_text(" ".join(f"w{i * 7 % 90 + 3}" for i in range(4000)))
+    data = {name: [{"path": str(folder / f"{name}.txt")}] for name in ("train", "valid")}
+    data["needles"] = {"share": 0.5, "keys": [1]}
+    return recipe_file(folder / "recipe.yaml", source, data=data, calibrate={"rows": 1, "seq_len": 64})
+
+
+def bed_and_student(given, *changes):
+    """Layer 1 swapped."""
+    recipe = load_recipe(given, ["layers.pattern=[full]", *changes])
+    teacher = load(recipe.model, dtype=torch.float32).requires_grad_(False)
+    bed = make_bed(teacher, load_tokenizer(recipe.model), recipe, 1, SIZES)
+    return bed, swapped_layers._student(recipe, torch.device("cpu"))
+
+
+def arguments(given, out, *more):
+    return ["capacity", "--recipe", str(given), "--layers", "1", "--tiny", "--out", str(out), *more]
+
+
+def test_every_variant_is_trained_and_scored_and_a_run_goes_on(given, tmp_path, capsys):
+    out = tmp_path / "result.json"
+    assert swapped_layers.main(arguments(given, out, "--variants", "gla")) == 0
+    first = json.loads(out.read_text())
+    assert swapped_layers.main(arguments(given, out, "--variants", "sse N=4", "gla", "--resume")) == 0
+    report = json.loads(out.read_text())
+    assert [(entry["name"], entry["seed"]) for entry in report["variants"]] == [("gla", 0), ("sse N=4", 0)]
+    assert report["variants"][0] == first["variants"][0]
+    for entry in report["variants"]:
+        assert entry["trained"]["steps"] == 7
+        assert entry["text"][0]["loss"] != entry["before"][0]["loss"]
+        assert entry["text"][0]["teacher"] == entry["before"][0]["teacher"]
+        assert len(entry["needles"]) == len(entry["needles_reset"]) == 4
+    assert (tmp_path / "result.png").stat().st_size > 0
+    assert "sse N=4 (seed 0" in capsys.readouterr().err
+
+
+def test_bad_requests_are_refused(given, tmp_path, capsys):
+    out = tmp_path / "result.json"
+    assert swapped_layers.main(arguments(given, out, "--variants", "gal")) == 2
+    assert "variant 'gal'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_window_as_long_as_the_rows_is_the_teacher(given):
+    bed, student = bed_and_student(given, "layers.overrides={1: sliding}", "mixers.sliding.window=192")
+    for entry in text_scores(student, bed):
+        assert entry["loss"] == pytest.approx(entry["teacher"], abs=1e-6)
+    assert all(entry["accuracy"] == entry["teacher"] for entry in needle_scores(student, bed))
+
+
+def test_only_the_swapped_attention_moves(given):
+    bed, student = bed_and_student(given, "layers.overrides={1: gla}")
+    before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    trained = train(student, bed, rate=1e-2, seed=0, phases=SHORT)
+    moved = {name for name, tensor in student.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved
+    assert all(name.startswith("model.layers.1.self_attn.") for name in moved)
+    assert (trained.steps, trained.tokens) == (6, 6 * 64 + 2 * 96 + 2 * 192)
+    assert trained.curve[-1] < trained.curve[0]
+
+
+def test_resetting_states_changes_a_recurrent_layer_and_no_window(given):
+    changes = {}
+    for mixer in ("gla", "sliding"):
+        bed, student = bed_and_student(given, f"layers.overrides={{1: {mixer}}}")
+        whole, reset = (text_scores(student, bed, reset_every=every) for every in (None, 8))
+        changes[mixer] = max(abs(a["loss"] - b["loss"]) for a, b in zip(whole, reset, strict=True))
+    assert changes["gla"] > 1e-6
+    assert changes["sliding"] == 0
+
+
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_every_variant_of_every_set_is_a_valid_recipe(given, name):
+    options = swapped_layers.parser().parse_args(arguments(given, "x"))
+    for variant in SETS[name].values():
+        recipe = swapped_layers._recipe(options, variant, 0)
+        assert recipe.layers.overrides == {"1": variant.mixer}
