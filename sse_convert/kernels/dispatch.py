@@ -29,7 +29,8 @@ _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = 
 }
 _TRITON = "GPU kernels for training, prefill and decoding; work grows with k, not N"
 _FLA = "fla-core's GPU kernels for the gated delta rule with one decay per head"
-BACKENDS = ("auto", *_BACKENDS, "triton", "fla")
+_ON_GPU = ("triton", "fla")
+BACKENDS = ("auto", *_BACKENDS, *_ON_GPU)
 """every name, available here or not"""
 STEP_BY_STEP = ("reference", "recurrent")
 """backends that can run a partition gate which reads the state"""
@@ -143,20 +144,19 @@ def sse_attention(
 
 def available_backends() -> list[str]:
     """Names that `sse_attention` accepts here, `auto` first."""
-    on_gpu = [name for name, reason in _unavailable(_gpu()).items() if reason is None]
+    on_gpu = [name for name in _ON_GPU if _unavailable(name, _gpu()) is None]
     return ["auto", *_BACKENDS, *on_gpu]
 
 
 def explain(backend: str) -> str:
     """One line on what a backend is, or why it is not available."""
-    if backend in ("triton", "fla"):
-        reason = _unavailable(_gpu())[backend]
+    if backend in _ON_GPU:
+        reason = _unavailable(backend, _gpu())
         return {"triton": _TRITON, "fla": _FLA}[backend] if reason is None else f"not available: {reason}"
     if backend == "auto":
-        missing = _unavailable(_gpu())
-        last = "varlen" if missing["fla"] else "fla for the gated delta rule, else varlen"
+        last = "varlen" if _unavailable("fla", _gpu()) else "fla for the gated delta rule, else varlen"
         fallback = f"recurrent for one token per sequence without gradients, else {last}"
-        return fallback if missing["triton"] else f"triton for what it can run on a GPU; {fallback}"
+        return fallback if _unavailable("triton", _gpu()) else f"triton for what it can run on a GPU; {fallback}"
     if backend not in _BACKENDS:
         raise _unknown(backend)
     return _BACKENDS[backend][1]
@@ -167,9 +167,11 @@ def _gpu() -> torch.device:
     return torch.device(_GPU, torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
-def _unavailable(device: torch.device) -> dict[str, str | None]:
-    """Why each backend that needs a GPU cannot run on a device; None if it can."""
-    return {"triton": unavailable_reason(device), "fla": fla_unavailable_reason(device)}
+def _unavailable(backend: str, device: torch.device) -> str | None:
+    """Why a backend that needs a GPU cannot run on a device; None if it can. Asks that backend alone: an answer may
+    take packages and a self-check, which torch.compile cannot trace."""
+    reason: str | None = (unavailable_reason if backend == "triton" else fla_unavailable_reason)(device)
+    return reason
 
 
 def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
@@ -214,7 +216,7 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
 
 def _check_gpu_backend(backend: str, x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
-    if (reason := _unavailable(x.q.device)[backend]) is not None:
+    if (reason := _unavailable(backend, x.q.device)) is not None:
         raise HardwareError(f"backend '{backend}' is not available: {reason}", expected=others, fix="use backend: auto")
     unsupported = unsupported_reason if backend == "triton" else fla_unsupported_reason
     if (reason := unsupported(x)) is not None:
@@ -222,7 +224,7 @@ def _check_gpu_backend(backend: str, x: Inputs) -> None:
 
 
 def _chosen(backend: str, x: Inputs) -> str:
-    if backend in ("triton", "fla"):
+    if backend in _ON_GPU:
         _check_gpu_backend(backend, x)
     if backend != "auto":
         return backend

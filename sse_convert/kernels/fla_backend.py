@@ -23,6 +23,7 @@ WRONG_ON_HOPPER = Version("3.4.0"), Version("3.7.1")
 """from the first Triton to before the second, fla's gated backward is miscompiled there, and refused (its issue 640)"""
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def fla_unavailable_reason(device: torch.device) -> str | None:
     """Why fla cannot run on a device; None if it can."""
     if device.type != "cuda" or not torch.cuda.is_available():

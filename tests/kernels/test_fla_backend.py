@@ -165,6 +165,13 @@ def test_a_triton_that_miscompiles_it_on_hopper_is_named(
     assert reason == (expected if refused else None)
 
 
+def test_nothing_is_asked_of_it_for_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for a package breaks the graph of torch.compile."""
+    monkeypatch.setattr(dispatch, "fla_unavailable_reason", lambda device: pytest.fail("fla was asked"))
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: None)
+    assert dispatch._chosen("triton", checked(Case(lengths=(3, 4)), torch.float32)) == "triton"
+
+
 def test_auto_takes_it_for_prefill_and_training_and_recurrent_for_steps(
     stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
