@@ -43,8 +43,9 @@ def draw(report: dict[str, Any], png: Path) -> None:
     ]  # type: ignore[attr-defined]
     axes[-1].legend(handles=handles, fontsize=7)
     own = report["environment"]
-    layers = " ".join(map(str, report["settings"]["layers"]))
-    figure.suptitle(f"layers {layers} swapped, all else frozen; {own['device']}, commit {own['commit']}", fontsize=8)
+    swapped = report["settings"]["layers"]
+    layers = f"layer{'s' if len(swapped) > 1 else ''} {' '.join(map(str, swapped))}"
+    figure.suptitle(f"{layers} swapped, all else frozen; {own['device']}, commit {own['commit']}", fontsize=8)
     figure.tight_layout()
     with replacing(png) as temporary:
         figure.savefig(temporary, dpi=110, format="png")

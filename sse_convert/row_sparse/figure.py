@@ -37,6 +37,7 @@ def draw(cells: Sequence[Cell], path: Path, *, conditions: str) -> None:
         for column, mixer in enumerate(mixers):
             _panel(axes[row, column], [cell for cell in cells if cell.curve == (mixer, noise)])
             axes[row, column].set_title(f"{mixer}, {SETTINGS[noise]}", fontsize=10)
+    axes[0, 0].set_xticks(sorted({cell.width for cell in cells}))  # of all panels, which share the axis
     axes[0, 0].legend(fontsize=8)
     figure.supxlabel(f"model dimension\n{conditions}", fontsize=8)
     figure.supylabel("recall (%)", fontsize=9)
@@ -51,7 +52,6 @@ def _panel(axis: "Axes", cells: Sequence[Cell]) -> None:
     axis.xaxis.set_major_formatter(lambda width, _: f"{width:g}")
     for name, (colour, marker, line) in STYLES.items():
         own = sorted((c for c in cells if (c.rows is None) == (name == "dense")), key=lambda c: c.width)
-        axis.set_xticks(sorted({c.width for c in cells}), minor=False)
         axis.plot([c.width for c in own], [100 * c.accuracy.mean for c in own], line, color=colour, label=name)
         for cell in own:
             seeds = cell.accuracy.by_seed
