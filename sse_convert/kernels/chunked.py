@@ -117,7 +117,8 @@ class _GatedLinearAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out_THGV: Tensor, d_final_SHDV: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: under checkpointing a second look would compute them again
         tokens, befores = saved[: ctx.count], saved[ctx.count :]
-        return None, *_backward(tokens, befores, ctx.layout, d_out_THGV, d_final_SHDV)
+        with torch.autocast(d_out_THGV.device.type, enabled=False):  # some loops call backward inside autocast
+            return None, *_backward(tokens, befores, ctx.layout, d_out_THGV, d_final_SHDV)
 
 
 @torch.library.custom_op(operator_name(__name__, "gated_linear_attention"), mutates_args=())

@@ -3,12 +3,11 @@
 import functools
 import importlib
 import importlib.util
-from importlib.metadata import version
 
 import torch
 import torch.nn.functional as F
-from packaging.version import Version
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.operands import operands_of
@@ -19,7 +18,7 @@ MAX_DIM = 256
 """largest head dim of fla's kernels"""
 HOPPER = 9
 """major compute capability"""
-WRONG_ON_HOPPER = Version("3.4.0"), Version("3.7.1")
+WRONG_ON_HOPPER = "3.4.0", "3.7.1"
 """from the first Triton to before the second, fla's gated backward is miscompiled there, and refused (its issue 640)"""
 
 
@@ -28,13 +27,20 @@ def fla_unavailable_reason(device: torch.device) -> str | None:
     """Why fla cannot run on a device; None if it can."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return "it needs a CUDA GPU"
-    if not importlib.util.find_spec("fla"):
-        return "fla-core is not installed (pip install fla-core)"
+    for module, package in (("fla", "fla-core"), ("triton", "triton")):
+        if not importlib.util.find_spec(module):
+            return f"{package} is not installed (pip install {package})"
+    return _miscompiled(device)
+
+
+def _miscompiled(device: torch.device) -> str | None:
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
+        return None
     first, fixed = WRONG_ON_HOPPER
-    triton = Version(version("triton"))
-    if torch.cuda.get_device_capability(device)[0] == HOPPER and first <= triton < fixed:
-        return f"triton {triton} miscompiles fla's gated backward on Hopper GPUs (install triton {fixed} or newer)"
-    return None
+    triton = TorchVersion(importlib.import_module("triton").__version__)
+    if not first <= triton < fixed:
+        return None
+    return f"triton {triton} miscompiles fla's gated backward on Hopper GPUs (install triton {fixed} or newer)"
 
 
 def fla_unsupported_reason(x: Inputs) -> str | None:

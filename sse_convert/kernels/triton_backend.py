@@ -3,6 +3,8 @@
 Triton is imported inside functions only, so that everything else works without it.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,11 @@ def sse_attention_on_triton(
     One token per sequence without gradients takes the decode kernel, which overwrites the state of the partitions used;
     everything else the chunked kernels, whose final state is copied into `initial_state` for `inplace_state`.
     """
+    with nullcontext() if torch.compiler.is_compiling() else torch.cuda.device_of(x.q):  # type: ignore[no-untyped-call]
+        return _run(x, output_final_state, inplace_state)
+
+
+def _run(x: Inputs, output_final_state: bool, inplace_state: bool) -> tuple[Tensor, Tensor | None]:
     final: Tensor | None
     if x.one_token_each and not x.wants_grad():
         from sse_convert.kernels.triton.decode import sse_attention_decode

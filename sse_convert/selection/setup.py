@@ -139,11 +139,15 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
             fix="change --keep",
         )
     if not shortest <= settings.length <= (limit or settings.length):
+        reason, fix = "", "change --length"
+        if isinstance(stand_in, WindowMixer):
+            reason = " (four windows, so that there is something they do not see)"
+            fix += f", or use a smaller window: --set mixers.{settings.stand_in}.window={settings.length // 8}"
         bound = "or more" if limit is None else f"to {limit}, the context"
         raise UsageError(
             f"length is {settings.length}",
-            expected=f"{shortest} (four windows, so that there is something they do not see) {bound}",
-            fix="change --length, or the window with --set mixers.sliding.window=64",
+            expected=f"{shortest}{reason} {bound}",
+            fix=fix,
         )
     for name in ("samples", "gate_steps"):
         if getattr(settings, name) < 1:

@@ -32,6 +32,8 @@ from sse_convert.training.setup import converted_attention, decoder_layers, make
 from sse_convert.training.stopping import LayerStops
 
 _FILE = "layers.safetensors"
+WITHOUT_WINDOW = "without_window"
+"""in a step's record: layers that were trained without their window branch"""
 
 
 class Align(Objective):
@@ -118,10 +120,15 @@ class Align(Objective):
         return bool(self._trained) and all(i in self._stops.stopped for i in self._trained)
 
     def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Stop layers that have had enough; `stopped` in the record says which, at which error and why."""
-        active = {i: values[f"error_{i}"] for i in self._trained if i not in self._stops.stopped}
-        new = self._stops.look(step, active)
-        return {"stopped": {str(i): self._stops.stopped[i] for i in new}} if new else {}
+        """Stop layers that have had enough; `stopped` in the record says which, at which error and why.
+
+        A layer whose window branch is left out in this step is not judged: its error is another layer's.
+        """
+        running = [i for i in self._trained if i not in self._stops.stopped]
+        judged = {i: values[f"error_{i}"] for i in running if self._is_whole(i)}
+        new = self._stops.look(step, judged)
+        record: dict[str, Any] = {"stopped": {str(i): self._stops.stopped[i] for i in new}} if new else {}
+        return record | ({WITHOUT_WINDOW: rest} if (rest := [i for i in running if i not in judged]) else {})
 
     def memory(self) -> dict[str, Any]:
         """The measurements, and what the early stop remembers."""
@@ -132,10 +139,11 @@ class Align(Objective):
         return batch["input_ids"].numel()
 
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
-        """One teacher pass, then forward and backward layer by layer. `loss` is the layers' mean relative error."""
+        """One teacher pass, then forward and backward layer by layer. `loss` is the mean relative error of the layers,
+        of those with their window branch where there are any."""
         calls = self._teacher_calls(batch)
         result: dict[str, Tensor] = {}
-        losses = []
+        losses, without_window = [], []
         for i, part in zip(self._trained, self.parts, strict=True):
             if (stop := self._stops.stopped.get(i)) is not None:
                 calls.pop(i)
@@ -148,9 +156,9 @@ class Align(Objective):
                 balance = sums["balance"] * share
                 self.add_gradients(error + balance)
             result[f"error_{i}"] = error.detach()
-            losses.append(error.detach())
+            (losses if self._is_whole(i) else without_window).append(error.detach())
             result["balance"] = result.get("balance", 0) + balance.detach() / len(self.parts)
-        result["loss"] = torch.stack(losses).mean()
+        result["loss"] = torch.stack(losses or without_window).mean()
         return result
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -173,7 +181,7 @@ class Align(Objective):
         """The mean over layers of each step's error; a layer that stopped early stays where it was."""
         if self.turns == 1:
             return super().curve(records)
-        curves = [curve for i in self._paths if (curve := _errors(records, i))]
+        curves = [curve for i in self._paths if (curve := _errors(records, i, whole=True))]
         longest = max(map(len, curves), default=0)
         return [fmean(curve[min(t, len(curve) - 1)] for curve in curves) for t in range(longest)]
 
@@ -182,17 +190,20 @@ class Align(Objective):
         layers: dict[str, dict[str, Any]] = {}
         made = 0
         for i in self._paths:
-            errors = _errors(records, i)
             before = self._memory["initial"][str(i)]
-            layers[str(i)] = {"before": before, "after": errors[-1] if errors else before}
+            layers[str(i)] = {"before": before, "after": (_errors(records, i, whole=True) or [before])[-1]}
             if (held_out := self._memory.get("held_out", {}).get(str(i))) is not None:
                 layers[str(i)]["held_out"] = held_out
             if (stop := self._stops.stopped.get(i)) is not None:
                 layers[str(i)]["stopped"] = stop
-            made += len(errors)
+            made += len(_errors(records, i))
         planned = Schedule.of(self._stage).steps * len(layers)
         skipped = [i for i in self._paths if self._aligned(i)]
         return {"layers": layers, "skipped": skipped, "layer_steps": made, "layer_steps_planned": planned}
+
+    def _is_whole(self, layer: int) -> bool:
+        """Whether this step keeps the layer's window branch, or the layer has none."""
+        return bool(getattr(self.student.get_submodule(self._paths[layer]), "window_kept", True))
 
     def _aligned(self, layer: int) -> bool:
         """Whether a layer's error at the start is below `skip_below`."""
@@ -234,10 +245,11 @@ def layer_groups(layers: list[int], at_once: int | None) -> list[list[int]]:
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-def _errors(records: list[dict[str, Any]], layer: int) -> list[float]:
-    """A layer's error in each step that trained it."""
+def _errors(records: list[dict[str, Any]], layer: int, *, whole: bool = False) -> list[float]:
+    """A layer's error in each step that trained it; `whole` leaves out those without its window branch."""
     key = f"error_{layer}"
-    return [record[key] for record in records if record.get(key) is not None]
+    used = [record for record in records if record.get(key) is not None]
+    return [record[key] for record in used if not (whole and layer in record.get(WITHOUT_WINDOW, []))]
 
 
 def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:

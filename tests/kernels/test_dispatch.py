@@ -11,7 +11,7 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.dispatch import BACKENDS, available_backends, explain, sse_attention
 from sse_convert.recipe.checks import BACKENDS as RECIPE_BACKENDS
 from tests.kernels.cases import BACKENDS as EXACT
-from tests.kernels.cases import Case, run
+from tests.kernels.cases import Case, run, run_with_gradients
 
 Inputs = dict[str, Tensor]
 CASE = Case(lengths=(3, 4), groups=2)
@@ -188,6 +188,16 @@ def test_autocast_does_not_lower_the_precision(backend: str) -> None:
         cast_o, cast_final = run(CASE, backend, inputs)
     assert torch.equal(cast_o, o)
     assert torch.equal(cast_final, final)
+
+
+@pytest.mark.parametrize("backend", ["sequential", "masked", "varlen"])
+def test_a_backward_inside_autocast_does_not_either(backend: str) -> None:
+    inputs = CASE.inputs(torch.float32)
+    expected = run_with_gradients(CASE, backend, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run_with_gradients(CASE, backend, inputs)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 def test_final_state_only_on_request_and_one_sequence_by_default() -> None:

@@ -143,25 +143,33 @@ def test_it_is_refused_without_a_gpu() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(fla_backend.importlib.util, "find_spec", lambda name: None)
-    assert (
-        fla_backend.fla_unavailable_reason(torch.device("cuda")) == "fla-core is not installed (pip install fla-core)"
-    )
+    for module, package in (("fla", "fla-core"), ("triton", "triton")):
+        monkeypatch.setattr(fla_backend.importlib.util, "find_spec", lambda name, module=module: name != module or None)
+        reason = fla_backend.fla_unavailable_reason(torch.device("cuda"))
+        assert reason == f"{package} is not installed (pip install {package})"
 
 
 @pytest.mark.parametrize(
-    ("triton", "capability", "refused"),
-    [("3.6.0", (9, 0), True), ("3.7.1", (9, 0), False), ("3.3.1", (9, 0), False), ("3.6.0", (8, 0), False)],
+    ("triton", "capability", "hip", "refused"),
+    [
+        ("3.6.0", (9, 0), None, True),
+        ("3.7.0+git1a2b", (9, 0), None, True),
+        ("3.7.1", (9, 0), None, False),
+        ("3.3.1", (9, 0), None, False),
+        ("3.6.0", (8, 0), None, False),
+        ("3.6.0", (9, 4), "6.4", False),
+    ],
 )
 def test_a_triton_that_miscompiles_it_on_hopper_is_named(
-    triton: str, capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+    triton: str, capability: tuple[int, int], hip: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(fla_backend.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(fla_backend, "version", lambda package: triton)
+    monkeypatch.setattr(fla_backend.importlib, "import_module", lambda name: types.SimpleNamespace(__version__=triton))
     reason = fla_backend.fla_unavailable_reason(torch.device("cuda"))
-    expected = "triton 3.6.0 miscompiles fla's gated backward on Hopper GPUs (install triton 3.7.1 or newer)"
+    expected = f"triton {triton} miscompiles fla's gated backward on Hopper GPUs (install triton 3.7.1 or newer)"
     assert reason == (expected if refused else None)
 
 

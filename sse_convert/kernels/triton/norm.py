@@ -32,11 +32,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: bool, offset: float,
     if rows := x.numel() // D:
         block = triton.next_power_of_2(D)
         together = max(1, TILE // block) if rows >= MANY_ROWS else 1
-        rms_norm_kernel[(triton.cdiv(rows, together),)](
-            x.contiguous(), weight.contiguous(), o, eps, rows,
-            SETS=weight.numel() // D, D=D, BR=together, BD=block, ROUNDS=rounds, OFFSET=offset,
-            num_warps=min(8, max(1, together * block // 256)),
-        )  # fmt: skip
+        with torch.cuda.device_of(x):
+            rms_norm_kernel[(triton.cdiv(rows, together),)](
+                x.contiguous(), weight.contiguous(), o, eps, rows,
+                SETS=weight.numel() // D, D=D, BR=together, BD=block, ROUNDS=rounds, OFFSET=offset,
+                num_warps=min(8, max(1, together * block // 256)),
+            )  # fmt: skip
     return o
 
 

@@ -29,10 +29,11 @@ def precise_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     block_in = min(1024, triton.next_power_of_2(inputs))
     block_out = min(TILE // block_in, triton.next_power_of_2(outputs))
     if rows:
-        precise_linear_kernel[(triton.cdiv(outputs, block_out), rows)](
-            x.contiguous(), weight.contiguous(), bias, o,
-            IN=inputs, OUT=outputs, BI=block_in, BO=block_out, num_warps=4,
-        )  # fmt: skip
+        with torch.cuda.device_of(x):
+            precise_linear_kernel[(triton.cdiv(outputs, block_out), rows)](
+                x.contiguous(), weight.contiguous(), bias, o,
+                IN=inputs, OUT=outputs, BI=block_in, BO=block_out, num_warps=4,
+            )  # fmt: skip
     return o
 
 

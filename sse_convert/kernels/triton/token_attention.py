@@ -44,14 +44,17 @@ def token_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float)
     splits = triton.cdiv(L, chunk)
     part = q.new_empty(B, Hq, splits, V, dtype=torch.float32)
     top, total = q.new_empty(2, B, Hq, splits, dtype=torch.float32)
-    attend_kernel[(B * H * splits,)](
-        q.contiguous(), k, v, mask, part, top, total,
-        scale, L, chunk, splits, mask.stride(0) if mask.shape[0] > 1 else 0,
-        H=H, G=G, D=D, V=V, BG=max(16, triton.next_power_of_2(G)), BD=BD, BV=BV, BL=block,
-        num_warps=4 if q.dtype.itemsize == 2 else 8, num_stages=4 if BD <= 64 else 3,
-    )  # fmt: skip
     o = v.new_empty(B, Hq, V)
-    combine_kernel[(B * Hq,)](part, top, total, o, splits, V=V, BV=BV, BS=triton.next_power_of_2(splits), num_warps=4)
+    with torch.cuda.device_of(q):
+        attend_kernel[(B * H * splits,)](
+            q.contiguous(), k, v, mask, part, top, total,
+            scale, L, chunk, splits, mask.stride(0) if mask.shape[0] > 1 else 0,
+            H=H, G=G, D=D, V=V, BG=max(16, triton.next_power_of_2(G)), BD=BD, BV=BV, BL=block,
+            num_warps=4 if q.dtype.itemsize == 2 else 8, num_stages=4 if BD <= 64 else 3,
+        )  # fmt: skip
+        combine_kernel[(B * Hq,)](
+            part, top, total, o, splits, V=V, BV=BV, BS=triton.next_power_of_2(splits), num_warps=4
+        )
     return o
 
 
