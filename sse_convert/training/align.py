@@ -143,7 +143,8 @@ class Align(Objective):
         of those with their window branch where there are any."""
         calls = self._teacher_calls(batch)
         result: dict[str, Tensor] = {}
-        losses, without_window = [], []
+        losses: list[Tensor] = []
+        without_window: list[Tensor] = []
         for i, part in zip(self._trained, self.parts, strict=True):
             if (stop := self._stops.stopped.get(i)) is not None:
                 calls.pop(i)
