@@ -64,7 +64,7 @@ SETS: dict[str, dict[str, Variant]] = {
     "initialisation": {
         "calibrated": _sse(num_partitions=16),
         "decay not calibrated": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.decay": False}),
-        "scale not calibrated": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.output_scale": False}),
+        "scale not calibrated": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.output_scale": "none"}),
         "neither": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.enabled": False}),
         "k-means router": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.router": "kmeans"}),
         "rope kept": _sse(num_partitions=16, rope="keep"),
@@ -80,7 +80,7 @@ SETS: dict[str, dict[str, Variant]] = {
     "windows": {
         "sse+sliding": Variant(mixer="sse+sliding", set=_BESIDE),
         "sse+sliding, scale not calibrated": Variant(
-            mixer="sse+sliding", set={**_BESIDE, "calibrate.output_scale": False}
+            mixer="sse+sliding", set={**_BESIDE, "calibrate.output_scale": "none"}
         ),
         "sliding": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
     },

@@ -169,8 +169,9 @@ class Calibrate:
     """tokens per calibration row"""
     decay: bool = True
     """decay bias from the teacher's mean attention distance per head"""
-    output_scale: bool = True
-    """output scale per head from the size of the teacher's head outputs"""
+    output_scale: Literal["fit", "size", "none"] = "fit"
+    """output scale per head: least squares to the teacher's head outputs, their size, or left alone; beside a window,
+    to what the window misses"""
     router: Literal["random", "kmeans"] = "random"
     """router rows: small random, or centroids of the layer's inputs"""
 

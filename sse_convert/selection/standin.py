@@ -147,25 +147,36 @@ def calibrated_layers(
     """
     spec, dims, sse = source_spec(model.config.model_type), attention_dims(model.config), as_sse(mixer)
     layers = range(model.config.num_hidden_layers)
-    kind = model.config._attn_implementation
+    kind, scaling = model.config._attn_implementation, recipe.calibrate.output_scale
     windows = branch_windows(dict.fromkeys(layers, sse))
     collector = Collector(model, spec, list(layers), windows=windows, keep_inputs=recipe.calibrate.router == "kmeans")
-    positions = torch.arange(rows.shape[1], device=model.device)[None]
-    for row in rows:
-        collector.run({"input_ids": row[None].to(model.device), "position_ids": positions})
-    model.set_attn_implementation(kind)
-    made = []
+    _run(collector, rows)
+    made = {}
     for i in layers:
         statistics = collector.statistics[i]
         values = fresh_sse_tensors(dims, mixer, torch.Generator().manual_seed(recipe.train.seed + i))
         values |= decay_and_router(recipe, sse, dims, statistics)
-        if recipe.calibrate.output_scale and sse.output_norm == "rms":
-            values["sse_out_scale"] = output_scale(sse, statistics).repeat_interleave(dims.head_dim)
+        if scaling != "none":
+            values["sse_out_scale"] = torch.ones_like(values["sse_out_scale"])
         source = model.get_submodule(spec.attention_path(i))
         layer = attention_layer(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
         layer.load_state_dict(values, strict=False)
-        made.append(layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False))
-    return made
+        made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+    if scaling != "none":
+        second = Collector(model, spec, list(layers), windows=windows, students=made)
+        _run(second, rows)
+        for i, layer in made.items():
+            scale_H = output_scale(scaling, sse, second.statistics[i])
+            layer.sse_out_scale.copy_(scale_H.repeat_interleave(dims.head_dim))
+    model.set_attn_implementation(kind)
+    return list(made.values())
+
+
+def _run(collector: Collector, rows: Tensor) -> None:
+    device = collector.model.device
+    positions = torch.arange(rows.shape[1], device=device)[None]
+    for row in rows:
+        collector.run({"input_ids": row[None].to(device), "position_ids": positions})
 
 
 def _mixed(softmax: Forward, stand_in: Forward, gate: Tensor) -> Forward:

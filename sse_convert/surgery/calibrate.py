@@ -1,7 +1,8 @@
 """Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay, output scale, router.
 
 Only `sse_*` tensors change: the folder gets a new version of the added shard, and the teacher's shards linked again.
-Follows Taylor-Calibrate in setting decays by the mean attention distance; scales are set where no norm undoes them.
+Follows Taylor-Calibrate in setting decays by the mean attention distance; scales are set last, by what the layers with
+these decays give.
 """
 
 import dataclasses as dc
@@ -122,10 +123,12 @@ def calibrate(
         layer: decay_and_router(recipe, mixer, teacher.dims, collector.statistics[layer])
         for layer, mixer in mixers.items()
     }
-    if settings.output_scale:
-        _measure_students(model, teacher, files, mixers, values, collector, batches)
+    if settings.output_scale != "none":
+        students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
+        second = Collector(model, teacher.spec, list(mixers), windows=branch_windows(mixers), students=students)
+        _run(second, batches, "measuring the new layers")
         for layer, mixer in mixers.items():
-            scale_H = output_scale(mixer, collector.statistics[layer])
+            scale_H = output_scale(settings.output_scale, mixer, second.statistics[layer])
             values[layer]["sse_out_scale"] = scale_H.repeat_interleave(teacher.dims.head_dim)
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
@@ -145,28 +148,6 @@ def _run(collector: Collector, batches: list[dict[str, Tensor]], what: str) -> N
         for batch in batches:
             collector.run(batch)
             bar.update()
-
-
-def _measure_students(
-    model: PreTrainedModel,
-    teacher: Teacher,
-    files: CheckpointFiles,
-    mixers: dict[int, SSEMixer],
-    values: dict[int, dict[str, Tensor]],
-    collector: Collector,
-    batches: list[dict[str, Tensor]],
-) -> None:
-    """Add the sizes of new layers' heads where no output norm fixes them; the layers run with their new decays."""
-    students = {
-        layer: _student(model, teacher, files, layer, mixer, values[layer])
-        for layer, mixer in mixers.items()
-        if mixer.output_norm == "none"
-    }
-    if students:
-        second = Collector(model, teacher.spec, list(students), students=students)
-        _run(second, batches, "measuring the new layers")
-        for layer, statistics in second.statistics.items():
-            collector.statistics[layer].student_square_H = statistics.student_square_H
 
 
 def _summary(
@@ -237,7 +218,8 @@ def _student(
     mixer: SSEMixer,
     values: dict[str, Tensor],
 ) -> SSEAttention:
-    """The new layer on top of the teacher's modules, with the checkpoint's new tensors and `values` in their place."""
+    """The new layer on top of the teacher's modules, with the checkpoint's new tensors and `values` in their place, and
+    output scales of one."""
     spec = teacher.spec
     source = model.get_submodule(spec.attention_path(layer))
     student = attention_layer(source, model.config, layer, spec=spec, mixer=mixer)
@@ -245,6 +227,7 @@ def _student(
         new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
         for new in new_tensors(teacher.dims, mixer)
     }
+    stored["sse_out_scale"] = torch.ones_like(stored["sse_out_scale"])
     student.load_state_dict({**stored, **values}, strict=False)
     like = next(source.parameters())
     return student.to(like.device, like.dtype)

@@ -1,6 +1,7 @@
 """From what a teacher's layer does to the values of new tensors: decay bias, output scale, router rows."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -51,19 +52,24 @@ def decay_and_router(
     return values
 
 
-def output_scale(mixer: SSEMixer, statistics: LayerStatistics) -> Tensor:
-    """Scale [Hq] that gives each head's output its teacher's size.
+def output_scale(kind: Literal["fit", "size"], mixer: SSEMixer, statistics: LayerStatistics) -> Tensor:
+    """Scale [Hq] of each head's output y at scale one, for what it is to give, t.
 
-    After the output norm a head's size is one, so the scale is the teacher's root mean square; without the norm it is
-    the ratio of the two. Beside a window, what the window misses takes the place of the teacher's output.
+    t is the teacher's head output; beside a window, what the window misses of it. `fit` is least squares,
+    <t, y> / <y, y>, with an error of 1 - c^2 at correlation c, no larger than without the head; `size` gives y the root
+    mean square of t, with an error of 2 - 2c. Neither is below `MIN_SCALE`.
 
     Args:
+        kind: how to choose.
         mixer: settings of the layer.
-        statistics: of the teacher's layer; without output norm also of the new one.
+        statistics: of the teacher's layer and of the new one.
     """
-    scale_H = statistics.missed_rms() if isinstance(mixer, SSESlidingMixer) else statistics.output_rms()
-    if mixer.output_norm == "none":
-        scale_H = scale_H / statistics.student_rms().clamp_min(MIN_SCALE)
+    if kind == "fit":
+        smallest = torch.finfo(torch.float64).tiny
+        scale_H = statistics.student_product_H / statistics.student_square_H.clamp_min(smallest)
+    else:
+        target_H = statistics.missed_rms() if isinstance(mixer, SSESlidingMixer) else statistics.output_rms()
+        scale_H = target_H / statistics.student_rms().clamp_min(MIN_SCALE)
     return scale_H.clamp_min(MIN_SCALE).float()
 
 

@@ -1,6 +1,6 @@
 """What a teacher's attention layers do on a few rows of text: how far heads look, how large their outputs are.
 
-Shape letters: B rows, T tokens, Hq query heads, D head size.
+Shape letters: B rows, T tokens, N = B * T, Hq query heads, D head size.
 """
 
 import dataclasses as dc
@@ -36,7 +36,9 @@ class LayerStatistics:
     missed_square_H: Tensor
     """the same for what a window misses of them, in layers that have a window beside the new branch"""
     student_square_H: Tensor
-    """the same for the new layer's operator, where it was run"""
+    """the same for the new layer's heads at scale one, where it was run"""
+    student_product_H: Tensor
+    """those heads times what they are to give: the teacher's, or what the window misses of them; summed likewise"""
     tokens: int = 0
     inputs: list[Tensor] = dc.field(default_factory=list)
     """layer inputs [tokens, hidden], float32 on the CPU, `INPUT_TOKENS` in all"""
@@ -54,7 +56,7 @@ class LayerStatistics:
         return (self.missed_square_H / max(self.tokens, 1)).sqrt()
 
     def student_rms(self) -> Tensor:
-        """The same for the new layer's operator, [Hq]."""
+        """The same for the new layer's heads at scale one, [Hq]."""
         return (self.student_square_H / max(self.tokens, 1)).sqrt()
 
 
@@ -89,7 +91,7 @@ class Collector:
         spec: the family.
         layers: layers to watch.
         windows: (window, sinks) of those layers that have a window beside the new branch.
-        students: new layers, built on the teacher's modules, to run on the same inputs.
+        students: new layers with output scales of one, built on the teacher's modules, to run on the same inputs.
         keep_inputs: keep layer inputs too.
     """
 
@@ -107,6 +109,7 @@ class Collector:
         self.model, self.spec, self.students, self.keep_inputs = model, spec, students or {}, keep_inputs
         self.windows, self.dims = windows or {}, attention_dims(model.config)
         self._values: dict[int, Tensor] = {}
+        self._heads: dict[int, Tensor] = {}
         self.statistics = {
             layer: LayerStatistics(
                 distance_H=torch.zeros(heads, dtype=torch.float64),
@@ -114,6 +117,7 @@ class Collector:
                 square_H=torch.zeros(heads, dtype=torch.float64),
                 missed_square_H=torch.zeros(heads, dtype=torch.float64),
                 student_square_H=torch.zeros(heads, dtype=torch.float64),
+                student_product_H=torch.zeros(heads, dtype=torch.float64),
             )
             for layer in layers
         }
@@ -142,7 +146,7 @@ class Collector:
                 attention.register_forward_pre_hook(inputs, with_kwargs=True),
                 attention.register_forward_hook(functools.partial(self._weights, layer, statistics)),
                 getattr(attention, self.spec.output).register_forward_pre_hook(
-                    functools.partial(self._outputs, statistics)
+                    functools.partial(self._outputs, layer, statistics)
                 ),
             ]
         try:
@@ -158,7 +162,9 @@ class Collector:
         position_BT = self._positions.to(weights_BHTT.device).double()
         if layer in self.windows:
             seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
-            statistics.missed_square_H += _missed(weights_BHTT, seen_BHTT, self._values.pop(layer), self.dims.head_dim)
+            missed_NHD = _missed(weights_BHTT, seen_BHTT, self._values.pop(layer), self.dims.head_dim)
+            statistics.missed_square_H += _sums(missed_NHD, missed_NHD)
+            self._compare(layer, statistics, missed_NHD)
             weights_BHTT = weights_BHTT - seen_BHTT
         weights_BHTT = weights_BHTT * (position_BT != 0)[:, None, None]
         by_query, by_key = weights_BHTT.sum(3).double(), weights_BHTT.sum(2).double()
@@ -172,11 +178,19 @@ class Collector:
         starts = document_starts(self._positions, shape[0])
         return training_mask(None, starts, shape, *self.windows[layer], like_BHTT.device)
 
-    def _outputs(self, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
-        outputs_BTC = args[0]
-        heads = outputs_BTC.reshape(outputs_BTC.shape[0] * outputs_BTC.shape[1], len(statistics.square_H), -1)
-        statistics.square_H += heads.double().square().mean(-1).sum(0).cpu()
-        statistics.tokens += len(heads)
+    def _outputs(self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
+        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.head_dim)
+        statistics.square_H += _sums(heads_NHD, heads_NHD)
+        statistics.tokens += len(heads_NHD)
+        if layer not in self.windows:
+            self._compare(layer, statistics, heads_NHD)
+
+    def _compare(self, layer: int, statistics: LayerStatistics, target_NHD: Tensor) -> None:
+        """Add the new layer's heads, and their products with what they are to give."""
+        if layer in self.students:
+            heads_NHD = self._heads.pop(layer)
+            statistics.student_square_H += _sums(heads_NHD, heads_NHD)
+            statistics.student_product_H += _sums(heads_NHD, target_NHD)
 
     def _inputs(
         self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -188,19 +202,24 @@ class Collector:
         if layer in self.windows:
             self._values[layer] = projections(module, self.spec, self.dims, x_BTC)[2]
         if layer in self.students:
-            o_THV = self._student(self.students[layer], x_BTC, kwargs.get("position_embeddings"))
-            statistics.student_square_H += o_THV.double().square().mean(-1).sum(0).cpu()
+            self._heads[layer] = self._student(self.students[layer], x_BTC, kwargs.get("position_embeddings"))
 
     def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
         layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
-        return sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
+        o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
+        return student.scaled(o_NHD, layout.pack(x_BTC), torch.float32).view(o_NHD.shape)
+
+
+def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:
+    """Products, mean over channels, summed over tokens: float64 [Hq] on the CPU."""
+    return (one_NHD.double() * other_NHD.double()).mean(-1).sum(0).cpu()
 
 
 def _missed(weights_BHTT: Tensor, seen_BHTT: Tensor, values_BTC: Tensor, head_dim: int) -> Tensor:
-    """Squares of what a window misses of the heads W V, mean over channels, summed over tokens: float64 [Hq].
+    """What a window misses of the heads W V, [N, Hq, D].
 
     A softmax over fewer keys is the softmax over all of them, restricted and renormalised.
     """
@@ -209,4 +228,4 @@ def _missed(weights_BHTT: Tensor, seen_BHTT: Tensor, values_BTC: Tensor, head_di
     values_BHTD = values_BHTD.repeat_interleave(weights_BHTT.shape[1] // values_BHTD.shape[1], 1)
     total_BHT1 = seen_BHTT.sum(3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     missed_BHTD = (weights_BHTT - seen_BHTT / total_BHT1) @ values_BHTD
-    return missed_BHTD.double().square().mean(3).sum((0, 2)).cpu()
+    return missed_BHTD.transpose(1, 2).flatten(0, 1)

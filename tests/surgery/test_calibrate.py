@@ -152,7 +152,7 @@ def test_only_new_tensors_change(made, tmp_path):
 
 
 def test_settings_choose_what_changes(made, tmp_path):
-    nothing = {"decay": False, "output_scale": False}
+    nothing = {"decay": False, "output_scale": "none"}
     calibrate(recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches())
     assert digests(tmp_path / "same") == digests(made / "converted")
     centroids = {**nothing, "router": "kmeans"}
