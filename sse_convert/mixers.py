@@ -270,10 +270,9 @@ class SSESlidingMixer(SSEMixer):
     """SSE beside the teacher's softmax attention in a window: what the window misses is what SSE learns.
 
     Per head, the output is sse_window_scale * window + norm(SSE) * sse_out_scale, then the teacher's output projection.
-    Both branches use the teacher's projections. The window's scale is 1 at first and SSE's is calibrated to the root
-    mean square of what the window misses of the teacher's output: alignment then gives SSE the direction of what has
-    the right size. Before that, a branch of the right size and no direction doubles the squared error of the window
-    alone; without calibration of scales it begins at 0.01, which is nearly none in most heads.
+    Both branches use the teacher's projections. The window's scale is 1 at first and SSE's is calibrated by least
+    squares to what the window misses of the teacher's output: a head that does not point there yet starts small.
+    Without calibration of scales it begins at 0.01, which is nearly none in most heads.
     """
 
     kind: Literal["sse+sliding"] = "sse+sliding"  # type: ignore[assignment]

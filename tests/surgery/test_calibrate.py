@@ -11,18 +11,18 @@ from safetensors.torch import load_file
 from sse_convert.cli import app
 from sse_convert.command import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
+from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load
-from sse_convert.modeling.initialise import RESIDUAL_SCALE
 from sse_convert.modeling.layout import document_starts, row_layout
 from sse_convert.modeling.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.calibrate import calibrate, load_source
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD, convert
-from sse_convert.surgery.formulas import SPREAD, decay_bias, half_lives, router_rows
+from sse_convert.surgery.formulas import MIN_SCALE, SPREAD, decay_bias, half_lives, output_scale, router_rows
 from sse_convert.surgery.kmeans import spherical_kmeans
 from sse_convert.surgery.provenance import FILE
-from sse_convert.surgery.statistics import Collector
+from sse_convert.surgery.statistics import Collector, LayerStatistics
 from sse_convert.surgery.teacher import source_view
 from sse_convert.surgery.verify import verify
 from tests.modeling.tiny import FAMILIES, tiny_source
@@ -170,7 +170,12 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
     """On the calibration text itself, layer by layer on the teacher's inputs, before the output projection."""
     source = save_source(tmp_path / "teacher", model_type)
     mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}}
-    asked = recipe(source, mixers=mixers, layers={"pattern": ["full", "sse", "full", "sse"]})
+    asked = recipe(
+        source,
+        mixers=mixers,
+        layers={"pattern": ["full", "sse", "full", "sse"]},
+        calibrate={"rows": 2, "seq_len": 32, "output_scale": "size"},
+    )
     convert(asked, tmp_path / "converted")
     batch = {"input_ids": tokens(2, 24), "position_ids": torch.arange(24).expand(2, -1)}
     calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=[batch])
@@ -308,26 +313,86 @@ def test_distances_beside_a_window_are_those_beyond_it():
     assert torch.equal(collector.statistics[1].mean_distance(), plain.statistics[1].mean_distance())
 
 
-@pytest.mark.parametrize("norm", ["rms", "none"])
-def test_a_layer_beside_a_window_starts_as_the_window_and_what_it_misses(norm, tmp_path):
+def heads_of_layer_0(model, scale=None):
+    """[48, 4, 8] before the output projection, on the calibration text; `scale` replaces that of the new branch."""
+    attention, heads = model.model.layers[0].self_attn, []
+    if scale is not None:
+        attention.sse_out_scale.data.fill_(scale)
+    handle = attention.o_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
+    with torch.no_grad():
+        model(**batches()[0], use_cache=False)
+    handle.remove()
+    return heads[0].reshape(48, 4, -1).double()
+
+
+@pytest.mark.parametrize("kind", ["fit", "size"])
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"kind": "sse", "qk_rank": 4},
+        {"kind": "sse", "qk_rank": 4, "output_norm": "none", "state_heads": "query"},
+        {"kind": "sse", "output_gate": True},
+        {"kind": "gla"},
+        {"kind": "gdn"},
+        {"kind": "mom"},
+        WINDOW,
+        {**WINDOW, "output_norm": "none"},
+    ],
+)
+def test_branch_against_what_it_is_to_give(mixer, kind, tmp_path):
+    """`fit` leaves an error that is orthogonal to the branch, `size` a branch as large as what it is to give."""
     save_source(tmp_path / "teacher")
-    settings = recipe(
-        tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "output_norm": norm}, **SMALL}
+    mixer = {"decay_rank": 4, **mixer}
+    asked = recipe(
+        tmp_path / "teacher",
+        mixers={"x": mixer},
+        layers={"pattern": ["full"], "overrides": {"0": "x"}},
+        calibrate={"rows": 2, "seq_len": 32, "output_scale": kind},
     )
-    convert(settings, tmp_path / "converted")
-    calibrate(settings, tmp_path / "converted", tmp_path / "out", rows=batches())
-    before, after = (load(tmp_path / name).state_dict() for name in ("converted", "out"))
-    name = "model.layers.0.self_attn.sse_out_scale"
-    assert (before[name] == RESIDUAL_SCALE).all()
-    teacher = load(tmp_path / "teacher")
-    collector = Collector(teacher, source_spec("qwen3"), [0], windows={0: (4, 2)})
-    collector.run(batches()[0])
-    missed = collector.statistics[0].missed_rms().float().repeat_interleave(8)
-    if norm == "rms":
-        torch.testing.assert_close(after[name], missed)
-    else:
-        assert not torch.allclose(after[name], missed)
-    assert (after["model.layers.0.self_attn.sse_window_scale"] == 1).all()
+    convert(asked, tmp_path / "converted")
+    calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
+    student = load(tmp_path / "out")
+    scale = student.model.layers[0].self_attn.sse_out_scale.detach().clone().view(4, 8)
+    assert torch.equal(scale, scale[:, :1].expand(4, 8))
+    whole, window = heads_of_layer_0(student), heads_of_layer_0(student, 0.0)
+    target, branch = heads_of_layer_0(load(tmp_path / "teacher")) - window, whole - window
+    if kind == "size":
+        torch.testing.assert_close(branch.square().mean((0, 2)), target.square().mean((0, 2)), rtol=1e-4, atol=0)
+        return
+    error, alone = ((target - part).square().sum((0, 2)) for part in (branch, 0))
+    correlation = (target * branch).sum((0, 2)) / (alone * branch.square().sum((0, 2))).sqrt()
+    fitted = scale[:, 0] > MIN_SCALE
+    assert torch.equal(fitted, correlation > 0)
+    torch.testing.assert_close(error[fitted], (alone * (1 - correlation**2))[fitted], rtol=1e-4, atol=0)
+    assert (error <= alone * 1.01).all()
+
+
+def statistics(product, square):
+    """Of four heads over one token."""
+    zeros = torch.zeros(4, dtype=torch.float64)
+    return LayerStatistics(
+        distance_H=zeros,
+        weight_H=zeros,
+        square_H=zeros,
+        missed_square_H=zeros,
+        student_square_H=torch.tensor(square, dtype=torch.float64),
+        student_product_H=torch.tensor(product, dtype=torch.float64),
+        tokens=1,
+    )
+
+
+def test_fitted_scales_of_known_heads():
+    """The target itself, twice it, orthogonal to it, and silent."""
+    assert output_scale("fit", SSEMixer(), statistics([1, 2, 0, 0], [1, 4, 1, 0])).tolist() == pytest.approx(
+        [1, 0.5, MIN_SCALE, MIN_SCALE]
+    )
+    assert output_scale("fit", SSEMixer(), statistics([-1] * 4, [1] * 4)).tolist() == pytest.approx([MIN_SCALE] * 4)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_the_former_switch_is_refused(value):
+    with pytest.raises(RecipeError, match=r"calibrate\.output_scale: expected one of fit, size, none, got"):
+        recipe("x", calibrate={"output_scale": value})
 
 
 def test_calibration_rows_must_be_longer_than_the_window(tmp_path):
