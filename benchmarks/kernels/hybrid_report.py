@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.kernels.hybrid_measure import attention_choices, environment, release
 from benchmarks.kernels.hybrid_models import TEACHER, Subject, build
+from sse_convert.evaluation.files import write_json
 
 Row = dict[str, Any]
 SECTIONS = ("training", "prefill", "decoding", "profiles")
@@ -38,11 +39,9 @@ class Run:
             self.report |= continued(json.loads(options.out.read_text(encoding="utf-8")))
 
     def save(self) -> None:
-        """Write the report under a temporary name, then rename it."""
+        """Write the report."""
         self.report["seconds"] = round(time.monotonic() - self.started, 1)
-        unfinished = self.options.out.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(self.options.out)
+        write_json(self.options.out, self.report)
 
     def late(self) -> bool:
         """Whether nothing new should start."""

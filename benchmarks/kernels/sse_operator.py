@@ -32,6 +32,7 @@ from benchmarks.kernels.operator_check import WRONG, Exact, outcome
 from benchmarks.kernels.operator_inputs import Inputs, make
 from benchmarks.kernels.operator_measure import copy_bandwidth, figures
 from sse_convert.errors import HardwareError, SSEConvertError
+from sse_convert.evaluation.files import write_json
 
 LONGEST_MS = 3000.0
 """a call predicted to take longer is not run"""
@@ -141,9 +142,7 @@ class Benchmark:
         self._save()
 
     def _save(self) -> None:
-        unfinished = self.out.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(self.out)
+        write_json(self.out, self.report)
 
 
 def continued(report: Row) -> Row:

@@ -10,7 +10,6 @@ Every backend is first compared with the reference on a short case; nothing is t
 import argparse
 import dataclasses as dc
 import functools
-import json
 import os
 import platform
 import statistics
@@ -25,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sse_convert.evaluation.files import write_json
 from sse_convert.kernels import chunked
 from sse_convert.kernels.chunked import gated_linear_attention
 from sse_convert.kernels.dispatch import sse_attention
@@ -196,9 +196,7 @@ def main() -> None:
         "schema": 1, "environment": surroundings, "shape": {**shape, "shared_partition": True},
         "worst_relative_error_float32": error, "results": rows,
     }  # fmt: skip
-    unfinished = options.out.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(report, indent=1) + "\n")
-    unfinished.replace(options.out)
+    write_json(options.out, report)
 
 
 if __name__ == "__main__":

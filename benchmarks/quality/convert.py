@@ -20,8 +20,8 @@ from sse_convert import api
 from sse_convert.command import hush_libraries
 from sse_convert.console import say
 from sse_convert.errors import SSEConvertError
+from sse_convert.evaluation.files import write_json
 from sse_convert.recipe import load_recipe
-from sse_convert.report import json_ready
 
 
 def commit() -> str:
@@ -77,9 +77,7 @@ def main() -> int:
     except SSEConvertError as error:
         say(f"error: {error}")
         return error.exit_code
-    unfinished = options.out.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(json_ready(report), indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(options.out)
+    write_json(options.out, report)
     return 0
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.quality.swapped_states import Bed, arguments, climb
-from sse_convert.training.setup import converted_attention
+from sse_convert.training.schedule import Schedule
+from sse_convert.training.setup import BETAS, converted_attention
 
-BETAS = (0.9, 0.95)
 CLIP = 1.0
 WARMUP, FLOOR = 0.05, 0.1
 
@@ -65,13 +65,14 @@ def train(student: PreTrainedModel, bed: Bed, *, rate: float, seed: int, phases:
     optimizer = torch.optim.AdamW(parameters, lr=own_rate, betas=BETAS, weight_decay=0.0, fused=cuda, capturable=cuda)
     order = torch.Generator().manual_seed(seed)
     plan = [(phase, rows) for phase in phases for rows in _draws(bed, phase, order)]
-    steps: dict[Phase, _Step] = {}
+    # of a schedule whose steps differ in rows and their length, as these do, only the factor has a meaning
+    schedule = Schedule(len(plan), rows=0, seq_len=0, warmup=math.ceil(WARMUP * len(plan)), floor=FLOOR)
+    steps = {phase: _Step(student, bed, optimizer, parameters, phase) for phase in phases}
     losses = []
     student.train()
     for i, (phase, rows) in enumerate(plan):
-        own_rate.fill_(rate * min(1.0, (i + 1) / (WARMUP * len(plan))) * _cosine(i / len(plan)))
-        step = steps.setdefault(phase, _Step(student, bed, optimizer, parameters, phase))
-        losses.append(step(rows))
+        own_rate.fill_(rate * schedule.factor(i))
+        losses.append(steps[phase](rows))
     curve = torch.stack(losses).cpu().split(math.ceil(len(losses) / 10))
     return Trained(len(plan), sum(p.length * len(rows) for p, rows in plan), [float(part.mean()) for part in curve])
 
@@ -83,10 +84,6 @@ def _draws(bed: Bed, phase: Phase, order: torch.Generator) -> list[Tensor]:
         draws += [part for part in rows.split(phase.step_rows) if len(part) == phase.step_rows]
         left -= len(rows)
     return draws
-
-
-def _cosine(done: float) -> float:
-    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class _Step:
@@ -170,6 +167,6 @@ class _Step:
 
 
 def _log_probabilities(model: PreTrainedModel, hidden_RTD: Tensor) -> Tensor:
-    """[R * T, V] in float32."""
+    """[R * T, V] in float32, whole; `linear_kl`, in chunks, waits for the device, which a recording does not allow."""
     head: Any = model.get_output_embeddings()
     return F.log_softmax(head(hidden_RTD.flatten(0, 1)).float(), -1)

@@ -142,7 +142,7 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
         reason, fix = "", "change --length"
         if isinstance(stand_in, WindowMixer):
             reason = " (four windows, so that there is something they do not see)"
-            fix += f", or use a smaller window: --set mixers.{settings.stand_in}.window={settings.length // 8}"
+            fix += f", or use a smaller window: --set mixers.{settings.stand_in}.window={max(1, settings.length // 8)}"
         bound = "or more" if limit is None else f"to {limit}, the context"
         raise UsageError(
             f"length is {settings.length}",

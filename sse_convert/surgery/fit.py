@@ -85,7 +85,7 @@ def _calibration_problems(recipe: Recipe, mixers: dict[str, Mixer]) -> list[str]
     rows = recipe.calibrate.seq_len
     return [
         f"calibrate.seq_len is {rows}, at least {2 * mixer.window} (two windows of mixers.{name}): what a window "
-        "misses sets the scale of SSE beside it"
+        "misses sets decay and scale of SSE beside it; calibrate.enabled: false leaves both as they are"
         for name, mixer in mixers.items()
         if isinstance(mixer, SSESlidingMixer) and recipe.calibrate.enabled and rows < 2 * mixer.window
     ]
