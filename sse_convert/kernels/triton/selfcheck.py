@@ -29,9 +29,11 @@ DIM = 128
 def self_check(device: torch.device) -> str | None:
     """What the kernels get wrong on `device`, with numbers; None if nothing.
 
-    Restores what it changes, whatever mode the caller is in; uses none of torch's global random numbers.
+    Restores what it changes, whatever mode the caller is in; uses none of torch's global random numbers. What it saves
+    for its own backward passes no hook of the caller's: those of a gradient checkpoint would compute the caller again.
     """
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    plain = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), plain:
         exact = _results(_leaves(torch.device("cpu"), torch.float64), _reference)
         try:
             leaves = _leaves(device, torch.bfloat16)
@@ -102,6 +104,10 @@ def _kernels(x: Inputs) -> tuple[Tensor, Tensor | None]:
     from sse_convert.kernels.triton.operator import sse_attention_triton
 
     return sse_attention_triton(x, output_final_state=True)
+
+
+def _as_it_is(saved: Tensor) -> Tensor:
+    return saved
 
 
 def _fill_free_memory_with_nan(device: torch.device) -> None:

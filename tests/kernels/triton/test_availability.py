@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.operands import operands_of
@@ -52,6 +53,22 @@ def test_self_check_passes_in_any_mode_and_leaves_random_numbers_alone(kernels: 
     with mode():
         assert self_check(CPU) is None
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_self_check_passes_inside_a_gradient_checkpoint(kernels: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def layer(x: Tensor) -> Tensor:
+        y = x.sin()
+        if not found:
+            found.append(self_check(CPU))
+        return y.cos()
+
+    x = torch.linspace(0, 1, 4, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert found == [None]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, -x.sin().sin() * x.cos())
 
 
 def test_self_check_names_a_wrong_output_and_its_error(kernels: pytest.MonkeyPatch) -> None:
