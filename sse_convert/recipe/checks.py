@@ -160,9 +160,13 @@ def _stage(stage: Stage) -> Iterator[Problem]:
 
 def _stage_rates(stage: Stage) -> Iterator[Problem]:
     if isinstance(stage.lr, LearningRates):
-        yield from (Problem(("lr", *p.path), p.message) for p in _more_than_zero(stage.lr, "mixers", "rest"))
-        if stage.train == "mixers":
-            yield Problem(("lr",), "two groups, but train: mixers has one; give one number")
+        given = [name for name in ("mixers", "new", "rest") if getattr(stage.lr, name) is not None]
+        yield from (Problem(("lr", *p.path), p.message) for p in _more_than_zero(stage.lr, *given))
+        only_mixers = stage.train == "mixers" or stage.loss == "layer_mse"
+        if only_mixers and stage.lr.rest is not None:
+            yield Problem(("lr", "rest"), "given, but only mixers are trained; leave it out")
+        if not only_mixers and stage.lr.rest is None:
+            yield Problem(("lr", "rest"), f"not given, and train: {stage.train} trains more than mixers")
     else:
         yield from _more_than_zero(stage, "lr")
 

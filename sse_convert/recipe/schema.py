@@ -35,12 +35,14 @@ class Layers:
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRates:
-    """Peak learning rates of the two parameter groups."""
+    """Peak learning rates by group of parameters."""
 
     mixers: float
-    """new tensors and the projections of converted layers"""
-    rest: float
-    """everything else"""
+    """the attention of converted layers: the teacher's projections, and what conversion added"""
+    new: float | None = None
+    """what conversion added (router, decays, low-rank paths, scales), which starts from little; unset means mixers"""
+    rest: float | None = None
+    """everything else; required unless `train: mixers`, where nothing else is trained"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class Stage:
     seq_len: int
     """tokens per packed row, e.g. 4K"""
     lr: float | LearningRates
-    """peak learning rate, one or two groups"""
+    """peak learning rate, one for all or by group"""
     train: Literal["mixers", "all", "lora"] = "all"
     """what is trained: converted layers only (always so for layer_mse), everything, or converted layers plus LoRA"""
     batch_tokens: int = 65536

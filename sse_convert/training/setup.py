@@ -25,6 +25,7 @@ from sse_convert.modeling.parallel import refuse
 from sse_convert.recipe.schema import LearningRates, Recipe, Stage, Train
 from sse_convert.surgery.checkpoint import download, open_checkpoint
 from sse_convert.surgery.positions import stretch
+from sse_convert.surgery.teacher import is_new_tensor
 from sse_convert.training.lora import add_lora, lora_targets
 
 BETAS = (0.9, 0.95)
@@ -208,8 +209,16 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 
 def learning_rates(stage: Stage) -> LearningRates:
-    """The peak rates of both groups."""
+    """The peak rates of all groups."""
     return stage.lr if isinstance(stage.lr, LearningRates) else LearningRates(mixers=stage.lr, rest=stage.lr)
+
+
+def _rate_of(name: str, rates: LearningRates, is_mixer: Callable[[str], bool]) -> float:
+    """The peak rate of a parameter."""
+    if not is_mixer(name):
+        assert rates.rest is not None, "recipe checks see to it"
+        return rates.rest
+    return rates.new if rates.new is not None and is_new_tensor(name) else rates.mixers
 
 
 def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:
@@ -248,7 +257,7 @@ def make_optimizer(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named:
         if parameter.requires_grad:
-            rate = rates.mixers if is_mixer(name) else rates.rest
+            rate = _rate_of(name, rates, is_mixer)
             decay = stage.weight_decay if parameter.dim() > 1 else 0.0
             groups.setdefault((rate, decay), []).append(parameter)
     if not groups:

@@ -1,5 +1,6 @@
 """What is refused before anything is loaded, and what the recipe decides about precision and trackers."""
 
+import dataclasses as dc
 import importlib.util
 
 import pytest
@@ -85,6 +86,19 @@ def test_optimizer_groups():
     assert groups == [(2.0, 0.5, 1), (2.0, 0.0, 1), (1.0, 0.5, 1)]
     assert rates == [2.0, 2.0, 1.0]
     assert optimizer.defaults["betas"] == (0.9, 0.95)
+    added = {"mixer.sse_router.weight": torch.nn.Parameter(torch.ones(2, 2)), **parameters}
+    faster = dc.replace(stage, lr=LearningRates(mixers=2.0, new=3.0, rest=1.0))
+    assert make_optimizer(added.items(), faster, lambda name: name.startswith("mixer"), fused=False)[1] == [
+        3.0,
+        2.0,
+        2.0,
+        1.0,
+    ]
+    assert make_optimizer(added.items(), stage, lambda name: name.startswith("mixer"), fused=False)[1] == [
+        2.0,
+        2.0,
+        1.0,
+    ]
     with pytest.raises(TrainingError, match="nothing to train"):
         make_optimizer([("frozen", parameters["frozen"])], stage, bool, fused=False)
     assert learning_rates(Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=3.0)).rest == 3.0
