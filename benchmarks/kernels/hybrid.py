@@ -30,7 +30,8 @@ from benchmarks.kernels.hybrid_measure import attention, attention_choices
 from benchmarks.kernels.hybrid_models import MODELS, TEACHER, Subject, subject, subject_of_folder
 from benchmarks.kernels.hybrid_profile import profile
 from benchmarks.kernels.hybrid_report import Run
-from benchmarks.kernels.hybrid_training import Trainer, compile_layers, random_ids
+from benchmarks.kernels.hybrid_training import Trainer, random_ids
+from sse_convert.training.setup import compile_layers
 
 MOST_ROWS = 64
 BOTH_KERNELS_UP_TO = 2**15

@@ -70,9 +70,3 @@ class Trainer:
             **figures,
             "weights_gib": weights / GIB,
         }
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each decoder layer, inside its checkpoint; layers of a kind share the compiled code."""
-    for layer in model.base_model.layers:
-        layer.compile(dynamic=False)

@@ -149,8 +149,8 @@ def training_row(
     kind = rng.choice(needles.kinds)
     keys = rng.sample(words.train, min(rng.choice(needles.keys), len(words.train)))
     pairs = [(key, make_value(rng, kind, words.train)) for key in keys]
-    planted = [encode(tokenizer, needle_text(kind, k, v)) for k, v in pairs]
-    asked = [prompt + answer for prompt, answer in (_question(tokenizer, kind, k, v) for k, v in pairs)]
+    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
+    asked = [prompt + answer for prompt, answer in _questions(tokenizer, kind, pairs)]
     order = list(range(len(keys)))
     rng.shuffle(order)
     bos = beginning_ids(tokenizer)
@@ -197,8 +197,9 @@ def evaluation_sample(
         raise DataError(f"{keys} needle keys asked for", expected=f"1 to {len(words.held_out)}, the held-out key words")
     chosen = rng.sample(words.held_out, keys)
     values = [make_value(rng, kind, words.train) for _ in chosen]
-    planted = [encode(tokenizer, needle_text(kind, k, v)) for k, v in zip(chosen, values, strict=True)]
-    prompt, answer = _question(tokenizer, kind, chosen[0], values[0])
+    pairs = list(zip(chosen, values, strict=True))
+    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
+    ((prompt, answer),) = _questions(tokenizer, kind, pairs[:1])
     bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + len(prompt) + len(answer)
     hay = _stretch(rng, haystack_ids, seq_len - used, seq_len)
@@ -213,13 +214,25 @@ def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _question(tokenizer: "PreTrainedTokenizerBase", kind: Kind, key: str, value: str) -> tuple[list[int], list[int]]:
-    """Token ids of question and answer, split so that their concatenation is how the tokenizer writes both in a row."""
-    prompt = encode(tokenizer, question_text(kind, key))
-    both = encode(tokenizer, f"{question_text(kind, key)} {value}.")
-    if both[: len(prompt)] == prompt:
-        return prompt, both[len(prompt) :]
-    return prompt, encode(tokenizer, f" {value}.")
+def _encode_all(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
+    """Token ids of each text as of `encode`, in one call, which a tokenizer makes faster than many."""
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _questions(
+    tokenizer: "PreTrainedTokenizerBase", kind: Kind, pairs: Sequence[tuple[str, str]]
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids of question and answer of each (key, value), split so that their concatenation is how the tokenizer
+    writes both in a row."""
+    prompts = [question_text(kind, key) for key, _ in pairs]
+    answers = [f" {value}." for _, value in pairs]
+    texts = [*prompts, *map("".join, zip(prompts, answers, strict=True)), *answers]
+    encoded = _encode_all(tokenizer, texts)
+    n = len(pairs)
+    return [
+        (prompt, both[len(prompt) :] if both[: len(prompt)] == prompt else answer)
+        for prompt, both, answer in zip(encoded[:n], encoded[n : 2 * n], encoded[2 * n :], strict=True)
+    ]
 
 
 def beginning_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import Head, linear_kl, relative_error
 from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
-from sse_convert.training.setup import converted_attention, decoder_layers
+from sse_convert.training.setup import compile_layers, converted_attention, decoder_layers
 from sse_convert.training.truncated import Truncated, linear_truncated_kl
 from sse_convert.training.whole import WholeModel
 
@@ -71,6 +71,8 @@ class Distill(WholeModel):
         stage: Stage,
         train: Train,
     ) -> None:
+        if train.compile:
+            compile_layers(teacher)
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
         super().__init__(accelerator, student, DistillLoss(student, teacher, frozen, stage.hidden_loss), stage, train)
 

@@ -53,7 +53,7 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     if stage.offline is not None:
         settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
     train, data = dc.asdict(recipe.train), dc.asdict(recipe.data)
-    deciding = ("mixed_precision", "backend", "seed", *(["lora"] if stage.train == "lora" else []))
+    deciding = ("mixed_precision", "backend", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
     inputs: dict[str, Any] = {
         "checkpoint": checkpoint_identity(checkpoint),
         "stage": settings,

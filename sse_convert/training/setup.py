@@ -208,6 +208,29 @@ def recompute_activations(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})  # the balance loss needs the graph of the first forward
 
 
+def compile_layers(model: PreTrainedModel) -> None:
+    """torch.compile each decoder layer by itself, so that layers of one kind share a program; names stay as they are.
+
+    Raises:
+        DependencyError: on a CPU, there is no C++ compiler.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise DependencyError(
+            "train.compile needs a C++ compiler, and none is found",
+            expected="g++ or clang++ on the PATH, or named by CXX",
+            fix="install one, or set train.compile: false",
+        ) from error
+    # what routers remember of a forward is not to be remembered again when a gradient checkpoint repeats it
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    for layer in decoder_layers(model):
+        layer.compile()
+
+
 def learning_rates(stage: Stage) -> LearningRates:
     """The peak rates of all groups."""
     return stage.lr if isinstance(stage.lr, LearningRates) else LearningRates(mixers=stage.lr, rest=stage.lr)

@@ -11,6 +11,7 @@ from sse_convert.training.checkpoint import full_state
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.setup import (
+    compile_layers,
     converted_attention,
     decoder_layers,
     make_optimizer,
@@ -30,7 +31,7 @@ class WholeModel(Objective):
         student: the converted model.
         loss: a module with the student as `student`, whose forward gives sums over tokens and the balance loss.
         stage: settings.
-        train: LoRA settings.
+        train: LoRA settings, and whether layers are compiled.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class WholeModel(Objective):
         prepare_parameters(student, stage, train)
         if stage.gradient_checkpointing:
             recompute_activations(student)
+        if train.compile:
+            compile_layers(student)
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
         fused = accelerator.device.type == "cuda"
         optimizer, rates = make_optimizer(

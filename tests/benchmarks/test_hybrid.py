@@ -10,9 +10,10 @@ from transformers import Qwen3Config
 from benchmarks.kernels import hybrid, hybrid_checks, hybrid_decoding, hybrid_measure, plot_hybrid
 from benchmarks.kernels.hybrid_decoding import OWN, prefill, step_attention
 from benchmarks.kernels.hybrid_models import build, subject, subject_of_folder
-from benchmarks.kernels.hybrid_training import Trainer, compile_layers, next_token_loss, random_ids
+from benchmarks.kernels.hybrid_training import Trainer, next_token_loss, random_ids
 from sse_convert.decoding import TokenStep
 from sse_convert.kernels import dispatch
+from sse_convert.training.setup import compile_layers
 
 CPU = torch.device("cpu")
 DRY_RUN = ["--shapes", "tiny", "--device", "cpu", "--backend", "varlen", "--step-tokens", "96", "--decode-tokens", "96",

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
+from torch._dynamo.utils import counters
+from torch._inductor.exc import InvalidCxxCompiler
 from transformers import AutoTokenizer
 
-from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError
+from sse_convert.errors import DataError, DependencyError, OutputError, RecipeError, TrainingError
 from sse_convert.modeling.auto import load
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert
@@ -150,6 +152,33 @@ def test_two_learning_rates(train, converted):
     mixers = tuple(f"{path}." for path in converted_attention(load(converted)).values())
     assert all(1e-3 < size <= 1.1e-2 for name, size in step.items() if name.startswith(mixers) and size)
     assert all(size <= 1.1e-5 for name, size in step.items() if not name.startswith(mixers))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_train_alike(make, train, monkeypatch, checkpointing):
+    """Traced, but not translated to C++, which takes a minute; rows hold one to three documents."""
+    whole = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: whole(module, backend="aot_eager"))
+    torch.compiler.reset()
+    counters.clear()
+    settings = {"tokens": 1024, "hidden_loss": 0.5, "gradient_checkpointing": checkpointing}
+    found = []
+    for compiled in (False, True):
+        assert counters["stats"]["unique_graphs"] == 0
+        recipe = make(("distill", settings), train={"compile": compiled})
+        found.append(losses(train("distill", f"compiled {compiled}", recipe=recipe)[0]))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert counters["stats"]["unique_graphs"] >= 4  # of student and teacher: SSE, window and full layers, the teacher's
+    assert not counters["graph_break"]
+
+
+def test_compiled_layers_need_a_compiler(train, make, monkeypatch):
+    def none():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    with pytest.raises(DependencyError, match=r"train.compile needs a C\+\+ compiler"):
+        train("uptrain", recipe=make("uptrain", train={"compile": True}))
 
 
 def test_result_loads_and_keeps_what_belongs_to_it(train, converted, tokenizer):
