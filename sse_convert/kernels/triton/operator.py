@@ -36,7 +36,7 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
             positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
         used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
     initial = _initial_state(x, output_final_state)
-    packed = initial is None and _padding(x, used_k) > PADDING_BEARABLE
+    packed = initial is None and _much_padding(x, used_k)
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
     layout = slot_layout(
         used,
@@ -51,8 +51,8 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     o, final = _forward(
         *sparse, gate, used, *shared,
         x.k_scale, initial, [getattr(layout, name) for name in _TABLES],
-        [layout.num_shared_chunks, packed, group, x.wants_grad(), x.num_sequences, x.top_k, x.read_top_k, x.write_gate,
-         x.read_gate],
+        [layout.num_shared_chunks, int(packed), group, int(x.wants_grad()), x.num_sequences, x.top_k, x.read_top_k,
+         int(x.write_gate), int(x.read_gate)],
         x.scale, x.k_map, x.decay_normalizer,
     )[:2]  # fmt: skip
     return o.to(x.v.dtype), final if output_final_state else None
@@ -76,11 +76,14 @@ def _initial_state(x: Inputs, final: bool) -> Tensor | None:
     return x.q.new_zeros(shape, dtype=torch.float32) if final else None
 
 
-def _padding(x: Inputs, used_k: int) -> float:
-    """Padding of aligned segments as a share of the slots, if every segment ends in the middle of a chunk."""
+def _much_padding(x: Inputs, used_k: int) -> bool:
+    """Whether aligned segments waste too many slots, if each ends in the middle of a chunk. Decided when torch.compile
+    traces it, also where the number of sequences is a symbol: operators take no undecided truth values."""
     slots = x.num_tokens * (used_k + (x.shared is not None))
     segments = min(x.num_sequences * x.num_partitions, x.num_tokens * used_k)
-    return CHUNK / 2 * (segments + x.num_sequences) / max(slots, 1)
+    if CHUNK / 2 * (segments + x.num_sequences) > PADDING_BEARABLE * slots:  # noqa: SIM103
+        return True
+    return False
 
 
 def _tensors(x: Inputs) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-from sse_convert.modeling.layout import SequenceLayout, row_layout
+from sse_convert.modeling.layout import SequenceLayout, document_layout, row_layout
 from tests.kernels.cases import Case, run
 from tests.modeling.test_layer import KNOBS, model_with
 from tests.tolerance import assert_as_accurate, assert_same
@@ -18,6 +19,7 @@ STEP = Case(lengths=(1, 1, 1), top_k=2, dim=16, value_dim=16)
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
+    counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -84,3 +86,19 @@ def test_a_layer_trains_on_triton_as_on_torch(name: str, device: str) -> None:
     for key, value in exact.items():
         assert_as_accurate(eager[key], on_torch[key], value, key, floor=1e-5)
         assert torch.equal(compiled[key], eager[key]), key
+
+
+def test_a_compiled_layer_takes_rows_of_other_documents(device: str) -> None:
+    """The number of documents becomes a symbol after the first change, and stays one of the kernels' sizes."""
+    model = model_with(KNOBS["paper"], dtype=torch.float32).train().to(device)
+    layer = model.sse_layers()[0]
+    layer.backend = "triton"
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for starts in ([], [4], [2, 5], [1, 3, 6, 8]):
+        begins = torch.zeros(2, 9, dtype=torch.bool, device=device)
+        begins[:, [0, *starts]] = True
+        layout = document_layout(begins)
+        eager, found = trained(model, layer, layout, device), trained(model, compiled, layout, device)
+        for key, value in eager.items():
+            assert torch.equal(found[key], value), key
+    assert counters["stats"]["unique_graphs"] <= 3
