@@ -156,9 +156,9 @@ def test_weights_that_are_not_finite_are_refused(recipe, trained, tmp_path):
 
 
 def test_what_cannot_be_exported(recipe, teacher_folder, trained, tmp_path):
-    with pytest.raises(CheckpointError, match="is a llama model, not a converted one"):
+    with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
         export(recipe, teacher_folder, tmp_path / "a")
-    with pytest.raises(RecipeError, match=r"makes layers \[0\] something else"):
+    with pytest.raises(RecipeError, match="layer 0: sse in the recipe, full in the checkpoint"):
         export(dc.replace(recipe, layers=Layers(pattern=["sse"])), trained, tmp_path / "a")
     with pytest.raises(RecipeError, match="max_shard_size is '0GB'"):
         export(recipe, trained, tmp_path / "a", max_shard_size="0GB")
