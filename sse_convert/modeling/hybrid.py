@@ -259,7 +259,7 @@ class SSECausalLMMixin(_Source):
         """Before an optimizer step: decide which layers with `branch_dropout` leave out their window branch in it.
 
         Args:
-            seed: of the training, the same in all processes.
+            seed: of the training, the same in all processes; text where stages draw apart.
             step: number of the step.
         """
         for layer in self.sse_layers().values():

@@ -80,7 +80,7 @@ class SSESlidingAttention(SSEAttention):
         repetition under gradient checkpointing and a resumed run agree, whatever other random numbers they draw.
 
         Args:
-            seed: of the training.
+            seed: of the training; text where stages draw apart.
             step: optimizer step.
         """
         if self.mixer.branch_dropout:
