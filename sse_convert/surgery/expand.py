@@ -5,6 +5,7 @@ Source: arXiv:2507.16577, section "Limitations and Future Work"; how partitions 
 
 import dataclasses as dc
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ class ExpandReport:
             f"{len(self.written)} written",
             *table(("layer", "partitions", "top_k", "gate kept, at least"), rows),
             *self._change_lines(),
-            *(f"recipe for training on: mixers.{name}: {settings}" for name, settings in self.mixers.items()),
+            *(f"to train on: --set {shlex.quote(f'mixers.{n}={json.dumps(m)}')}" for n, m in self.mixers.items()),
         ]
 
     def _change_lines(self) -> list[str]:

@@ -117,6 +117,18 @@ def test_names_and_spelling_do_not_matter(made):
     assert found.training == {}
 
 
+def test_what_expand_prints_makes_the_recipe_match(made, tmp_path):
+    report = expand(made / "converted", tmp_path / "grown", Growth(num_partitions=8))
+    option, override = shlex.split(report.lines()[-1].removeprefix("to train on: "))
+    assert option == "--set"
+    mixers = asked(made).to_dict()["mixers"]
+    file = recipe_file(tmp_path / "r.yaml", made / "teacher", layers=LAYERS, mixers=mixers)
+    grown = open_checkpoint(tmp_path / "grown")
+    with pytest.raises(RecipeError, match="num_partitions: 4 in the recipe, 8 in the checkpoint"):
+        match_recipe(load_recipe(file), grown)
+    assert match_recipe(load_recipe(file, [override]), grown).training == {}
+
+
 def test_layers_that_grew_apart_have_no_override(made, tmp_path):
     expand(made / "converted", tmp_path / "grown", Growth(num_partitions=8), layers=["0"])
     with pytest.raises(RecipeError) as caught:
