@@ -28,9 +28,12 @@ from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
+from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
+from sse_convert.surgery.checkpoint import open_checkpoint
+from sse_convert.surgery.match import match_recipe
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.teacher import open_teacher
 from sse_convert.training.data.rows import RowReader, stack
@@ -85,21 +88,24 @@ def evaluate(
     Both models run in float32 on a CPU and in the teacher's stored type elsewhere, one after the other.
 
     Args:
-        recipe: `eval`, `data.valid`, `data.needles.words` and `model` are used.
-        checkpoint: converted model, folder or hub id.
+        recipe: `eval`, `data.valid`, `data.needles.words` and `model` are used; its layers must be the checkpoint's.
+        checkpoint: converted model, or a plain one to set beside the teacher; folder or hub id.
         out: JSON file for the report; an older one is replaced.
         plot: PNG file for the plot.
         device: unset picks the accelerator, or the CPU.
         command: what runs the recipe, to say how a control would be run. Controls that were are in the result's table.
 
     Raises:
-        RecipeError: a length is beyond the teacher's context.
+        RecipeError: a length is beyond the teacher's context, or the checkpoint was converted with other layers or
+            mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
         DataError: there is no usable held-out text.
         OutputError: the report or the plot cannot be written.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
         DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
+    if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
+        match_recipe(recipe, files)
     report = Evaluator(recipe, device).report(checkpoint)
     if measures(recipe):
         report = dc.replace(report, controls=control_table(recipe, report.to_dict(), command))

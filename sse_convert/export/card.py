@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sse_convert.mixers import mixer_from_dict, mixer_to_dict
+from sse_convert.mixers import SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.report import format_bytes, format_number
 
 TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
@@ -123,14 +123,16 @@ def _settings(mixer: dict[str, Any] | None) -> str:
     built = mixer_from_dict(mixer)
     if built.kind == "sliding":
         return f"softmax attention, window {built.window}, {built.sinks} sinks"
-    default = type(built)()
+    kind, told, default = str(built.kind), {"kind"}, type(built)()
+    if isinstance(built, SSESlidingMixer):
+        kind = f"SSE beside softmax attention with window {built.window} and {built.sinks} sinks:"
+        told |= {"window", "sinks", "branch_dropout"}
     changed = [
         f"{key}={value}"
         for key, value in mixer_to_dict(built).items()
-        if key in ("num_partitions", "top_k", "window", "sinks")
-        or (key != "kind" and getattr(built, key) != getattr(default, key))
+        if key not in told and (key in ("num_partitions", "top_k") or getattr(built, key) != getattr(default, key))
     ]
-    return f"{built.kind} " + ", ".join(changed) if changed else built.kind
+    return f"{kind} " + ", ".join(changed) if changed else kind
 
 
 def _results(report: dict[str, Any] | None) -> str:
@@ -185,7 +187,7 @@ def _pictures(pictures: Sequence[tuple[str, str]]) -> str:
 def _limits(config: dict[str, Any]) -> str:
     softmax = sum(layer == "full" for layer in config["sse"]["layers"])
     memory = (
-        f"The {softmax} softmax layers left still keep keys and values for every token."
+        f"{_counted(softmax)} left, with keys and values of every token."
         if softmax
         else "No softmax layer over the whole context is left, so exact recall is limited by the size of the state."
     )
@@ -196,6 +198,10 @@ def _limits(config: dict[str, Any]) -> str:
 - Tensor, context and sequence parallelism are refused. Batches with padding give the results of single rows exactly in
   float64; in lower precision a rounding difference can send a token to another partition.
 - Biases and licence terms of the original model carry over."""
+
+
+def _counted(softmax: int) -> str:
+    return "One softmax layer is" if softmax == 1 else f"{softmax} softmax layers are"
 
 
 def _table(header: tuple[str, ...], rows: list[Any]) -> str:

@@ -14,16 +14,16 @@ import yaml
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.export.card import model_card
-from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.bundle import write_remote_code
 from sse_convert.pages.collect import read_evaluation
 from sse_convert.pages.figures.card import write_pictures
-from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.units import parse_size
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery.checkpoint import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.surgery.companions import copy_companions
 from sse_convert.surgery.convert import write_index
+from sse_convert.surgery.match import match_recipe
 from sse_convert.surgery.output import check_output, check_space, new_folder
 from sse_convert.surgery.provenance import Provenance, read_provenance
 from sse_convert.surgery.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
@@ -127,26 +127,12 @@ def export(
 
 
 def _check(files: CheckpointFiles, recipe: Recipe) -> None:
-    if not files.model_type.startswith(SSE_PREFIX) or not isinstance(files.config.get("sse"), dict):
-        raise CheckpointError(
-            f"{files.name} is a {files.model_type} model, not a converted one",
-            expected="a folder made by sse-convert",
-            fix="convert it first",
-        )
+    match_recipe(recipe, files)
     if (files.folder / "adapter_config.json").exists():
         raise CheckpointError(
             f"{files.name} holds PEFT adapters beside its weights",
             expected="merged weights (stages with train: lora end with them)",
             fix="load it with PEFT, call merge_and_unload() and save_pretrained()",
-        )
-    layers = files.config["sse"]["layers"]
-    names, _ = resolve(recipe, len(layers))
-    if names != layers:
-        different = [i for i, (a, b) in enumerate(zip(names, layers, strict=True)) if a != b]
-        raise RecipeError(
-            f"the recipe makes layers {different[:5]} something else than {files.name} has",
-            expected="the recipe that made this checkpoint",
-            fix="use that recipe",
         )
 
 

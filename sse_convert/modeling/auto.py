@@ -49,13 +49,20 @@ def register_on_import() -> None:
         sys.meta_path.insert(0, _AutoFinder())
 
 
-def load(path: str | Path, dtype: "torch.dtype | str | None" = None, device: Any = None) -> "PreTrainedModel":
+def load(
+    path: str | Path,
+    dtype: "torch.dtype | str | None" = None,
+    device: Any = None,
+    *,
+    sse: dict[str, Any] | None = None,
+) -> "PreTrainedModel":
     """Load a converted or a plain checkpoint, in evaluation mode.
 
     Args:
         path: local folder or hub id.
         dtype: of the weights; None takes the checkpoint's.
         device: where the model goes; None stays on the CPU.
+        sse: takes the place of a converted checkpoint's field `sse`; None keeps it.
 
     Raises:
         CheckpointError: the folder holds no such checkpoint, or tensors are missing, unexpected or of another shape.
@@ -65,7 +72,10 @@ def load(path: str | Path, dtype: "torch.dtype | str | None" = None, device: Any
 
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype="auto" if dtype is None else dtype, output_loading_info=True
+            path,
+            dtype="auto" if dtype is None else dtype,
+            output_loading_info=True,
+            **({} if sse is None else {"sse": sse}),
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(

@@ -72,7 +72,15 @@ def layer_mixers(config: Any) -> list[Mixer | None]:
     Raises:
         CheckpointError: the field `sse` is missing, of another format, or does not fit the model.
     """
-    sse = _checked(config.sse, spec_of(config), config.num_hidden_layers)
+    return stored_mixers(_checked(config.sse, spec_of(config), config.num_hidden_layers))
+
+
+def stored_mixers(sse: dict[str, Any]) -> list[Mixer | None]:
+    """The mixer of each layer that a field `sse` names; None for softmax attention.
+
+    Raises:
+        CheckpointError: a mixer or one of its settings is unknown.
+    """
     try:
         mixers = {name: mixer_from_dict(data) for name, data in sse["mixers"].items()}
         return [None if name == FULL else mixers[name] for name in sse["layers"]]

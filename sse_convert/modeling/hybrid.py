@@ -255,11 +255,11 @@ class SSECausalLMMixin(_Source):
         for layer in self.sse_layers().values():
             layer.update_router_bias()
 
-    def sse_draw_windows(self, seed: int, step: int) -> None:
+    def sse_draw_windows(self, seed: int | str, step: int) -> None:
         """Before an optimizer step: decide which layers with `branch_dropout` leave out their window branch in it.
 
         Args:
-            seed: of the training, the same in all processes.
+            seed: of the training, the same in all processes; text where stages draw apart.
             step: number of the step.
         """
         for layer in self.sse_layers().values():

@@ -73,14 +73,14 @@ class SSESlidingAttention(SSEAttention):
         layer: SSECacheLayer = cache.layers[self.layer_idx].recurrent
         return layer
 
-    def draw_window(self, seed: int, step: int) -> None:
+    def draw_window(self, seed: int | str, step: int) -> None:
         """Decide whether training keeps the window branch until the next draw, with probability 1 - branch_dropout.
 
         The draw depends on the seed, the step and the layer alone: all processes, all micro batches of a step, the
         repetition under gradient checkpointing and a resumed run agree, whatever other random numbers they draw.
 
         Args:
-            seed: of the training.
+            seed: of the training; text where stages draw apart.
             step: optimizer step.
         """
         if self.mixer.branch_dropout:

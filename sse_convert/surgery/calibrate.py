@@ -18,23 +18,27 @@ from transformers import PreTrainedModel
 
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
-from sse_convert.mixers import Mixer, RecurrentMixer, SSEMixer, mixer_from_dict
+from sse_convert.mixers import RecurrentMixer, SSEMixer
 from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads
 from sse_convert.modeling.window_branch import attention_layer
-from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import table
 from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD
+from sse_convert.surgery.fit import calibration_problems
 from sse_convert.surgery.formulas import branch_windows, decay_and_router, half_lives, output_scale
+from sse_convert.surgery.match import match_recipe
 from sse_convert.surgery.output import check_output, new_folder, place
 from sse_convert.surgery.provenance import UNTRAINED, read_provenance
 from sse_convert.surgery.safetensors_io import read_header, write_shard
 from sse_convert.surgery.statistics import Collector, LayerStatistics
 from sse_convert.surgery.teacher import Teacher, source_view
 from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
+
+_LEFT = "their decays and output scales stay as convert set them"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +52,8 @@ class CalibratedLayer:
     """smallest and largest over the query heads; None where scales were left alone"""
     router: str
     """random (left alone), kmeans, or none"""
+    measured: bool = True
+    """false where no document of the rows is longer than the layer's window: decay and scale are left alone"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +75,11 @@ class CalibrateReport:
             (str(layer.index), _range(layer.half_life), _range(layer.output_scale), layer.router)
             for layer in self.layers
         ]
+        short = [str(layer.index) for layer in self.layers if not layer.measured]
         return [
             f"wrote {self.out}: {len(self.layers)} layers set from {self.rows} rows ({self.tokens:,} tokens)",
             *table(("layer", "half-life (tokens)", "output scale", "router"), rows),
+            *([f"note: no document reaches beyond the window of layers {', '.join(short)}; {_LEFT}"] if short else []),
         ]
 
 
@@ -93,15 +101,16 @@ def calibrate(
 
     Raises:
         CheckpointError: the folder is not a converted, untrained checkpoint.
-        RecipeError: the recipe gives the model other layers than the checkpoint has.
+        RecipeError: the recipe gives the model other layers than the checkpoint has, or rows that are too long, or too
+            short for what a window misses.
         DataError: the training text cannot be used.
         OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
     out = Path(out)
     check_output(out)
     files = open_checkpoint(checkpoint)
-    mixers = _check_input(recipe, files)
     teacher = source_view(files)
+    mixers = _check_input(recipe, files, limit=teacher.config.max_position_embeddings if rows is None else None)
     settings = recipe.calibrate
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load_source(teacher)
@@ -128,6 +137,8 @@ def calibrate(
         second = Collector(model, teacher.spec, list(mixers), windows=branch_windows(mixers), students=students)
         _run(second, batches, "measuring the new layers")
         for layer, mixer in mixers.items():
+            if not second.statistics[layer].measured:
+                continue
             scale_H = output_scale(settings.output_scale, mixer, second.statistics[layer])
             values[layer]["sse_out_scale"] = scale_H.repeat_interleave(teacher.dims.head_dim)
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
@@ -161,6 +172,7 @@ def _summary(
         half_life=_bounds(half_life) if "sse_decay_up.bias" in values else None,
         output_scale=None if scale is None else _bounds(scale),
         router=router if mixer.num_partitions > 1 else "none",
+        measured=statistics.measured,
     )
 
 
@@ -182,15 +194,10 @@ def load_source(view: Teacher) -> PreTrainedModel:
     return model.requires_grad_(False)
 
 
-def _check_input(recipe: Recipe, files: CheckpointFiles) -> dict[int, SSEMixer]:
-    """The SSE mixers of the checkpoint by layer, after making sure that it fits the recipe and is not trained yet."""
-    sse = files.config.get("sse")
-    if not isinstance(sse, dict):
-        raise CheckpointError(
-            f"{files.name} is a plain {files.model_type} checkpoint",
-            expected="a converted checkpoint",
-            fix="run `sse-convert convert` first and give its folder",
-        )
+def _check_input(recipe: Recipe, files: CheckpointFiles, limit: int | None) -> dict[int, SSEMixer]:
+    """The SSE mixers of the checkpoint by layer, after making sure that it fits the recipe and is not trained yet, and
+    that the recipe's rows do for it: `limit` is the model's positions, None for rows that are given."""
+    match = match_recipe(recipe, files)
     provenance = read_provenance(files.folder)
     if provenance is not None and provenance.stage not in UNTRAINED:
         raise CheckpointError(
@@ -198,15 +205,13 @@ def _check_input(recipe: Recipe, files: CheckpointFiles) -> dict[int, SSEMixer]:
             expected="the folder that `sse-convert convert` wrote",
             fix="calibrate before training",
         )
-    names, mixers = resolve(recipe, len(sse["layers"]))
-    stored: dict[str, Mixer] = {name: mixer_from_dict(data) for name, data in sse["mixers"].items()}
-    if names != sse["layers"] or mixers != stored:
+    if limit is not None and (problems := calibration_problems(recipe, match.mixers, limit)):
         raise RecipeError(
-            f"{files.name} was converted with other layers or mixers than this recipe's",
-            expected="the recipe that made the checkpoint",
-            fix="use that recipe, or convert again",
+            "\n".join(problems),
+            expected="rows that calibration can measure",
+            fix="correct these keys, or use --set; for another window convert the model anew",
         )
-    by_layer = ((layer, mixers[name]) for layer, name in enumerate(names) if name in mixers)
+    by_layer = ((layer, match.mixers[name]) for layer, name in enumerate(match.names) if name in match.mixers)
     return {layer: as_sse(mixer) for layer, mixer in by_layer if isinstance(mixer, RecurrentMixer)}
 
 

@@ -5,13 +5,14 @@ Source: arXiv:2507.16577, section "Limitations and Future Work"; how partitions 
 
 import dataclasses as dc
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.errors import UsageError
 from sse_convert.mixers import Mixer, SSEMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.bundle import write_remote_code
@@ -24,6 +25,7 @@ from sse_convert.surgery.checkpoint import CONFIG, SINGLE, CheckpointFiles, down
 from sse_convert.surgery.companions import copy_companions
 from sse_convert.surgery.convert import layout_bytes, write_index
 from sse_convert.surgery.growth import Growth, grown_tensors, kept_share
+from sse_convert.surgery.match import converted_field
 from sse_convert.surgery.output import check_output, check_space, new_folder, place
 from sse_convert.surgery.provenance import read_provenance
 from sse_convert.surgery.safetensors_io import Layout, read_header, write_shard
@@ -79,7 +81,7 @@ class ExpandReport:
             f"{len(self.written)} written",
             *table(("layer", "partitions", "top_k", "gate kept, at least"), rows),
             *self._change_lines(),
-            *(f"recipe for training on: mixers.{name}: {settings}" for name, settings in self.mixers.items()),
+            *(f"to train on: --set {shlex.quote(f'mixers.{n}={json.dumps(m)}')}" for n, m in self.mixers.items()),
         ]
 
     def _change_lines(self) -> list[str]:
@@ -111,7 +113,7 @@ def expand(
     """
     check_output(out)
     files = download(open_checkpoint(checkpoint))
-    sse = _converted(files)
+    sse = converted_field(files)
     mixers = {name: mixer_from_dict(data) for name, data in sse["mixers"].items()}
     chosen = _chosen(sse["layers"], mixers, layers)
     rows = None if text is None else _rows(files, text)
@@ -140,17 +142,6 @@ def expand(
         written=written,
         change=None if rows is None else _change(files.folder, out, rows),
     )
-
-
-def _converted(files: CheckpointFiles) -> dict[str, Any]:
-    sse = files.config.get("sse")
-    if not files.model_type.startswith(SSE_PREFIX) or not isinstance(sse, dict):
-        raise CheckpointError(
-            f"{files.name} is a plain {files.model_type} checkpoint",
-            expected="a converted checkpoint",
-            fix="run `sse-convert convert` first and give its folder",
-        )
-    return sse
 
 
 def _chosen(names: list[str], mixers: dict[str, Mixer], layers: Sequence[str]) -> list[int]:

@@ -5,7 +5,7 @@ import copy
 from sse_convert.errors import RecipeError, UsageError
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.tensors import as_sse
-from sse_convert.recipe.schema import Recipe
+from sse_convert.recipe.schema import Calibrate, Recipe
 from sse_convert.surgery.positions import stage_limits, stretch
 from sse_convert.surgery.teacher import Teacher
 
@@ -24,7 +24,8 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     ]
     problems += _stage_problems(recipe, teacher)
     problems += _length_problems(recipe, teacher.config.max_position_embeddings)
-    problems += _calibration_problems(recipe, mixers)
+    if recipe.calibrate.enabled:
+        problems += calibration_problems(recipe, mixers, teacher.config.max_position_embeddings)
     if problems:
         raise RecipeError(
             "\n".join(problems),
@@ -80,25 +81,48 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     return problems
 
 
-def _calibration_problems(recipe: Recipe, mixers: dict[str, Mixer]) -> list[str]:
-    """Rows that fit a window, of which calibration would measure what the window misses."""
-    rows = recipe.calibrate.seq_len
+def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -> list[str]:
+    """Calibration rows that are too long, or too short for what is to be measured beside a window.
+
+    Args:
+        recipe: `calibrate` is read.
+        mixers: the mixers in use, by name.
+        limit: positions of the model.
+    """
+    rows, longest, problems = recipe.calibrate.seq_len, min(limit, MAX_CALIBRATION_LENGTH), []
+    if rows > MAX_CALIBRATION_LENGTH:
+        problems.append(f"calibrate.seq_len is {rows}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole")
+    if rows > limit:
+        problems.append(f"calibrate.seq_len is {rows}, beyond the {limit} positions of the teacher")
+    for name, mixer in mixers.items():
+        if isinstance(mixer, SSESlidingMixer):
+            problems += _window_problems(recipe.calibrate, f"mixers.{name}", mixer, longest)
+    return problems
+
+
+def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, longest: int) -> list[str]:
+    """Rows too short to show what a window misses: two windows for a scale, more than one for a decay."""
+    scales, decays = calibrate.output_scale != "none", calibrate.decay and mixer.decay != "none"
+    beyond = mixer.window + mixer.sinks + 1
+    needed = {"output scale": max(2 * mixer.window, beyond) if scales else 0, "decay": beyond if decays else 0}
+    rows, asked = calibrate.seq_len, max(needed.values())
+    if rows >= asked:
+        return []
+    off = {"output scale": "calibrate.output_scale: none", "decay": "calibrate.decay: false"}
+    short = [name for name, length in needed.items() if rows < length]
+    ways = [f"raise calibrate.seq_len to {asked}"] if asked <= longest else []
+    if (window := min(rows // 2, rows - mixer.sinks - 1) if scales else rows - mixer.sinks - 1) >= 1:
+        ways.append(f"lower {key}.window to {window}")
+    ways.append(f"keep convert's {' and '.join(short)} ({', '.join(off[name] for name in short)})")
     return [
-        f"calibrate.seq_len is {rows}, at least {2 * mixer.window} (two windows of mixers.{name}): what a window "
-        "misses sets decay and scale of SSE beside it; calibrate.enabled: false leaves both as they are"
-        for name, mixer in mixers.items()
-        if isinstance(mixer, SSESlidingMixer) and recipe.calibrate.enabled and rows < 2 * mixer.window
+        f"calibrate.seq_len is {rows}, at least {asked} for {key} with a window of {mixer.window}: what the window "
+        f"misses sets SSE's {' and '.join(short)}; {', or '.join(ways)}"
     ]
 
 
 def _length_problems(recipe: Recipe, limit: int) -> list[str]:
     problems = []
-    rows = recipe.calibrate.seq_len
-    if recipe.calibrate.enabled and rows > MAX_CALIBRATION_LENGTH:
-        problems.append(f"calibrate.seq_len is {rows}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole")
     lengths: dict[str, list[int]] = {}
-    if recipe.calibrate.enabled:
-        lengths["calibrate.seq_len"] = [recipe.calibrate.seq_len]
     stretched = any(stage.rope is not None for stage in recipe.stages)
     if recipe.eval.perplexity and not recipe.eval.lengths and stretched and recipe.stages[-1].seq_len > limit:
         problems.append(

@@ -34,6 +34,8 @@ def decay_and_router(
 ) -> dict[str, Tensor]:
     """New values of one layer's decay bias and router rows, by name below the attention module, float32.
 
+    The decay is left alone where nothing is known of distances: no document of the rows is longer than the window.
+
     Args:
         recipe: `calibrate` and the seed are read.
         mixer: settings of the layer.
@@ -41,7 +43,7 @@ def decay_and_router(
         statistics: what the teacher's layer did.
     """
     values: dict[str, Tensor] = {}
-    if recipe.calibrate.decay and mixer.decay != "none":
+    if recipe.calibrate.decay and mixer.decay != "none" and statistics.measured:
         half_life_H = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
         bias = decay_bias(half_life_H, dims.head_dim if mixer.decay == "gla" else 1, mixer.decay_normalizer)
         names = ("sse_decay_up.bias", "sse_shared_decay_up.bias")

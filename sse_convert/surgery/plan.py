@@ -3,7 +3,7 @@
 A recipe that cannot work is refused here, before any weights are downloaded or read.
 """
 
-from sse_convert.mixers import FULL, Mixer, RecurrentMixer, WindowMixer
+from sse_convert.mixers import FULL, Mixer, RecurrentMixer, SSESlidingMixer, WindowMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes
@@ -171,6 +171,18 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     return teacher + student * (2 + stage.gradient_checkpointing) + weights
 
 
+def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
+    """Stages whose rows the window beside SSE covers whole."""
+    windows = {mixer.window + mixer.sinks for mixer in mixers if isinstance(mixer, SSESlidingMixer)}
+    return [
+        f"stage {stage.name}: rows of {stage.seq_len} tokens lie within what windows of sse+sliding layers see "
+        f"({max(windows)} tokens, sinks included): SSE beside such a window learns nothing that the window cannot do; "
+        "raise seq_len, or lower the window"
+        for stage in recipe.stages
+        if windows and stage.seq_len <= max(windows)
+    ]
+
+
 def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     notes = []
     for i, mixer in enumerate(mixers):
@@ -178,6 +190,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
     if any(isinstance(mixer, RecurrentMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
+    notes += _idle_branches(recipe, mixers)
     for stage in recipe.stages:
         if (offline := stage.offline) is not None:
             notes.append(

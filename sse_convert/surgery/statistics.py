@@ -43,6 +43,11 @@ class LayerStatistics:
     inputs: list[Tensor] = dc.field(default_factory=list)
     """layer inputs [tokens, hidden], float32 on the CPU, `INPUT_TOKENS` in all"""
 
+    @property
+    def measured(self) -> bool:
+        """Whether attention went anywhere that counts: in layers with a window, beyond what the window sees."""
+        return bool(self.weight_H.any())
+
     def mean_distance(self) -> Tensor:
         """Mean distance [Hq] in tokens."""
         return self.distance_H / self.weight_H.clamp_min(torch.finfo(torch.float64).tiny)

@@ -26,14 +26,13 @@ from sse_convert.modeling.sliding import MASKS, attention_mask_for, mask_key, tr
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import full_state, writing
 from sse_convert.training.layer_error import LayerError, error_sums
+from sse_convert.training.metrics import WITHOUT_WINDOW
 from sse_convert.training.objective import Batch, Call, Calls, Objective, Part, frozen_teacher
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention, decoder_layers, make_optimizer, shard_by
 from sse_convert.training.stopping import LayerStops
 
 _FILE = "layers.safetensors"
-WITHOUT_WINDOW = "without_window"
-"""in a step's record: layers that were trained without their window branch"""
 
 
 class Align(Objective):
@@ -127,8 +126,7 @@ class Align(Objective):
         running = [i for i in self._trained if i not in self._stops.stopped]
         judged = {i: values[f"error_{i}"] for i in running if self._is_whole(i)}
         new = self._stops.look(step, judged)
-        record: dict[str, Any] = {"stopped": {str(i): self._stops.stopped[i] for i in new}} if new else {}
-        return record | ({WITHOUT_WINDOW: rest} if (rest := [i for i in running if i not in judged]) else {})
+        return {"stopped": {str(i): self._stops.stopped[i] for i in new}} if new else {}
 
     def memory(self) -> dict[str, Any]:
         """The measurements, and what the early stop remembers."""

@@ -14,6 +14,7 @@ from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.checkpoint import open_checkpoint
+from sse_convert.surgery.match import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.data.rows import RowReader, stack
 from sse_convert.training.data.teacher import Teacher
@@ -22,7 +23,8 @@ from sse_convert.training.record import checkpoint_identity
 from sse_convert.training.schedule import Schedule
 
 _FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps")
-"""stage keys that do not decide what is computed, so they may change between interruption and continuation"""
+"""stage keys that do not decide what is computed, so they may change between interruption and continuation; but where
+steps draw which layers leave out their window branch, they do so by the stage's name"""
 
 
 def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
@@ -47,9 +49,10 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
         )
 
 
-def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader) -> dict[str, Any]:
+def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
-    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
+    draws = any(getattr(mixer, "branch_dropout", 0) for mixer in match.mixers.values())
+    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE or (key == "name" and draws)}
     if stage.offline is not None:
         settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
     train, data = dc.asdict(recipe.train), dc.asdict(recipe.data)
@@ -63,6 +66,8 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     }
     if (spikes := recipe.train.spikes).zscore is not None:
         inputs["train"]["spikes"] = {"zscore": spikes.zscore, "window": spikes.window}
+    if match.training:
+        inputs["mixers"] = match.training
     if stage.loss != "ce":
         inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
     return inputs

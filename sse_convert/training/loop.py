@@ -28,6 +28,7 @@ from sse_convert.training.guard import (
 )
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
+    WITHOUT_WINDOW,
     MetricsLog,
     gradient_norm,
     router_health,
@@ -68,7 +69,7 @@ def train(
     log: MetricsLog,
     start: Progress,
     guard: Guard,
-    seed: int,
+    seed: str,
 ) -> Progress:
     """Train from `start` to the end of the schedule, or until the objective has had enough.
 
@@ -81,7 +82,7 @@ def train(
         log: where to write.
         start: how far an earlier run came.
         guard: leaves out steps and looks at routers.
-        seed: of what steps draw: which layers leave out their window branch.
+        seed: of what steps draw (which layers leave out their window branch): another one in each stage.
 
     Raises:
         TrainingError: too many steps were left out, or a router collapsed and the recipe wants an end then.
@@ -102,6 +103,8 @@ def train(
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
             if now.in_turn % HEALTH_EVERY == 0 or now.in_turn + 1 == schedule.steps:
                 record |= _health(objective, guard)
+            if cut := [i for i, layer in sse_attention(objective).items() if not getattr(layer, "window_kept", True)]:
+                record[WITHOUT_WINDOW] = cut
             now = _stepped(objective, stage, guard, now, record)
             record["seconds"] = time.monotonic() - began
             log.write(record)

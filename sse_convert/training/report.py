@@ -38,6 +38,8 @@ class StageReport:
     """per-layer errors of layer_mse"""
     left_out: list[dict[str, Any]] = dc.field(default_factory=list)
     """step, loss and reason of each step left out"""
+    without_window: int = 0
+    """steps in which some layer was without its window branch"""
     collapsed: list[str] = dc.field(default_factory=list)
     """layers whose router collapsed, each with what to do"""
     already_done: bool = False
@@ -61,7 +63,15 @@ class StageReport:
         bad = f", {self.skipped_steps} steps left out ({why})" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
-        return [head, *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
+        return [head, *self._windows(), *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
+
+    def _windows(self) -> list[str]:
+        if not self.without_window or self.details.get("layers"):  # errors of layers are of those with their window
+            return []
+        return [
+            f"branch_dropout left layers without their window in {self.without_window:,} of these steps, which raises "
+            "the loss there"
+        ]
 
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:

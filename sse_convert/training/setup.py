@@ -137,23 +137,23 @@ def shard_by(accelerator: Accelerator, layer_class: str | None) -> None:
         plugin.transformer_cls_names_to_wrap = None if layer_class is None else [layer_class]
 
 
-def load_student(checkpoint: str | Path, backend: str) -> PreTrainedModel:
+def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> PreTrainedModel:
     """The converted model in float32 on the CPU, in training mode, with the recipe's operator backend.
+
+    Args:
+        checkpoint: its folder.
+        backend: of the operator.
+        sse: layers and mixers, as `match_recipe` gives them.
 
     Raises:
         CheckpointError: the folder holds no checkpoint.
-        TrainingError: it is not converted. (A control run trains one in which every layer was left as it is.)
         HardwareError: the backend is not available here.
     """
     from sse_convert.kernels.dispatch import available_backends, explain
 
     if backend not in available_backends():
         raise HardwareError(f"backend {backend!r}: {explain(backend)}", expected=", ".join(available_backends()))
-    model: Any = load(checkpoint, dtype=torch.float32)
-    if not hasattr(model.config, "sse"):
-        raise TrainingError(
-            f"{checkpoint} is not converted", expected="a converted checkpoint", fix="run sse-convert convert"
-        )
+    model: Any = load(checkpoint, dtype=torch.float32, sse=sse)
     for layer in model.sse_layers().values():
         layer.backend = backend
     student: PreTrainedModel = model.train()

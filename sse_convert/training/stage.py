@@ -21,7 +21,9 @@ from sse_convert.console import say
 from sse_convert.errors import RecipeError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
+from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.companions import copy_companions
+from sse_convert.surgery.match import Match, match_recipe
 from sse_convert.surgery.output import check_output, new_folder
 from sse_convert.surgery.provenance import read_provenance
 from sse_convert.training import metrics
@@ -72,7 +74,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     """Run one stage, continue it, or report that it is finished.
 
     Args:
-        recipe: model, data and train are read beside the stage.
+        recipe: model, layers, data and train are read beside the stage.
         stage: what to do.
         checkpoint: a converted checkpoint.
         out: the folder to make.
@@ -81,8 +83,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         TrainingError: an earlier run in `out` had other inputs, the settings do not fit the processes, or training
             does not stay finite.
         DataError: the text cannot be used.
-        CheckpointError: a checkpoint cannot be loaded.
-        RecipeError: rows are longer than the model's context.
+        CheckpointError: a checkpoint cannot be loaded, or is not converted.
+        RecipeError: the checkpoint has other layers than the recipe, or rows are longer than the model's context.
         OutputError: `out` exists and is no finished stage, or cannot be written.
         HardwareError: a parallel mode, backend or precision is not offered.
     """
@@ -90,8 +92,9 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     work = out.with_name(f"{out.name}.work")
     accelerator = make_accelerator(recipe.train, work / TRACKERS)
     check_stage(recipe, stage, accelerator)
+    match = match_recipe(recipe, open_checkpoint(checkpoint))
     reader = stage_reader(recipe, stage, checkpoint)
-    inputs = stage_inputs(recipe, stage, checkpoint, reader)
+    inputs = stage_inputs(recipe, stage, checkpoint, reader, match)
     if (done := finished(out, inputs)) is not None:
         if accelerator.is_main_process:
             shutil.rmtree(work, ignore_errors=True)  # a killed process may not have come to it
@@ -108,7 +111,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
             lambda: Frozen(load_teacher(recipe, accelerator, whole=True)),
             stage.micro_batch,
         )
-    run = _Run(recipe, stage, checkpoint, out, work, accelerator, reader, Checkpoints(work, accelerator), cache)
+    checkpoints = Checkpoints(work, accelerator)
+    run = _Run(recipe, stage, checkpoint, match, out, work, accelerator, reader, checkpoints, cache)
     try:
         objective, report = run.train()
         run.write(objective, inputs, report)
@@ -129,6 +133,7 @@ class _Run:
     recipe: Recipe
     stage: Stage
     checkpoint: Path
+    match: Match
     out: Path
     work: Path
     accelerator: Accelerator
@@ -181,7 +186,7 @@ class _Run:
         self.accelerator.wait_for_everyone()
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
-        student = load_student(self.checkpoint, self.recipe.train.backend)
+        student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
         stretch_rope(student, self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.recipe.train)
@@ -226,7 +231,7 @@ class _Run:
         log = MetricsLog(self.work, self.accelerator, now.step)
         try:
             with Background(self._steps(position)) as rows:
-                seed = self.recipe.train.seed
+                seed = f"{self.recipe.train.seed} {self.stage.name}"
                 return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, seed)
         finally:
             log.close()
@@ -249,6 +254,7 @@ class _Run:
             text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
             left_out=left_out(records),
+            without_window=sum(metrics.WITHOUT_WINDOW in record for record in records),
             collapsed=collapses(records),
         )
 

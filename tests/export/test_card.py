@@ -49,7 +49,15 @@ def test_body_says_what_a_reader_needs(recipe, config):
     assert "| 512 | number | 1 | 20 | 100.0% (84-100) | 75.0% (53-89) | 75.0% |" in text
     assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text
     assert "arXiv:2507.16577" in text
-    assert "The 1 softmax layers left still keep keys and values" in text
+    assert "One softmax layer is left, with keys and values of every token." in text
+
+
+def test_a_window_beside_sse_is_told_apart_from_training_settings(recipe, config):
+    mixer = {"kind": "sse+sliding", "num_partitions": 2, "window": 32, "sinks": 1, "branch_dropout": 0.3}
+    beside = {**config, "sse": {**config["sse"], "layers": ["x", "x"], "mixers": {"x": mixer}}}
+    text = model_card("tiny", beside, recipe.to_dict(), None, 12345)
+    told = "SSE beside softmax attention with window 32 and 1 sinks: num_partitions=2, top_k=1"
+    assert f"| 0-1 | x | {told} |" in text
 
 
 def test_figures_that_are_not_numbers_are_dashes(recipe, config):

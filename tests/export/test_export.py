@@ -16,10 +16,13 @@ from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.export import export as exporting
 from sse_convert.export.export import export
 from sse_convert.export.push import check_folder
+from sse_convert.mixers import mixer_from_dict
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Layers
+from sse_convert.surgery.convert import convert
 from sse_convert.surgery.verify import verify
+from tests.evaluation.conftest import SSE
 from tests.evaluation.test_report import make_report
 
 IDS = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -65,13 +68,20 @@ def count(shard):
         return len(list(file.keys()))
 
 
-def test_loads_in_a_fresh_process_without_sse_convert(recipe, student_folder, tmp_path):
-    out = export(recipe, student_folder, tmp_path / "final").out
+@pytest.mark.parametrize("kind", ["sse", "sse+sliding"])
+def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
+    mixer = mixer_from_dict({**SSE, "kind": kind, **({} if kind == "sse" else {"window": 4, "sinks": 1})})
+    recipe = dc.replace(recipe, layers=Layers(pattern=["full", kind]), mixers={kind: mixer})
+    convert(recipe, tmp_path / "converted")
+    out = export(recipe, tmp_path / "converted", tmp_path / "final").out
     code = (
         "import sys, torch; sys.modules['sse_convert'] = None\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
         "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
-        "torch.save(model(torch.load(sys.argv[2]), use_cache=False).logits.detach(), sys.argv[3])\n"
+        "ids = torch.load(sys.argv[2])\n"
+        "torch.save(model(ids, use_cache=False).logits.detach(), sys.argv[3])\n"
+        "made = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)\n"
+        "assert made.shape[1] == ids.shape[1] + 4\n"
         "assert AutoTokenizer.from_pretrained(sys.argv[1])('x').input_ids\n"
     )
     torch.save(IDS, tmp_path / "ids.pt")
@@ -79,7 +89,7 @@ def test_loads_in_a_fresh_process_without_sse_convert(recipe, student_folder, tm
     env = {**os.environ, "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run([sys.executable, "-c", code, *files], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(student_folder))
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(tmp_path / "converted"))
 
 
 def test_other_types(recipe, student_folder, tmp_path):
@@ -156,9 +166,9 @@ def test_weights_that_are_not_finite_are_refused(recipe, trained, tmp_path):
 
 
 def test_what_cannot_be_exported(recipe, teacher_folder, trained, tmp_path):
-    with pytest.raises(CheckpointError, match="is a llama model, not a converted one"):
+    with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
         export(recipe, teacher_folder, tmp_path / "a")
-    with pytest.raises(RecipeError, match=r"makes layers \[0\] something else"):
+    with pytest.raises(RecipeError, match="layer 0: sse in the recipe, full in the checkpoint"):
         export(dc.replace(recipe, layers=Layers(pattern=["sse"])), trained, tmp_path / "a")
     with pytest.raises(RecipeError, match="max_shard_size is '0GB'"):
         export(recipe, trained, tmp_path / "a", max_shard_size="0GB")

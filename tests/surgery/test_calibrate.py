@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sse_convert.cli import app
 from sse_convert.command import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
-from sse_convert.mixers import SSEMixer
+from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load
 from sse_convert.modeling.layout import document_starts, row_layout
@@ -19,6 +19,7 @@ from sse_convert.modeling.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.calibrate import calibrate, load_source
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD, convert
+from sse_convert.surgery.fit import calibration_problems
 from sse_convert.surgery.formulas import MIN_SCALE, SPREAD, decay_bias, half_lives, output_scale, router_rows
 from sse_convert.surgery.kmeans import spherical_kmeans
 from sse_convert.surgery.provenance import FILE
@@ -398,5 +399,87 @@ def test_the_former_switch_is_refused(value):
 def test_calibration_rows_must_be_longer_than_the_window(tmp_path):
     save_source(tmp_path / "teacher")
     settings = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 17}, **SMALL})
-    with pytest.raises(RecipeError, match=r"calibrate.seq_len is 32, at least 34 \(two windows of mixers.sse\+sliding"):
+    with pytest.raises(RecipeError) as caught:
         convert(settings, tmp_path / "converted")
+    assert caught.value.what == (
+        "calibrate.seq_len is 32, at least 34 for mixers.sse+sliding with a window of 17: what the window misses sets "
+        "SSE's output scale; raise calibrate.seq_len to 34, or lower mixers.sse+sliding.window to 16, or keep "
+        "convert's output scale (calibrate.output_scale: none)"
+    )
+
+
+def beside(window, sinks=2, **mixer):
+    return {"sse+sliding": SSESlidingMixer(window=window, sinks=sinks, **mixer), "sse": SSEMixer()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "asked"),
+    [
+        ({}, 16, None),
+        ({}, 17, 34),
+        ({"output_scale": "none"}, 17, None),
+        ({"output_scale": "none"}, 29, None),
+        ({"output_scale": "none"}, 30, 33),
+        ({"output_scale": "none", "decay": False}, 300, None),
+        ({"decay": False}, 17, 34),
+    ],
+)
+def test_rows_need_to_be_as_long_as_what_is_measured(settings, window, asked):
+    calibration = recipe("x", calibrate={"rows": 2, "seq_len": 32, **settings})
+    problems = calibration_problems(calibration, beside(window), 256)
+    assert len(problems) == (asked is not None)
+    if asked:
+        assert (
+            f"calibrate.seq_len is 32, at least {asked} for mixers.sse+sliding with a window of {window}" in problems[0]
+        )
+        assert f"raise calibrate.seq_len to {asked}, or lower mixers.sse+sliding.window to " in problems[0]
+
+
+def test_a_window_above_half_the_positions_has_ways_out_that_work():
+    rows = {"rows": 2, "seq_len": 256}
+    (problem,) = calibration_problems(recipe("x", calibrate=rows), beside(255), 256)
+    assert "calibrate.seq_len is 256, at least 510 for mixers.sse+sliding with a window of 255" in problem
+    assert "raise" not in problem
+    assert problem.endswith(
+        "sets SSE's output scale and decay; lower mixers.sse+sliding.window to 128, or keep convert's output scale and "
+        "decay (calibrate.output_scale: none, calibrate.decay: false)"
+    )
+    for mixers, settings in (
+        (beside(128), {}),
+        (beside(255), {"output_scale": "none", "decay": False}),
+        (beside(255, decay="none"), {"output_scale": "none"}),
+    ):
+        assert not calibration_problems(recipe("x", calibrate={**rows, **settings}), mixers, 256)
+
+
+def test_calibrate_itself_refuses_rows_that_show_nothing(tmp_path):
+    save_source(tmp_path / "teacher")
+    settings = {"layers": BESIDE, "mixers": {"sse+sliding": {**WINDOW, "window": 16}, **SMALL}}
+    convert(recipe(tmp_path / "teacher", **settings), tmp_path / "converted")
+    for rows, message in (
+        (31, "is 31, at least 32 for mixers.sse.sliding with a window of 16"),
+        (257, "256 positions"),
+    ):
+        short = recipe(tmp_path / "teacher", **settings, calibrate={"rows": 1, "seq_len": rows})
+        with pytest.raises(RecipeError, match=message):
+            calibrate(short, tmp_path / "converted", tmp_path / "out")
+
+
+def test_documents_within_the_window_leave_its_layers_alone(tmp_path):
+    """Rows are longer than two windows, but their documents are not longer than one."""
+    save_source(tmp_path / "teacher")
+    asked = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 14}, **SMALL})
+    convert(asked, tmp_path / "converted")
+    positions = torch.cat([torch.arange(14), torch.arange(16)])[None]
+    report = calibrate(
+        asked, tmp_path / "converted", tmp_path / "out", rows=[{"input_ids": tokens(1, 30), "position_ids": positions}]
+    )
+    assert [(layer.measured, layer.output_scale is None) for layer in report.layers] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    assert report.lines()[-1].startswith("note: no document reaches beyond the window of layers 0, 2; their decays")
+    old, new = (load_file(tmp_path / name / NEW_SHARD) for name in ("converted", "out"))
+    changed = {name.split(".")[2] for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {"1"}

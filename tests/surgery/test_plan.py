@@ -195,6 +195,16 @@ def test_predictions_on_disk_and_groups_of_layers():
     assert plan.stages[1].flops > beside.stages[1].flops
 
 
+@pytest.mark.parametrize(("seq_len", "idle"), [(132, True), (133, False)])
+def test_rows_that_a_window_covers_whole_are_noted(seq_len, idle):
+    stage = {**STAGE, "loss": "kl", "seq_len": seq_len, "batch_tokens": 4 * seq_len}
+    plan = plan_of(synthetic.LLAMA, layers={"pattern": ["sse+sliding", "sliding", "full"]}, stages=[stage])
+    notes = [note for note in plan.notes if "SSE beside such a window learns nothing" in note]
+    assert len(notes) == idle
+    assert all(note.startswith("stage s: rows of 132 tokens lie within") and "(132 tokens" in note for note in notes)
+    assert not plan_of(synthetic.LLAMA, layers={"pattern": ["sliding", "sse", "full"]}, stages=[stage]).notes
+
+
 @pytest.mark.parametrize(
     ("family", "rope", "message"),
     [

@@ -11,7 +11,7 @@ from sse_convert.surgery.convert import convert
 from sse_convert.training import align, loop
 from sse_convert.training.align import layer_groups
 from sse_convert.training.inputs import check_stage
-from sse_convert.training.metrics import read
+from sse_convert.training.metrics import WITHOUT_WINDOW, read
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stopping import LayerStops
 from tests.training.conftest import losses
@@ -75,7 +75,7 @@ def test_windows_beside_sse_are_left_out_at_the_same_steps_in_groups_and_after_a
     assert same(together, alone)
     assert same(together, stopped)
     records = read(together / "metrics.jsonl")
-    without = [record for record in records if 0 in record.get(align.WITHOUT_WINDOW, [])]
+    without = [record for record in records if 0 in record.get(WITHOUT_WINDOW, [])]
     kept = [record for record in records if record not in without]
     assert without
     assert kept

@@ -10,6 +10,7 @@ from accelerate.utils import DistributedType
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.kernels import dispatch
 from sse_convert.recipe.schema import LearningRates, Stage, Train
+from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.training.inputs import check_stage
 from sse_convert.training.setup import learning_rates, load_student, make_accelerator, make_optimizer
 
@@ -67,10 +68,11 @@ def test_tensorboard_files_travel_with_the_result(make, train):
 
 
 def test_backends_are_checked(converted, monkeypatch):
+    sse = open_checkpoint(converted).config["sse"]
     monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: "the kernels are on strike")
     with pytest.raises(HardwareError, match="'triton': not available: the kernels are on strike"):
-        load_student(converted, "triton")
-    assert {layer.backend for layer in load_student(converted, "masked").sse_layers().values()} == {"masked"}
+        load_student(converted, "triton", sse)
+    assert {layer.backend for layer in load_student(converted, "masked", sse).sse_layers().values()} == {"masked"}
 
 
 def test_optimizer_groups():

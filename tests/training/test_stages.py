@@ -9,7 +9,14 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import AutoTokenizer
 
-from sse_convert.errors import DataError, DependencyError, OutputError, RecipeError, TrainingError
+from sse_convert.errors import (
+    CheckpointError,
+    DataError,
+    DependencyError,
+    OutputError,
+    RecipeError,
+    TrainingError,
+)
 from sse_convert.modeling.auto import load
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert
@@ -334,5 +341,5 @@ def test_pick_stage(make):
 
 def test_an_unconverted_checkpoint_is_refused(make, tmp_path, teacher_folder):
     recipe = make("uptrain")
-    with pytest.raises(TrainingError, match="is not converted"):
+    with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
         run_stage(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
