@@ -127,7 +127,8 @@ def training_row(
     tokenizer: "PreTrainedTokenizerBase",
     words: KeyWords,
 ) -> list[int]:
-    """One training row: needles at random depths, all of them asked and answered at the end in random order.
+    """One training row: needles at random depths, all of them asked and answered in random order, at the end or, for
+    the share `needles.early`, anywhere in the text after their needle.
 
     The number of needles and their kind are drawn from `needles`. Where the row is too short for all of them, questions
     are dropped first, then needles nobody asks for.
@@ -164,7 +165,10 @@ def training_row(
         order = [i - (i > drop) for i in order]
     hay = _stretch(rng, haystack_ids, seq_len - used, seq_len)
     cuts = [rng.randint(0, len(hay)) for _ in planted]
-    return bos + _splice(hay, planted, cuts) + [token for i in order for token in asked[i]]
+    early = [i for i in order if needles.early and rng.random() < needles.early]
+    early_cuts = [rng.randint(cuts[i], len(hay)) for i in early]
+    text = _splice(hay, [*planted, *(asked[i] for i in early)], cuts + early_cuts)
+    return bos + text + [token for i in order if i not in early for token in asked[i]]
 
 
 def evaluation_sample(
@@ -257,6 +261,7 @@ def _stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len
 
 
 def _splice(hay: list[int], planted: list[list[int]], cuts: list[int]) -> list[int]:
+    """`planted` put into `hay` at `cuts`; where several share one, in their order."""
     row: list[int] = []
     previous = 0
     for cut, i in sorted((cut, i) for i, cut in enumerate(cuts)):

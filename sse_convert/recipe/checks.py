@@ -220,6 +220,8 @@ def _source(source: Source) -> Iterator[Problem]:
 def _needles(needles: Needles) -> Iterator[Problem]:
     if not 0 <= needles.share <= 1:
         yield Problem(("share",), f"{needles.share} is not a share of the rows, expected 0 to 1")
+    if not 0 <= needles.early <= 1:
+        yield Problem(("early",), f"{needles.early} is not a share of the questions, expected 0 to 1")
     yield from _not_empty(needles, "keys", "kinds")
     yield from _at_least(needles, 1, "keys")
 

@@ -141,6 +141,8 @@ class Needles:
     """numbers of needles in a row, drawn uniformly"""
     kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number", "word", "code"])
     """kinds of needle values, drawn uniformly"""
+    early: float = 0.0
+    """share of the questions that are asked in the text, anywhere after their needle, instead of at the end"""
     words: str | None = None
     """JSON list of key words; unset uses the built-in list. Evaluation keys are held out of training"""
 

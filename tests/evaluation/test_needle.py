@@ -53,6 +53,35 @@ def test_training_row_asks_every_needle_and_answers_rightly(tokenizer, haystack)
     assert text.endswith(f"{asked[-1][0]} is: {asked[-1][1]}.")
 
 
+def test_early_questions_stand_in_the_text_after_their_needle(tokenizer, haystack):
+    early = total = 0
+    for seed in range(20):
+        settings = Needles(keys=[6], kinds=["number"], early=0.5)
+        row = needle.training_row(random.Random(seed), haystack, 1500, settings, tokenizer, WORDS)
+        assert len(row) == 1500
+        text = tokenizer.decode(row)
+        planted = {m[1]: (m.end(), m[2]) for m in re.finditer(r"numbers for (\w+) is: (\d+)\.", text)}
+        asked = list(
+            re.finditer(
+                r"\nWhat is the special magic number for (\w+)\? The special magic number for \1 is: (\d+)\.", text
+            )
+        )
+        assert len(planted) == len(asked) == 6
+        assert all(planted[m[1]][0] <= m.start() and planted[m[1]][1] == m[2] for m in asked)
+        tail = re.search(r"(\nWhat is the special magic [^\n]*\.)*$", text)
+        early += sum(m.start() < tail.start() for m in asked)
+        total += len(asked)
+    assert 0.3 < early / total < 0.7
+
+
+def test_a_share_of_early_questions_disturbs_no_other_draw(tokenizer, haystack):
+    rows = [
+        needle.training_row(random.Random(9), haystack, 700, Needles(keys=[4], early=early), tokenizer, WORDS)
+        for early in (0.0, 1e-12)
+    ]
+    assert rows[0] == rows[1]
+
+
 def test_short_training_row_keeps_one_needle_with_its_question(tokenizer, haystack):
     row = needle.training_row(random.Random(3), haystack, 130, Needles(keys=[8], kinds=["number"]), tokenizer, WORDS)
     text = tokenizer.decode(row)

@@ -225,6 +225,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ),
         ({"data": {"train": [{"path": "x", "weight": 0}]}}, "data.train.0.weight: 0.0 is too small"),
         ({"data": {"train": [{"path": "x"}], "needles": {"share": 2}}}, "data.needles.share: 2.0 is not a share"),
+        ({"data": {"train": [{"path": "x"}], "needles": {"early": -1}}}, "data.needles.early: -1.0 is not a share"),
         ({"data": {"train": [{"path": "x"}], "needles": {"keys": []}}}, "data.needles.keys: is empty"),
         ({"eval": {"needle": {"lengths": []}}}, "eval.needle.lengths: is empty, name at least one"),
         ({"eval": {"ruler": {"tasks": ["niah_single_4"]}}}, "eval.ruler.tasks.0: expected one of niah_single_1,"),
