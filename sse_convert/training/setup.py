@@ -31,6 +31,8 @@ from sse_convert.training.lora import add_lora, lora_targets
 BETAS = (0.9, 0.95)
 WAIT = dt.timedelta(hours=12)
 """how long processes wait for one that converts, samples, evaluates or saves alone"""
+MOST_PROGRAMS = 32
+"""programs that torch.compile may make of the decoder layer's forward"""
 _PACKAGES = {"comet_ml": "comet_ml"}
 _OFFERED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 
@@ -227,6 +229,8 @@ def compile_layers(model: PreTrainedModel) -> None:
         ) from error
     # what routers remember of a forward is not to be remembered again when a gradient checkpoint repeats it
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    # layers of all kinds, of teacher and student, with and without masks and windows, are programs of one function
+    torch._dynamo.config.recompile_limit = max(MOST_PROGRAMS, torch._dynamo.config.recompile_limit)
     for layer in decoder_layers(model):
         layer.compile()
 
