@@ -111,6 +111,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cel
         _write(options, device, parts)
         del model
         release(device)
+    _write(options, device, parts)  # also where nothing was missing: the claims may be of fewer points
     cells = [cell for part in parts for cell in part["cells"]]
     return cells, claims(cells)
 

@@ -40,6 +40,15 @@ def test_an_unfinished_figure_goes_on(report, tmp_path):
     assert whole["timings"][1] == first["timings"][0]
 
 
+def test_points_of_two_runs_in_one_file_are_judged_together(report, tmp_path):
+    out = tmp_path / "figure.json"
+    out.write_text(json.dumps({**report, "claims": report["claims"][:1], "seconds": 0}))
+    assert mqar_topk.main(["--out", str(out), *SMALLEST, "--resume"]) == 0
+    whole = json.loads(out.read_text())
+    assert whole["claims"] == report["claims"]
+    assert whole["seconds"] == report["seconds"]
+
+
 def test_a_figure_with_other_settings_is_not_mixed_in(tmp_path, capsys):
     out = tmp_path / "figure.json"
     assert mqar_topk.main(["--out", str(out), *SMALLEST, "--mixers", "gla", "--widths", "8"]) == 0
