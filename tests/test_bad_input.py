@@ -76,7 +76,7 @@ def edit(path, **changes):
         ("lyers.keep=[0]", "did you mean 'layers'?"),
         ("layers.keep=[4]", "layers.keep: 4 is out of range, the model has 4 layers"),
         ("layers.keep=['0--1']", "so nothing is converted"),
-        ("layers.pattern=[sse+sliding]", "calibrate.seq_len is 32, at least 256 for mixers.sse+sliding with a window of 128"),
+        ("layers.pattern=[sse+sliding]", "calibrate.seq_len is 32, at least 256 for mixers.sse+sliding with a window"),
         ("stages.0.seq_len=512", "stages.0.seq_len is 512, beyond the 256 positions of the teacher"),
         ("mixers.sse.row_top_k=64", "row_top_k is 64, a key has 8 entries"),
         ("mixers.sse.partition_gate=mine", "partition_gate"),
