@@ -97,6 +97,13 @@ def format_bytes(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
+def format_rate(rate: float | dict[str, float | None]) -> str:
+    """A stage's learning rate, as a recipe stores it: one, or those given by group."""
+    if not isinstance(rate, dict):
+        return f"{rate:g}"
+    return ", ".join(f"{value:g} ({group})" for group, value in rate.items() if value is not None)
+
+
 def format_number(count: float) -> str:
     """`1234567` -> `1.23M`, for parameters, tokens and FLOPs."""
     for unit in ("", "K", "M", "B", "T", "P"):

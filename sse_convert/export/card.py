@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.mixers import SSESlidingMixer, mixer_from_dict, mixer_to_dict
-from sse_convert.report import format_bytes, format_number
+from sse_convert.report import format_bytes, format_number, format_rate
 
 TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
 CITATION = """```bibtex
@@ -167,14 +167,10 @@ def _results(report: dict[str, Any] | None) -> str:
 def _training(recipe: dict[str, Any]) -> str:
     if not recipe["stages"]:
         return "## Training\n\nNone: converted only."
-    rows = []
-    for stage in recipe["stages"]:
-        rate = stage["lr"]
-        if isinstance(rate, dict):
-            rate = f"{rate['mixers']:g} (mixers), {rate['rest']:g} (rest)"
-        rows.append(
-            (stage["name"], stage["loss"], format_number(stage["tokens"]), stage["seq_len"], rate, stage["train"])
-        )
+    rows = [
+        (s["name"], s["loss"], format_number(s["tokens"]), s["seq_len"], format_rate(s["lr"]), s["train"])
+        for s in recipe["stages"]
+    ]
     return "## Training\n\n" + _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
 
 

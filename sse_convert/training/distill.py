@@ -60,7 +60,7 @@ class Distill(WholeModel):
         student: the converted model.
         teacher: the original model.
         stage: settings.
-        train: LoRA settings.
+        train: LoRA settings, and whether layers are compiled.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class OfflineDistill(WholeModel):
         accelerator: of the stage.
         student: the converted model.
         stage: settings.
-        train: LoRA settings.
+        train: LoRA settings, and whether layers are compiled.
     """
 
     def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:

@@ -37,7 +37,7 @@ class Uptrain(WholeModel):
         accelerator: of the stage.
         student: the converted model.
         stage: settings.
-        train: LoRA settings.
+        train: LoRA settings, and whether layers are compiled.
     """
 
     def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:

@@ -52,6 +52,20 @@ def test_body_says_what_a_reader_needs(recipe, config):
     assert "One softmax layer is left, with keys and values of every token." in text
 
 
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        (LearningRates(mixers=1e-3, new=4e-3, rest=1e-4), "0.001 (mixers), 0.004 (new), 0.0001 (rest)"),
+        (LearningRates(mixers=1e-3, new=4e-3), "0.001 (mixers), 0.004 (new)"),
+        (2e-3, "0.002"),
+    ],
+)
+def test_learning_rates_are_told_by_group(recipe, config, rates, told):
+    stage = Stage(name="s", loss="kl", tokens=1_000_000, seq_len=512, lr=rates)
+    text = model_card("tiny", config, dc.replace(recipe, stages=[stage]).to_dict(), None, 12345)
+    assert f"| s | kl | 1M | 512 | {told} | all |" in text
+
+
 def test_a_window_beside_sse_is_told_apart_from_training_settings(recipe, config):
     mixer = {"kind": "sse+sliding", "num_partitions": 2, "window": 32, "sinks": 1, "branch_dropout": 0.3}
     beside = {**config, "sse": {**config["sse"], "layers": ["x", "x"], "mixers": {"x": mixer}}}

@@ -7,7 +7,7 @@ import yaml
 from sse_convert.pages.blocks import Block, Code, Fold, Missing, Section, Table
 from sse_convert.pages.collect import Run
 from sse_convert.pages.commands import run_command
-from sse_convert.report import format_number
+from sse_convert.report import format_number, format_rate
 
 
 def recipe(run: Run) -> Section:
@@ -27,16 +27,10 @@ def _stages(recipe: dict[str, Any]) -> tuple[Table, ...]:
             stage["loss"],
             format_number(stage["tokens"]),
             f"{stage['seq_len']:,}",
-            _rate(stage["lr"]),
+            format_rate(stage["lr"]),
             stage["train"],
         )
         for stage in recipe["stages"]
     )
     header = ("stage", "loss", "tokens", "row length", "learning rate", "trained")
     return (Table(caption="Training stages", header=header, rows=rows),) if rows else ()
-
-
-def _rate(rate: float | dict[str, float]) -> str:
-    if isinstance(rate, dict):
-        return f"{rate['mixers']:g} (mixers), {rate['rest']:g} (rest)"
-    return f"{rate:g}"
