@@ -48,7 +48,7 @@ def teacher_page() -> str:
 
 def result_files() -> list[Path]:
     """JSON files of the benchmarks, sorted."""
-    return sorted(ROOT.glob("benchmarks/*/*.json"))
+    return sorted(ROOT.glob("benchmarks/**/*.json"))
 
 
 def linked_files() -> list[str]:

@@ -1,8 +1,9 @@
 """Run a recipe and measure it before and after training, beside its teacher.
 
-    python benchmarks/quality/convert.py recipes/teacher-qwen3-32m.yaml --out benchmarks/quality/teacher-qwen3-32m.json
+    python benchmarks/quality/convert.py recipes/teacher-qwen3-32m.yaml --out benchmarks/quality/runs/keep-0-7.json
 
-`before` is the checkpoint that training starts from (converted and calibrated), on the text and needles of `after`.
+`before` is the checkpoint that training starts from (converted and calibrated), on the text and needles of `after`;
+with --no-before it is null.
 COMMIT names the commit where the checkout has no git.
 """
 
@@ -36,8 +37,8 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
 
 
-def measure(recipe_file: str, overrides: list[str]) -> dict[str, Any]:
-    """Run the recipe and collect plan, steps, and the figures of teacher, untrained and trained student."""
+def measure(recipe_file: str, overrides: list[str], *, untrained: bool = True) -> dict[str, Any]:
+    """Run the recipe and collect plan, steps, and figures of teacher, trained and, if `untrained`, untrained student."""
     recipe = load_recipe(recipe_file, overrides)
     plan = api.plan(recipe).to_dict()
     start = time.monotonic()
@@ -45,9 +46,11 @@ def measure(recipe_file: str, overrides: list[str]) -> dict[str, Any]:
     seconds = time.monotonic() - start
     say("\n".join(run.lines()))
     folders = {step["name"]: step["folder"] for step in run.steps}
-    before = api.evaluate(recipe, folders["calibrate" if recipe.calibrate.enabled else "convert"])
     after = json.loads((Path(folders["eval"]) / "evaluation.json").read_text(encoding="utf-8"))
-    say("\n".join(before.lines()))
+    before = None
+    if untrained:
+        before = api.evaluate(recipe, folders["calibrate" if recipe.calibrate.enabled else "convert"])
+        say("\n".join(["the model before training:", *before.lines()]))
     return {
         "schema": 1,
         "command": " ".join(["python", *sys.argv]),
@@ -60,7 +63,7 @@ def measure(recipe_file: str, overrides: list[str]) -> dict[str, Any]:
         "recipe": recipe.to_dict(),
         "layers": [row["mixer"] for row in plan["layers"]],
         "stages": [step["report"] for step in run.steps if step["name"] in {stage.name for stage in recipe.stages}],
-        "before": before.to_dict(),
+        "before": None if before is None else before.to_dict(),
         "after": after,
     }
 
@@ -70,10 +73,11 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    parser.add_argument("--no-before", action="store_true", help="leave out the model before training")
     options = parser.parse_args()
     hush_libraries()
     try:
-        report = measure(options.recipe, options.set)
+        report = measure(options.recipe, options.set, untrained=not options.no_before)
     except SSEConvertError as error:
         say(f"error: {error}")
         return error.exit_code

@@ -20,7 +20,7 @@ class Variant:
 
 
 def _sse(**fields: Any) -> Variant:
-    return Variant(set={f"{SSE}.{name}": value for name, value in fields.items()})
+    return Variant(set={f"{SSE}.{name}": value for name, value in {"state_heads": "query", **fields}.items()})
 
 
 def _gate(write: bool, read: bool) -> Variant:

@@ -13,7 +13,7 @@ from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, p
 from tests.surgery.synthetic import llama_layout, write_zeros
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
-LOCAL = ("stories260K", "teacher-qwen3-32m")
+LOCAL = ("stories260K", "teacher-qwen3-32m", "teacher-qwen3-32m-pure")
 """recipes for checkpoints in ../shared"""
 PARAMETERS = {
     "qwen3-0.6b": 596_049_920,
@@ -47,7 +47,7 @@ def test_it_loads_and_can_run(name):
     recipe = load_recipe(name)
     assert list(check_run(recipe)) == []
     assert len(recipe.stages) >= 2
-    assert recipe.stages[0].loss == "layer_mse"
+    assert recipe.stages[0].loss in ("layer_mse", "kl")
     assert preset_summary(name).endswith((".", ":", "`model`."))
     assert "sse-convert run" in preset_text(name) or "sse_convert run" in preset_text(name)
 
