@@ -38,7 +38,7 @@ def commit() -> str:
 
 
 def measure(recipe_file: str, overrides: list[str], *, untrained: bool = True) -> dict[str, Any]:
-    """Run the recipe and collect plan, steps, and figures of teacher, trained and, if `untrained`, untrained student."""
+    """Run the recipe; plan, steps, and the figures of teacher, trained and, if `untrained`, untrained student."""
     recipe = load_recipe(recipe_file, overrides)
     plan = api.plan(recipe).to_dict()
     start = time.monotonic()

@@ -1,6 +1,6 @@
 """Needles found and loss above the teacher, one line per run of `convert.py`.
 
-    python -m benchmarks.quality.plot_runs benchmarks/quality/runs/*.json --png benchmarks/quality/runs.png
+python -m benchmarks.quality.plot_runs benchmarks/quality/runs/*.json --png benchmarks/quality/runs.png
 """
 
 import argparse

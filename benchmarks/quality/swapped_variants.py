@@ -19,19 +19,24 @@ class Variant:
     """peak learning rate"""
 
 
+_QUERY = {"num_partitions": 16, "k_feature_map": "relu", "state_heads": "query"}
+
+
 def _sse(**fields: Any) -> Variant:
     return Variant(set={f"{SSE}.{name}": value for name, value in {"state_heads": "query", **fields}.items()})
 
 
-def _gate(write: bool, read: bool) -> Variant:
-    return _sse(num_partitions=16, gate={"write": write, "read": read})
+def _piece(rate: float = RATE, calibrate: dict[str, Any] | None = None, **fields: Any) -> Variant:
+    """SSE with 16 partitions and ReLU keys, and what differs from it."""
+    own = {f"{SSE}.{name}": value for name, value in {**_QUERY, **fields}.items()}
+    return Variant(set={**own, **{f"calibrate.{name}": value for name, value in (calibrate or {}).items()}}, rate=rate)
 
 
-_BESIDE = {
-    "mixers.sse+sliding.num_partitions": 16,
-    "mixers.sse+sliding.state_heads": "query",
-    "mixers.sse+sliding.window": 128,
-}
+def _beside(output_scale: str = "fit", **fields: Any) -> Variant:
+    """The same beside a window."""
+    own = {f"mixers.sse+sliding.{name}": value for name, value in {**_QUERY, "window": 128, **fields}.items()}
+    return Variant(mixer="sse+sliding", set={**own, "calibrate.output_scale": output_scale})
+
 
 SETS: dict[str, dict[str, Variant]] = {
     "capacity": {
@@ -39,36 +44,37 @@ SETS: dict[str, dict[str, Variant]] = {
         "sse N=4": _sse(num_partitions=4),
         "sse N=16": _sse(num_partitions=16),
         "sse N=64": _sse(num_partitions=64),
-        "sse N=16 k=2": _sse(num_partitions=16, top_k=2),
-        "sse N=16 k=4": _sse(num_partitions=16, top_k=4),
     },
-    "gates": {
-        "write and read": _gate(True, True),
-        "write": _gate(True, False),
-        "read": _gate(False, True),
-        "none": _gate(False, False),
-    },
-    "keys": {
-        name: _sse(num_partitions=16, k_feature_map=name) for name in ("softmax", "silu", "relu", "l2", "identity")
-    },
-    "rows": {
-        "all rows": _sse(num_partitions=16),
-        **{f"{rows} of 64": _sse(num_partitions=16, row_top_k=rows) for rows in (4, 16, 32)},
-    },
-    "parameters": {
-        "shared, rank 64": _sse(num_partitions=4),
-        "shared, rank 0": _sse(num_partitions=4, qk_rank=0),
-        "separate": _sse(num_partitions=4, shared_params=False, qk_rank=0),
-        "own decay": _sse(num_partitions=4, decay_params="separate"),
-    },
-    "initialisation": {
-        "calibrated": _sse(num_partitions=16),
-        "decay not calibrated": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.decay": False}),
-        "scale not calibrated": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.output_scale": "none"}),
-        "neither": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.enabled": False}),
-        "k-means router": Variant(set={f"{SSE}.num_partitions": 16, "calibrate.router": "kmeans"}),
-        "rope kept": _sse(num_partitions=16, rope="keep"),
-        "state per key-value head": _sse(num_partitions=16, state_heads="kv"),
+    "pieces": {
+        "base": _piece(),
+        "k=2": _piece(top_k=2),
+        "k=4": _piece(top_k=4),
+        "k=8": _piece(top_k=8),
+        "N=4": _piece(num_partitions=4),
+        "N=64": _piece(num_partitions=64),
+        "softmax keys": _piece(k_feature_map="softmax"),
+        "SiLU keys": _piece(k_feature_map="silu"),
+        "unit keys": _piece(k_feature_map="l2"),
+        "keys as they are": _piece(k_feature_map="identity"),
+        "16 of 64 key rows": _piece(row_top_k=16),
+        "write gate alone": _piece(gate={"write": True, "read": False}),
+        "read gate alone": _piece(gate={"write": False, "read": True}),
+        "no gates": _piece(gate={"write": False, "read": False}),
+        "no balance loss": _piece(balance="none"),
+        "output gate": _piece(output_gate=True),
+        "RoPE kept": _piece(rope="keep"),
+        "no decay": _piece(decay="none"),
+        "own decay": _piece(decay_params="separate"),
+        "no side path": _piece(qk_rank=0),
+        "side path of the partitions": _piece(qk_rank_on="sparse"),
+        "no shared partition": _piece(shared_partition=False, qk_rank=0),
+        "own parameters": _piece(shared_params=False, qk_rank=0, num_partitions=4),
+        "state per key-value head": _piece(state_heads="kv"),
+        "decay not calibrated": _piece(calibrate={"decay": False}),
+        "scale not calibrated": _piece(calibrate={"output_scale": "none"}),
+        "nothing calibrated": _piece(calibrate={"enabled": False}),
+        "k-means router": _piece(calibrate={"router": "kmeans"}),
+        "rate 1e-2": _piece(rate=1e-2),
     },
     "mixers": {
         "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query"}),
@@ -78,10 +84,10 @@ SETS: dict[str, dict[str, Variant]] = {
         "sse, delta rule": _sse(num_partitions=4, update="delta", k_feature_map="l2"),
     },
     "windows": {
-        "sse+sliding": Variant(mixer="sse+sliding", set=_BESIDE),
-        "sse+sliding, scale not calibrated": Variant(
-            mixer="sse+sliding", set={**_BESIDE, "calibrate.output_scale": "none"}
-        ),
-        "sliding": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
+        "window": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
+        "beside, k=1": _beside(),
+        "beside, k=4": _beside(top_k=4),
+        "beside, k=4, scale by size": _beside("size", top_k=4),
+        "beside, k=4, scale not calibrated": _beside("none", top_k=4),
     },
-}  # fmt: skip
+}
