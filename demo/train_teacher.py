@@ -1,5 +1,7 @@
 """Trains the demo teacher: a Qwen3 model of 2.6M parameters that reads English and finds needles in 2,048 tokens.
 
+`--family llama` makes one of that shape (no norms on queries and keys), to try conversions on a second family.
+
     python demo/teacher_data.py --books BOOKS --data DATA
     python demo/train_teacher.py --data DATA --out demo/teacher --seconds 300 --seed 0
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from teacher_data import EOS, PAD, Rows, load
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 CONTEXT = 2048
 NEEDLE_SHARE = 0.45
@@ -42,9 +44,10 @@ PHASES = (Phase(512, 256, 0.35), Phase(1024, 128, 0.5), Phase(2048, 64, 1.0))
 TINY_PHASES = (Phase(128, 8, 0.5), Phase(256, 4, 1.0))
 
 
-def build(vocab_size: int) -> Qwen3ForCausalLM:
+def build(family: str, vocab_size: int) -> PreTrainedModel:
     """The untrained model."""
-    config = Qwen3Config(
+    config = AutoConfig.for_model(
+        family,
         vocab_size=vocab_size,
         hidden_size=192,
         intermediate_size=448,
@@ -59,7 +62,7 @@ def build(vocab_size: int) -> Qwen3ForCausalLM:
         pad_token_id=1,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
-    return Qwen3ForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -88,7 +91,7 @@ def learning_rate(peak: float, step: int, progress: float) -> float:
     return peak * min(1.0, (step + 1) / 200, max(0.01, 2 * (1 - progress)))
 
 
-def make_optimizer(model: Qwen3ForCausalLM, peak: float) -> torch.optim.AdamW:
+def make_optimizer(model: PreTrainedModel, peak: float) -> torch.optim.AdamW:
     """AdamW, weight decay on matrices alone."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -96,7 +99,7 @@ def make_optimizer(model: Qwen3ForCausalLM, peak: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=True)
 
 
-def train(model: Qwen3ForCausalLM, args: argparse.Namespace, device: torch.device) -> dict[str, object]:
+def train(model: PreTrainedModel, args: argparse.Namespace, device: torch.device) -> dict[str, object]:
     """Run all phases; returns the log."""
     tokenizer, tokens, _ = load(args.data)
     optimizer = make_optimizer(model, args.lr)
@@ -143,7 +146,7 @@ def train(model: Qwen3ForCausalLM, args: argparse.Namespace, device: torch.devic
     return {"tokens": seen, "steps": step, "seconds": seconds, "device": name, "torch": torch.__version__, "log": log}
 
 
-def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: Tokenizer, out: Path) -> None:
     """Write weights (bfloat16), configuration and tokenizer."""
     model.to(torch.bfloat16).save_pretrained(out)
     wrap_tokenizer(tokenizer).save_pretrained(out)
@@ -156,6 +159,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder written by teacher_data.py")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seconds", type=float, default=300, help="training time")
+    parser.add_argument("--family", choices=("qwen3", "llama"), default="qwen3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--resume", type=Path, help="start from these weights (a folder written earlier)")
@@ -166,9 +170,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cpu" if args.tiny else "cuda")
     tokenizer, _, _ = load(args.data)
-    model = build(tokenizer.get_vocab_size())
+    model = build(args.family, tokenizer.get_vocab_size())
     if args.resume:
-        model = Qwen3ForCausalLM.from_pretrained(args.resume, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(args.resume, dtype=torch.float32)
     model.to(device).train()
     print(f"{model.num_parameters() / 1e6:.3f}M parameters", flush=True)
     log = train(model, args, device)
