@@ -332,3 +332,16 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
 def mixer_to_dict(mixer: Mixer) -> dict[str, Any]:
     """The mixer as plain JSON-ready data."""
     return dc.asdict(mixer)
+
+
+def changed_settings(mixer: Mixer) -> dict[str, Any]:
+    """The settings of `mixer` that are not its kind's defaults, by name; of a nested group, those that are not."""
+    return _changed(dc.asdict(mixer), dc.asdict(type(mixer)()))
+
+
+def _changed(own: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _changed(value, default[name]) if isinstance(value, dict) else value
+        for name, value in own.items()
+        if value != default[name]
+    }

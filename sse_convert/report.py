@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
+from sse_convert.mixers import changed_settings, mixer_from_dict
+
 JSON_SCHEMA_VERSION = 1
 
 
@@ -102,6 +106,22 @@ def format_rate(rate: float | dict[str, float | None]) -> str:
     if not isinstance(rate, dict):
         return f"{rate:g}"
     return ", ".join(f"{value:g} ({group})" for group, value in rate.items() if value is not None)
+
+
+def format_mixer(settings: dict[str, Any]) -> str:
+    """`sse {num_partitions: 16}`: kind and settings other than the defaults, as a recipe writes them.
+
+    Args:
+        settings: what a checkpoint or a report stores of a mixer.
+
+    Raises:
+        ValueError: the kind or a field is unknown.
+    """
+    mixer = mixer_from_dict(settings)
+    changed = changed_settings(mixer)
+    if not changed:
+        return f"{mixer.kind} (defaults)"
+    return f"{mixer.kind} {yaml.safe_dump(changed, default_flow_style=True, sort_keys=False, width=math.inf).strip()}"
 
 
 def format_number(count: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from sse_convert.evaluation.files import replacing, write_json
-from sse_convert.report import format_bytes, table
+from sse_convert.report import format_bytes, format_mixer, table
 from sse_convert.selection.choice import Agreement, Choice
 from sse_convert.selection.measure import Measurement
 
@@ -72,7 +72,7 @@ class SelectReport:
             f"recall: {self.recall}",
             *table(("kept", "by", "text loss", "text KL", "recall loss", "recalled", "longest run", "cost", "seconds"),
                    [*self._rows(), *self._bounds()]),
-            f"no training yet: replaced layers are {self.stand_in}; cost in tokens read; "
+            f"no training yet: replaced layers are {format_mixer(self.stand_in)}; cost in tokens read; "
             f"the choice saves {format_bytes(self.saved(self.chosen))} of cache at {self.cache_length:,} tokens",
             *self._agreement_lines(),
             f"next: sse-convert plan RECIPE --set 'layers={{pattern: [{self.mixer}], keep: {list(self.chosen.kept)}}}'",

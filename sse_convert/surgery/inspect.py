@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
-from sse_convert.report import format_bytes, format_number, table
+from sse_convert.report import format_bytes, format_mixer, format_number, table
 from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.plan import geometry_of
@@ -77,10 +77,8 @@ class InspectReport:
         return table(("layer", "mixer", "cache"), rows)
 
     def _mixer_lines(self) -> list[str]:
-        return [
-            f"{name}: {', '.join(f'{key}={value}' for key, value in settings.items())}"
-            for name, settings in self.mixers.items()
-        ]
+        written = {name: format_mixer(settings) for name, settings in self.mixers.items()}
+        return [line if line.split()[0] == name else f"{name}: {line}" for name, line in written.items()]
 
 
 def inspect(checkpoint: Path | str, revision: str | None = None) -> InspectReport:
