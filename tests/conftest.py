@@ -1,5 +1,6 @@
 """Shared by all tests: uninitialised memory is NaN, and tests that need absent things are skipped with the reason."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, reason in reasons.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what has been imported and collected by now: all of it stays to the end."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

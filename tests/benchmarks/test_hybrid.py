@@ -74,6 +74,7 @@ def test_nothing_is_timed_if_a_backend_is_wrong(tmp_path, monkeypatch):
         return o * torch.linspace(1, 1.01, o.shape[-1]), final
 
     monkeypatch.setitem(dispatch._BACKENDS, name, (wrong, note))
+    monkeypatch.setattr(hybrid_checks, "LENGTH", 140)
     out = tmp_path / "report.json"
     with pytest.raises(SystemExit, match="nothing was timed"):
         hybrid.main(["--out", str(out), *DRY_RUN, "check", "train"])

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.kernels.triton.interpreter_speed import speed_up
+
 
 def install() -> None:
     """Interpret kernels, if there is no CUDA device and triton is installed; harmless to call again."""
@@ -48,7 +50,9 @@ def _mend(interpreter: Any) -> None:
     builder.__class__ = _builder_class(interpreter)
     interpreter.InterpreterBuilder = builder.__class__
     precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
-    builder.options = dc.replace(builder.options, allowed_dot_input_precisions=precisions)
+    # overflow is computed at every integer operation, but reported only under `debug`
+    builder.options = dc.replace(builder.options, allowed_dot_input_precisions=precisions, sanitize_overflow=False)
+    speed_up(interpreter)
     executor = interpreter.GridExecutor
     to_host = executor._init_args_hst
 
