@@ -35,8 +35,9 @@ def main(recipe_file, checkpoint, out):
             run_stage(recipe, stage, Path(checkpoint), Path(out) / stage.name)
         except KeyboardInterrupt:
             assert stage.name == STOPPED
-    print("processes", PartialState().num_processes, flush=True)
-    PartialState().destroy_process_group()
+    state = PartialState()
+    Path(out, f"process-{state.process_index}").write_text(str(state.num_processes))
+    state.destroy_process_group()
 
 
 def interrupt_after(steps):
