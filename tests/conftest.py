@@ -31,6 +31,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At the end it takes them too, or extension modules report what is left."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def seed_torch() -> None:
     """Every test starts from the same random state, whatever ran before it."""
