@@ -3,7 +3,7 @@
     python benchmarks/quality/convert.py recipes/teacher-qwen3-32m.yaml --out benchmarks/quality/runs/keep-0-7.json
 
 `before` is the checkpoint that training starts from (converted and calibrated), on the text and needles of `after`;
-with --no-before it is null.
+with --no-before it is null. `controls` is the table of the recipe's controls, as far as they were run.
 COMMIT names the commit where the checkout has no git.
 """
 
@@ -65,6 +65,7 @@ def measure(recipe_file: str, overrides: list[str], *, untrained: bool = True) -
         "stages": [step["report"] for step in run.steps if step["name"] in {stage.name for stage in recipe.stages}],
         "before": None if before is None else before.to_dict(),
         "after": after,
+        "controls": None if run.controls is None else run.controls.to_dict(),
     }
 
 

@@ -32,8 +32,13 @@ def _piece(rate: float = RATE, calibrate: dict[str, Any] | None = None, **fields
     return Variant(set={**own, **{f"calibrate.{name}": value for name, value in (calibrate or {}).items()}}, rate=rate)
 
 
+def _wide(rate: float = RATE, **fields: Any) -> Variant:
+    """The same with 64 partitions, of which a token takes four."""
+    return _piece(rate, None, **{"num_partitions": 64, "top_k": 4, **fields})
+
+
 def _beside(output_scale: str = "fit", **fields: Any) -> Variant:
-    """The same beside a window."""
+    """SSE with 16 partitions and ReLU keys beside a window."""
     own = {f"mixers.sse+sliding.{name}": value for name, value in {**_QUERY, "window": 128, **fields}.items()}
     return Variant(mixer="sse+sliding", set={**own, "calibrate.output_scale": output_scale})
 
@@ -73,15 +78,41 @@ SETS: dict[str, dict[str, Variant]] = {
         "decay not calibrated": _piece(calibrate={"decay": False}),
         "scale not calibrated": _piece(calibrate={"output_scale": "none"}),
         "nothing calibrated": _piece(calibrate={"enabled": False}),
+        "delta rule": _piece(update="delta", k_feature_map="l2"),
+        "delta rule, k=2": _piece(update="delta", k_feature_map="l2", top_k=2),
         "k-means router": _piece(calibrate={"router": "kmeans"}),
         "rate 1e-2": _piece(rate=1e-2),
+    },
+    "wide": {
+        "N=64, k=4": _wide(),
+        "N=64, k=8": _wide(top_k=8),
+        "N=64, k=2": _wide(top_k=2),
+        "N=128, k=4": _wide(num_partitions=128),
+        "N=128, k=8": _wide(num_partitions=128, top_k=8),
+        "N=32, k=4": _wide(num_partitions=32),
+        "renormalised": _wide(gate={"renormalise": True}),
+        "read gate alone": _wide(gate={"write": False}),
+        "read gate alone, renormalised": _wide(gate={"write": False, "renormalise": True}),
+        "write gate alone": _wide(gate={"read": False}),
+        "renormalised, k=8": _wide(top_k=8, gate={"renormalise": True}),
+        "reads 8": _wide(read_top_k=8),
+        "softmax keys": _wide(k_feature_map="softmax"),
+        "unit keys": _wide(k_feature_map="l2"),
+        "no decay": _wide(decay="none"),
+        "one decay per head": _wide(decay="scalar"),
+        "balance loss 0.001": _wide(balance_coef=0.001),
+        "balance by bias": _wide(balance="bias", balance_coef=0.001),
+        "side path of the partitions": _wide(qk_rank_on="sparse"),
+        "side path of rank 128": _wide(qk_rank=128),
+        "rate 1e-2": _wide(rate=1e-2),
+        "rate 6e-3": _wide(rate=6e-3),
     },
     "mixers": {
         "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query"}),
         "gdn": Variant(mixer="gdn", set={"mixers.gdn.state_heads": "query"}),
         "mom": Variant(mixer="mom", set={"mixers.mom.state_heads": "query"}),
-        "sse": _sse(num_partitions=4),
-        "sse, delta rule": _sse(num_partitions=4, update="delta", k_feature_map="l2"),
+        "sse": _piece(top_k=2),
+        "sse, delta rule": _piece(top_k=2, update="delta", k_feature_map="l2"),
     },
     "windows": {
         "window": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
@@ -89,5 +120,10 @@ SETS: dict[str, dict[str, Variant]] = {
         "beside, k=4": _beside(top_k=4),
         "beside, k=4, scale by size": _beside("size", top_k=4),
         "beside, k=4, scale not calibrated": _beside("none", top_k=4),
+        "beside, N=64, k=4, scale by size": _beside("size", num_partitions=64, top_k=4),
+        "beside, N=64, k=8, scale by size": _beside("size", num_partitions=64, top_k=8),
+        "beside, N=64, k=4, scale by size, renormalised": _beside(
+            "size", num_partitions=64, top_k=4, gate={"renormalise": True}
+        ),
     },
 }

@@ -35,6 +35,7 @@ from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, s
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.match import match_recipe
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.positions import stretched_context
 from sse_convert.surgery.teacher import open_teacher
 from sse_convert.training.data.rows import RowReader, stack
 from sse_convert.training.data.teacher import Teacher
@@ -96,8 +97,8 @@ def evaluate(
         command: what runs the recipe, to say how a control would be run. Controls that were are in the result's table.
 
     Raises:
-        RecipeError: a length is beyond the teacher's context, or the checkpoint was converted with other layers or
-            mixers.
+        RecipeError: a length is beyond the teacher's context, unless a stage's `rope` stretches the student's; or the
+            checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
         DataError: there is no usable held-out text.
         OutputError: the report or the plot cannot be written.
@@ -144,7 +145,8 @@ class Evaluator:
         self._place = pick_device(device)
         self._source = open_teacher(recipe.model, recipe.revision)
         self._sizes = geometry_of(self._source)
-        _check_lengths(recipe, context_limit(self._source.config))
+        self._context = context_limit(self._source.config)
+        _check_lengths(recipe, self._context)
         self._tasks: Tasks | None = None
 
     def report(self, checkpoint: str | Path) -> EvalReport:
@@ -167,7 +169,7 @@ class Evaluator:
             student=dc.replace(student, agreement=tuple(watcher.result() for watcher in watchers)),
             cache=cache_table(self._sizes, mixers, own, tasks),
             limits=self._recipe.eval.gate,
-            conditions=_conditions(self._recipe, self._place, self._dtype, tasks),
+            conditions=_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
         )
 
     @property
@@ -304,7 +306,8 @@ def _rows(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", length: int, cou
     return list(itertools.islice(reader.rows(), count))
 
 
-def _check_lengths(recipe: Recipe, limit: int | None) -> None:
+def _check_lengths(recipe: Recipe, teacher_limit: int | None) -> None:
+    limit = None if teacher_limit is None else stretched_context(recipe, teacher_limit)
     needed = {
         "eval.lengths": window_lengths(recipe) if recipe.eval.perplexity else [],
         "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
@@ -314,8 +317,8 @@ def _check_lengths(recipe: Recipe, limit: int | None) -> None:
     for key, lengths in needed.items():
         if limit is not None and lengths and max(lengths) > limit:
             raise RecipeError(
-                f"{key} asks for {max(lengths)} tokens, {recipe.model} has a context of {limit}",
-                expected=f"at most {limit}",
+                f"{key} asks for {max(lengths)} tokens, {recipe.model} has a context of {teacher_limit}",
+                expected=f"at most {limit}" + ("" if limit == teacher_limit else ", after the stages' rope"),
                 fix=f"lower {key}",
             )
     if (recipe.eval.perplexity or recipe.eval.needle) and not recipe.data.valid:
@@ -338,7 +341,9 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
     )
 
 
-def _conditions(recipe: Recipe, device: torch.device, dtype: torch.dtype, tasks: Tasks) -> dict[str, Any]:
+def _conditions(
+    recipe: Recipe, context: int | None, device: torch.device, dtype: torch.dtype, tasks: Tasks
+) -> dict[str, Any]:
     settings, ruler, harness = recipe.eval.needle, recipe.eval.ruler, recipe.eval.lm_eval
     return {
         "device": device_name(device),
@@ -350,6 +355,7 @@ def _conditions(recipe: Recipe, device: torch.device, dtype: torch.dtype, tasks:
         "text": ", ".join(source.path or "samples of the teacher" for source in recipe.data.valid),
         "held_out_tokens": sum(windows.input_ids.numel() for windows in tasks.windows),
         "needle_samples": settings.samples if settings else None,
+        "teacher_context": context,
         "seed": recipe.data.seed,
         **({"ruler": dc.asdict(ruler)} if ruler else {}),
         **({"lm_eval": {"version": version("lm_eval"), **dc.asdict(harness)}} if harness else {}),

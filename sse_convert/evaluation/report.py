@@ -207,6 +207,7 @@ class EvalReport:
         """Tables for a person."""
         blocks = [
             self._loss_lines(),
+            self._context_lines(),
             agreement_lines(self.student.agreement),
             self._needle_lines(),
             ruler_lines(self.teacher.ruler, self.student.ruler),
@@ -225,6 +226,14 @@ class EvalReport:
         ]
         header = ("length", "windows", "teacher loss", "student loss", "gap", "+-95%", "teacher bpb", "student bpb")
         return ["held-out loss (nats/token) and bits per byte", *table(header, rows)] if rows else []
+
+    def _context_lines(self) -> list[str]:
+        """A note where the teacher was measured beyond the positions that it was trained for."""
+        context = self.conditions.get("teacher_context")
+        longest = max((part.length for part in (*self.teacher.held_out, *self.teacher.needles)), default=0)
+        if context is None or longest <= context:
+            return []
+        return [f"note: the teacher was trained for {context:,} positions; beyond them it is measured as it is"]
 
     def _needle_lines(self) -> list[str]:
         rows = [

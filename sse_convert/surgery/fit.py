@@ -6,7 +6,7 @@ from sse_convert.errors import RecipeError, UsageError
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.tensors import as_sse
 from sse_convert.recipe.schema import Calibrate, Recipe
-from sse_convert.surgery.positions import stage_limits, stretch
+from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 from sse_convert.surgery.teacher import Teacher
 
 MAX_CALIBRATION_LENGTH = 4096
@@ -120,20 +120,16 @@ def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, lon
     ]
 
 
-def _length_problems(recipe: Recipe, limit: int) -> list[str]:
-    problems = []
-    lengths: dict[str, list[int]] = {}
-    stretched = any(stage.rope is not None for stage in recipe.stages)
-    if recipe.eval.perplexity and not recipe.eval.lengths and stretched and recipe.stages[-1].seq_len > limit:
-        problems.append(
-            f"eval.lengths is empty, which means the last stage's {recipe.stages[-1].seq_len} tokens, "
-            f"beyond the {limit} positions of the teacher; name shorter lengths"
-        )
-    lengths["eval.lengths"] = recipe.eval.lengths
-    lengths["eval.needle.lengths"] = recipe.eval.needle.lengths if recipe.eval.needle else []
-    lengths["eval.throughput"] = recipe.eval.throughput
-    return problems + [
-        f"{key} is {length}, beyond the {limit} positions of the teacher"
+def _length_problems(recipe: Recipe, teacher_limit: int) -> list[str]:
+    limit = stretched_context(recipe, teacher_limit)
+    lengths = {
+        "eval.lengths": recipe.eval.lengths,
+        "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
+        "eval.throughput": recipe.eval.throughput,
+    }
+    of = "the teacher" if limit == teacher_limit else "the model with its stages' rope"
+    return [
+        f"{key} is {length}, beyond the {limit} positions of {of}"
         for key, values in lengths.items()
         for length in values
         if length > limit

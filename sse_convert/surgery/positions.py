@@ -106,6 +106,21 @@ def stage_limits(recipe: Recipe, limit: int) -> list[int]:
     return limits
 
 
+def stretched_context(recipe: Recipe, limit: int) -> int:
+    """Positions of the student after the last stage, up to which teacher and student are measured.
+
+    A teacher is measured as it is, also beyond its own positions: rotations have no end, and `rope` is for them alone.
+
+    Args:
+        recipe: stages.
+        limit: the teacher's positions.
+    """
+    for stage in recipe.stages:
+        if stage.rope is not None:
+            limit = stretched_limit(stage.rope, limit, stage.seq_len)
+    return limit
+
+
 def check_row_length(stage: Stage, limit: int | None) -> None:
     """Make sure that a stage's rows fit the positions its models know.
 

@@ -10,7 +10,8 @@ from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation.evaluate import Evaluator, evaluate, make_tasks, model_mixers
 from sse_convert.evaluation.loading import context_limit, load_model, load_tokenizer
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval
+from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
+from sse_convert.recipe.training import Rope
 from sse_convert.surgery.budget import cache_bytes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.teacher import open_teacher
@@ -153,6 +154,21 @@ def test_lengths_beyond_the_context_are_refused(recipe, student_folder):
     }.items():
         with pytest.raises(RecipeError, match=f"{key} asks for 4096 tokens"):
             evaluate(change(recipe, **settings), student_folder)
+
+
+def test_lengths_of_a_stretched_student(recipe, student_folder):
+    """The teacher is measured there too, and the report says that it was not trained for it."""
+    stage = Stage(name="long", loss="ce", tokens=8192, seq_len=4096, lr=1e-4, rope=Rope(rope_theta=1e6))
+    stretched = dc.replace(recipe, stages=[stage])
+    with pytest.raises(RecipeError, match=r"asks for 8192 tokens.*context of 2048") as error:
+        evaluate(change(stretched, lengths=[8192]), student_folder)
+    assert error.value.expected == "at most 4096, after the stages' rope"
+    text = Path(recipe.data.valid[0].path)
+    text.write_text(8 * text.read_text())
+    report = evaluate(change(stretched, lengths=[4096], tokens=4096), student_folder, device="cpu")
+    assert [loss.length for loss in report.teacher.held_out] == [4096]
+    assert "note: the teacher was trained for 2,048 positions; beyond them it is measured as it is" in report.lines()
+    assert not any("trained for" in line for line in evaluate(recipe, student_folder, device="cpu").lines())
 
 
 def test_bad_inputs_are_named(recipe, student_folder, tmp_path):

@@ -122,8 +122,11 @@ def test_notes():
             "stages.0.seq_len is 2048, beyond the 1024 positions of the model with this rope",
         ),
         (
-            {"stages": [{**STAGE, "loss": "ce", "seq_len": 1024, "rope": {"rope_theta": 1e6}}]},
-            "eval.lengths is empty, which means the last stage's 1024 tokens, beyond the 512 positions",
+            {
+                "stages": [{**STAGE, "loss": "ce", "seq_len": 1024, "rope": {"rope_theta": 1e6}}],
+                "eval": {"lengths": [1024, 1025]},
+            },
+            "eval.lengths is 1025, beyond the 1024 positions of the model with its stages' rope",
         ),
         (
             {"stages": [{**STAGE, "loss": "kl", "offline": {"top_k": 1000}}]},
