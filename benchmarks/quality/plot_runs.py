@@ -1,6 +1,7 @@
-"""Needles found and loss above the teacher, one line per run of `convert.py`.
+"""Needles found and loss above the teacher, one line per run of `convert.py`; and both against the cache's size.
 
-python -m benchmarks.quality.plot_runs benchmarks/quality/runs/*.json --png benchmarks/quality/runs.png
+    python -m benchmarks.quality.plot_runs benchmarks/quality/runs/keep-*.json --png benchmarks/quality/runs.png \\
+        --frontier benchmarks/quality/frontier.png
 """
 
 import argparse
@@ -12,14 +13,24 @@ from sse_convert.evaluation.files import replacing
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 """by length, shortest first"""
+MARKERS = {True: "o", False: "x"}
+"""by whether SSE has a part"""
+
+
+def kept(run: dict[str, Any]) -> str:
+    """The layers that are softmax attention still."""
+    return " ".join(str(i) for i, mixer in enumerate(run["layers"]) if mixer == "full") or "none"
 
 
 def label(run: dict[str, Any]) -> str:
     """The kept layers, what the others became, and the training tokens."""
-    layers: list[str] = run["layers"]
-    kept = " ".join(str(i) for i, mixer in enumerate(layers) if mixer == "full") or "none"
-    others = " ".join(sorted(set(layers) - {"full"}))
-    return f"softmax {kept}; {others}; {run['training_tokens'] / 1e6:.0f}M"
+    others = [name + sizes(run["recipe"]["mixers"].get(name, {})) for name in sorted({*run["layers"]} - {"full"})]
+    return f"softmax {kept(run)}; {', '.join(others)}; {run['training_tokens'] / 1e6:.0f}M"
+
+
+def sizes(mixer: dict[str, Any]) -> str:
+    """Partitions and how many of them a token takes, if the mixer has any."""
+    return f" N={mixer['num_partitions']} k={mixer['top_k']}" if "num_partitions" in mixer else ""
 
 
 def draw(runs: list[dict[str, Any]], png: Path) -> None:
@@ -61,6 +72,40 @@ def draw(runs: list[dict[str, Any]], png: Path) -> None:
     plt.close(figure)
 
 
+def draw_frontier(runs: list[dict[str, Any]], png: Path) -> None:
+    """Loss above the teacher and needles found at the longest length, against bytes of cache and state there.
+
+    Args:
+        runs: as for `draw`.
+        png: file to write.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    places = sorted({kept(run) for run in runs})
+    for run in runs:
+        length = run["after"]["loss_gaps"][-1]["length"]
+        (size,) = (row["student_bytes"] for row in run["after"]["cache"] if row["length"] == length)
+        needles = [n for n in _needles(run) if n["length"] == length]
+        found = sum(n["correct"] for n in needles) / sum(n["samples"] for n in needles)
+        style = {"color": f"C{places.index(kept(run))}", "marker": MARKERS["sse" in " ".join(run["layers"])]}
+        left.plot(size / 1e6, run["after"]["loss_gaps"][-1]["gap"], ls="", **style)
+        right.plot(size / 1e6, found, ls="", **style)
+    left.set(xlabel=f"MB of cache and state at {length:,} tokens", ylabel="nats per token above the teacher")
+    right.set(xlabel=f"MB of cache and state at {length:,} tokens", ylabel="needles found, all settings")
+    handles = [plt.Line2D([], [], marker="o", ls="", color=f"C{i}", label=f"softmax {p}") for i, p in enumerate(places)]  # type: ignore[attr-defined]
+    handles += [plt.Line2D([], [], marker=MARKERS[sse], ls="", color="grey", label=name)  # type: ignore[attr-defined]
+                for sse, name in ((True, "with SSE"), (False, "window or GLA"))]  # fmt: skip
+    right.legend(handles=handles, fontsize=7)
+    figure.tight_layout()
+    with replacing(png) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    plt.close(figure)
+
+
 def _needles(run: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = run["after"]["student"]["needles"]
     return found
@@ -70,9 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
     parser.add_argument("--png", type=Path, required=True, help="file to write")
+    parser.add_argument("--frontier", type=Path, metavar="PNG", help="file to write of quality against cache size")
     options = parser.parse_args()
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.runs]
     draw(sorted(runs, key=lambda run: run["after"]["loss_gaps"][-1]["gap"]), options.png)
+    if options.frontier:
+        draw_frontier(runs, options.frontier)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ then its swapped attention is trained by KL to the teacher's predictions, throug
 rows (18.9M tokens in rows of 512, 2,048 and 8,192, needles planted as the recipe says). Scored are held-out loss and
 needles, also with recurrent states that start anew every 64 tokens: what is left then was not carried by them. With
 --short it is a third of the rows in smaller steps (5.8M tokens, 64 needles each), for many variants. The JSON is
-rewritten after each variant; --resume keeps what it has. COMMIT names the commit where the checkout has no git.
+rewritten after each variant; --resume keeps what it has. A variant that the GPU has no memory for is left out, with a
+word. COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
@@ -69,11 +70,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         recipe = _recipe(options, SETS[options.name][name], seed)
         if bed is None:
             bed = _bed(recipe, options, device, sizes)
-        entry = _measure(recipe, bed, SETS[options.name][name], seed, phases)
-        report["variants"].append({"name": name, "commit": report["environment"]["commit"], **entry})
-        write_json(options.out, report)
-        say(_line(report["variants"][-1]))
+        try:
+            entry = _measure(recipe, bed, SETS[options.name][name], seed, phases)
+        except torch.OutOfMemoryError as error:
+            say(f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}")
+        else:
+            report["variants"].append({"name": name, "commit": report["environment"]["commit"], **entry})
+            write_json(options.out, report)
+            say(_line(report["variants"][-1]))
         gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     return report
 
 

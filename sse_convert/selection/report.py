@@ -74,6 +74,7 @@ class SelectReport:
                    [*self._rows(), *self._bounds()]),
             f"no training yet: replaced layers are {format_mixer(self.stand_in)}; cost in tokens read; "
             f"the choice saves {format_bytes(self.saved(self.chosen))} of cache at {self.cache_length:,} tokens",
+            *self._length_lines(),
             *self._agreement_lines(),
             f"next: sse-convert plan RECIPE --set 'layers={{pattern: [{self.mixer}], keep: {list(self.chosen.kept)}}}'",
         ]  # fmt: skip
@@ -90,6 +91,14 @@ class SelectReport:
             ("all", "(teacher)", *_figures(self.teacher), 0, None, None),
             ("none", "", *_figures(self.nothing), layers, None, None),
         ]
+
+    def _length_lines(self) -> list[str]:
+        """A note where the teacher reaches farther back than the rows of the choice."""
+        length, context = self.conditions["length"], self.conditions["context"]
+        if context is not None and context <= length:
+            return []
+        reach = "" if context is None else f" of the teacher's {context:,} positions"
+        return [f"chosen on rows of {length:,}{reach}: other layers may find what lies farther back (--length)"]
 
     def _agreement_lines(self) -> list[str]:
         if not self.agreements:

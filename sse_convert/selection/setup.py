@@ -104,6 +104,7 @@ def set_up(recipe: Recipe, out: Path, settings: Settings, *, text: Path | None, 
             "cores": os.cpu_count(),
             "dtype": str(dtype).removeprefix("torch."),
             "torch": torch.__version__,
+            "context": context_limit(teacher.config),
             "text": ", ".join(source.path or "samples of the teacher" for source in sources),
         },
     )

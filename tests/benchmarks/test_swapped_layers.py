@@ -61,6 +61,23 @@ def test_every_variant_is_trained_and_scored_and_a_run_goes_on(given, tmp_path, 
     assert "sse N=4 (seed 0" in capsys.readouterr().err
 
 
+def test_a_variant_without_memory_is_left_out(given, tmp_path, monkeypatch):
+    """The next one is measured, and a later run with --resume makes up for it."""
+    measure, out = swapped_layers._measure, tmp_path / "result.json"
+
+    def measured(recipe, bed, variant, *rest):
+        if variant.mixer == "gla":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nMore words.")
+        return measure(recipe, bed, variant, *rest)
+
+    said: list[str] = []
+    monkeypatch.setattr(swapped_layers, "_measure", measured)
+    monkeypatch.setattr(swapped_layers, "say", said.append)
+    assert swapped_layers.main(arguments(given, out, "--variants", "gla", "sse N=4")) == 0
+    assert [entry["name"] for entry in json.loads(out.read_text())["variants"]] == ["sse N=4"]
+    assert said[0] == "gla (seed 0): left out, CUDA out of memory."
+
+
 def test_bad_requests_are_refused(given, tmp_path, capsys):
     out = tmp_path / "result.json"
     assert swapped_layers.main(arguments(given, out, "--variants", "gal")) == 2

@@ -63,6 +63,12 @@ def test_files(done, tmp_path):
     text = "\n".join(report.lines())
     assert f"keep layers {RETRIEVES} (greedy)" in text
     assert "rank correlation" in text
+    reach, rest = " of the teacher's 2,048 positions", ": other layers may find what lies farther back (--length)"
+    assert f"chosen on rows of 256{reach}{rest}" in report.lines()
+    whole = dc.replace(report, conditions={**report.conditions, "length": 2048})
+    assert not any("farther back" in line for line in whole.lines())
+    endless = dc.replace(report, conditions={**report.conditions, "context": None})
+    assert f"chosen on rows of 256{rest}" in endless.lines()
 
 
 def test_the_fragment_is_a_recipe_s_layers(done, tmp_path):
