@@ -230,8 +230,10 @@ class EvalReport:
     def _context_lines(self) -> list[str]:
         """A note where the teacher was measured beyond the positions that it was trained for."""
         context = self.conditions.get("teacher_context")
-        longest = max((part.length for part in (*self.teacher.held_out, *self.teacher.needles)), default=0)
-        if context is None or longest <= context:
+        teacher = self.teacher
+        lengths = [loss.length for loss in teacher.held_out]
+        lengths += [score.length for score in teacher.needles] + [score.length for score in teacher.ruler]
+        if context is None or max(lengths, default=0) <= context:
             return []
         return [f"note: the teacher was trained for {context:,} positions; beyond them it is measured as it is"]
 
