@@ -72,9 +72,21 @@ def control_recipes(recipe: Recipe, num_layers: int) -> dict[str, Recipe | str]:
             made[control] = "nothing to replace in the recipe's layers"
         elif control == "window_trained" and not recipe.stages:
             made[control] = "the recipe has no training stages"
+        elif control == "window" and _measured_stretched(recipe):
+            made[control] = "untrained it has the teacher's positions, and eval asks for more, as a stage's rope gives"
         else:
             made[control] = _variant(recipe, control, layers, {**mixers, **settings})
     return made
+
+
+def _measured_stretched(recipe: Recipe) -> bool:
+    """Whether eval asks for lengths that `rope` makes possible: beyond all rows before the first stage that has it."""
+    stretched = [i for i, stage in enumerate(recipe.stages) if stage.rope is not None]
+    if not stretched:
+        return False
+    known = max((stage.seq_len for stage in recipe.stages[: stretched[0]]), default=0)
+    asked = [*recipe.eval.lengths, *(recipe.eval.needle.lengths if recipe.eval.needle else []), *recipe.eval.throughput]
+    return max(asked, default=recipe.stages[-1].seq_len) > known
 
 
 def as_gla(mixer: Mixer) -> GLAMixer | SSESlidingMixer:

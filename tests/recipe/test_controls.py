@@ -1,7 +1,7 @@
 import pytest
 
 from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer, SSESlidingMixer
-from sse_convert.recipe import load_recipe, recipe_from_dict, resolve
+from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, resolve
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT, control_recipes
 from sse_convert.recipe.presets import preset_names
 from tests.recipe.recipes import small
@@ -42,6 +42,16 @@ def test_layers_of_each_control():
     assert layers_of(found["pure_sse"]) == ["sse"] * 6
     assert found["window"].stages == []
     assert [found[name].calibrate.enabled for name in ("window", "window_trained", "gla")] == [False, False, True]
+
+
+@pytest.mark.parametrize(("lengths", "possible"), [([512], True), ([512, 1024], False), ([], False)])
+def test_an_untrained_control_knows_the_teacher_s_positions_alone(lengths, possible):
+    longer = {**CE, "name": "longer", "seq_len": 1024, "rope": {"rope_theta": 1e6}}
+    _, found = controls(stages=[CE, longer], eval={"lengths": lengths})
+    assert isinstance(found["window_trained"], Recipe)
+    assert isinstance(found["window"], Recipe) == possible
+    if not possible:
+        assert found["window"].startswith("untrained it has the teacher's positions")
 
 
 def test_a_recipe_without_window_gets_the_usual_one():
