@@ -129,7 +129,7 @@ def check_row_length(stage: Stage, limit: int | None) -> None:
     """
     if limit is None or stage.seq_len <= limit:
         return
-    longer = "raise rope.factor" if stage.rope else "set the stage's rope (rope_theta: 5.0e6, or rope_type: yarn)"
+    longer = "raise rope.factor" if stage.rope else "set the stage's rope (rope_theta: 5.0e+6, or rope_type: yarn)"
     raise RecipeError(
         f"stage {stage.name}: seq_len is {stage.seq_len}, the model has {limit} positions",
         expected=f"at most {limit}",
