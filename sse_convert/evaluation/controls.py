@@ -10,7 +10,7 @@ from sse_convert.errors import UsageError
 from sse_convert.evaluation.comparison import ControlRun, ControlTable
 from sse_convert.recipe.controls import control_recipes
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.teacher import open_teacher
+from sse_convert.surgery.teacher import Teacher, open_teacher
 
 EVALUATION = "evaluation.json"
 """report of an eval step"""
@@ -24,12 +24,12 @@ def stages_folder(out: str | Path) -> Path:
     return out.with_name(f"{out.name}.stages")
 
 
-def chosen_controls(recipe: Recipe, num_layers: int) -> dict[str, Recipe]:
+def chosen_controls(recipe: Recipe, teacher: Teacher) -> dict[str, Recipe]:
     """The recipes of the controls that a recipe asks for; `all` means all that it can have.
 
     Args:
         recipe: the main run.
-        num_layers: layers of its model.
+        teacher: its model.
 
     Raises:
         UsageError: a control is asked for by name that the recipe cannot have.
@@ -37,7 +37,7 @@ def chosen_controls(recipe: Recipe, num_layers: int) -> dict[str, Recipe]:
     """
     if not recipe.controls:
         return {}
-    known = control_recipes(recipe, num_layers)
+    known = _controls(recipe, teacher)
     possible = {name: control for name, control in known.items() if isinstance(control, Recipe)}
     for name in recipe.controls:
         if name != "all" and name not in possible:
@@ -57,8 +57,12 @@ def control_table(recipe: Recipe, figures: Mapping[str, Any], command: str) -> C
         figures: `EvalReport.to_dict()` of the main run.
         command: what started it.
     """
-    layers = open_teacher(recipe.model, recipe.revision).num_layers
-    return ControlTable(main=figures, runs=tuple(_runs(control_recipes(recipe, layers), command)))
+    controls = _controls(recipe, open_teacher(recipe.model, recipe.revision))
+    return ControlTable(main=figures, runs=tuple(_runs(controls, command)))
+
+
+def _controls(recipe: Recipe, teacher: Teacher) -> dict[str, Recipe | str]:
+    return control_recipes(recipe, teacher.num_layers, teacher.config.max_position_embeddings)
 
 
 def _runs(controls: Mapping[str, Recipe | str], command: str) -> Iterator[ControlRun]:

@@ -34,12 +34,13 @@ MEANING = {
 }
 
 
-def control_recipes(recipe: Recipe, num_layers: int) -> dict[str, Recipe | str]:
+def control_recipes(recipe: Recipe, num_layers: int, positions: int) -> dict[str, Recipe | str]:
     """The recipe of each control, or the reason why there is none.
 
     Args:
         recipe: the main run.
         num_layers: layers of its model.
+        positions: what its model was trained for, which bounds what the untrained control is measured at.
 
     Raises:
         RecipeError: the recipe's layers do not fit the model.
@@ -72,21 +73,19 @@ def control_recipes(recipe: Recipe, num_layers: int) -> dict[str, Recipe | str]:
             made[control] = "nothing to replace in the recipe's layers"
         elif control == "window_trained" and not recipe.stages:
             made[control] = "the recipe has no training stages"
-        elif control == "window" and _measured_stretched(recipe):
+        elif control == "window" and _longest_measured(recipe) > positions:
             made[control] = "untrained it has the teacher's positions, and eval asks for more, as a stage's rope gives"
         else:
             made[control] = _variant(recipe, control, layers, {**mixers, **settings})
     return made
 
 
-def _measured_stretched(recipe: Recipe) -> bool:
-    """Whether eval asks for lengths that `rope` makes possible: beyond all rows before the first stage that has it."""
-    stretched = [i for i, stage in enumerate(recipe.stages) if stage.rope is not None]
-    if not stretched:
-        return False
-    known = max((stage.seq_len for stage in recipe.stages[: stretched[0]]), default=0)
-    asked = [*recipe.eval.lengths, *(recipe.eval.needle.lengths if recipe.eval.needle else []), *recipe.eval.throughput]
-    return max(asked, default=recipe.stages[-1].seq_len) > known
+def _longest_measured(recipe: Recipe) -> int:
+    """The longest row that eval names, 0 where it names none."""
+    asked = [*recipe.eval.lengths, *recipe.eval.throughput]
+    for rows in (recipe.eval.needle, recipe.eval.ruler):
+        asked += rows.lengths if rows else []
+    return max(asked, default=0)
 
 
 def as_gla(mixer: Mixer) -> GLAMixer | SSESlidingMixer:

@@ -98,12 +98,8 @@ def stage_limits(recipe: Recipe, limit: int) -> list[int]:
         recipe: stages.
         limit: the teacher's positions.
     """
-    limits, student = [], limit
-    for stage in recipe.stages:
-        if stage.rope is not None:
-            student = stretched_limit(stage.rope, student, stage.seq_len)
-        limits.append(student if stage.loss == "ce" else limit)
-    return limits
+    student = _student_limits(recipe, limit)
+    return [own if stage.loss == "ce" else limit for stage, own in zip(recipe.stages, student, strict=True)]
 
 
 def stretched_context(recipe: Recipe, limit: int) -> int:
@@ -115,10 +111,16 @@ def stretched_context(recipe: Recipe, limit: int) -> int:
         recipe: stages.
         limit: the teacher's positions.
     """
+    return max(_student_limits(recipe, limit), default=limit)
+
+
+def _student_limits(recipe: Recipe, limit: int) -> list[int]:
+    """The student's positions in each stage; they never shrink."""
+    limits = []
     for stage in recipe.stages:
-        if stage.rope is not None:
-            limit = stretched_limit(stage.rope, limit, stage.seq_len)
-    return limit
+        limit = limit if stage.rope is None else stretched_limit(stage.rope, limit, stage.seq_len)
+        limits.append(limit)
+    return limits
 
 
 def check_row_length(stage: Stage, limit: int | None) -> None:

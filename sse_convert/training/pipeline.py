@@ -51,7 +51,7 @@ def run(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run 
     out = Path(recipe.export.dir)
     root = stages_folder(out)
     accelerator = make_accelerator(recipe.train, root)
-    controls = chosen_controls(recipe, open_teacher(recipe.model, recipe.revision).num_layers)
+    controls = chosen_controls(recipe, open_teacher(recipe.model, recipe.revision))
     _check(recipe, out, root, accelerator, resume)
     for control in controls.values():
         _check_training(control, accelerator)

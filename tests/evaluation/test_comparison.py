@@ -7,6 +7,7 @@ from sse_convert.evaluation.comparison import ControlRun, ControlTable
 from sse_convert.evaluation.controls import chosen_controls, control_table
 from sse_convert.evaluation.intervals import Accuracy, newcombe, wilson
 from sse_convert.recipe import recipe_from_dict
+from sse_convert.surgery.teacher import open_teacher
 from tests.evaluation.test_report import make_report
 from tests.surgery.models import recipe_data, save_source
 
@@ -89,13 +90,13 @@ def test_json(tmp_path):
 
 
 def test_which_controls_are_asked_for_and_found(tmp_path):
-    save_source(tmp_path / "teacher")
+    teacher = open_teacher(str(save_source(tmp_path / "teacher")))
     data = recipe_data(tmp_path / "teacher", export={"dir": str(tmp_path / "out")})
     recipe = recipe_from_dict({**data, "controls": ["all"]})
-    assert chosen_controls(recipe_from_dict(data), 4) == {}
-    assert list(chosen_controls(recipe, 4)) == ["window", "gla", "pure_sse"]
+    assert chosen_controls(recipe_from_dict(data), teacher) == {}
+    assert list(chosen_controls(recipe, teacher)) == ["window", "gla", "pure_sse"]
     with pytest.raises(UsageError, match="'window_trained' is asked for: the recipe has no training stages"):
-        chosen_controls(recipe_from_dict({**data, "controls": ["window_trained"]}), 4)
+        chosen_controls(recipe_from_dict({**data, "controls": ["window_trained"]}), teacher)
     folder = tmp_path / "out.controls" / "gla.stages" / "02-eval"
     folder.mkdir(parents=True)
     (folder / "evaluation.json").write_text(json.dumps(RUNS["gla"]))

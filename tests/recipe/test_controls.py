@@ -10,9 +10,9 @@ MIXED = {"pattern": ["sse", "sliding", "full"]}
 CE = {"name": "long", "loss": "ce", "tokens": 65536, "seq_len": 512, "lr": 0.001}
 
 
-def controls(num_layers=6, **changes):
+def controls(num_layers=6, positions=32768, **changes):
     recipe = recipe_from_dict(small(**changes))
-    return recipe, control_recipes(recipe, num_layers)
+    return recipe, control_recipes(recipe, num_layers, positions)
 
 
 def layers_of(recipe):
@@ -44,10 +44,10 @@ def test_layers_of_each_control():
     assert [found[name].calibrate.enabled for name in ("window", "window_trained", "gla")] == [False, False, True]
 
 
-@pytest.mark.parametrize(("lengths", "possible"), [([512], True), ([512, 1024], False), ([], False)])
+@pytest.mark.parametrize(("lengths", "possible"), [([512], True), ([768], True), ([512, 1024], False), ([], True)])
 def test_an_untrained_control_knows_the_teacher_s_positions_alone(lengths, possible):
     longer = {**CE, "name": "longer", "seq_len": 1024, "rope": {"rope_theta": 1e6}}
-    _, found = controls(stages=[CE, longer], eval={"lengths": lengths})
+    _, found = controls(positions=768, stages=[CE, longer], eval={"lengths": lengths})
     assert isinstance(found["window_trained"], Recipe)
     assert isinstance(found["window"], Recipe) == possible
     if not possible:
@@ -127,6 +127,6 @@ def test_controls_that_cannot_be_have_a_reason(changes, absent):
 @pytest.mark.parametrize("name", preset_names())
 def test_every_packaged_recipe_has_controls(name):
     recipe = load_recipe(name)
-    for control in control_recipes(recipe, 40).values():
+    for control in control_recipes(recipe, 40, 32768).values():
         if not isinstance(control, str) and control.layers.pattern != ["full"]:
             assert recipe_from_dict(control.to_dict()) == control
