@@ -40,11 +40,7 @@ def draw(runs: list[dict[str, Any]], png: Path) -> None:
         runs: what `convert.py` writes, all evaluated on needles of the same kinds.
         png: file to write.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _pyplot()
     kinds = list(dict.fromkeys((n["kind"], n["keys"]) for n in _needles(runs[0])))
     lengths = sorted({gap["length"] for run in runs for gap in run["after"]["loss_gaps"]})
     colours = dict(zip(lengths, COLOURS, strict=False))
@@ -64,12 +60,9 @@ def draw(runs: list[dict[str, Any]], png: Path) -> None:
     axes[-1].set(title="loss above the teacher", xlabel="nats per token")
     axes[0].set_yticks(range(len(runs)), [label(run) for run in runs])
     axes[0].invert_yaxis()
-    handles = [plt.Line2D([], [], marker="o", ls="", color=colours[n], label=f"{n:,} tokens") for n in lengths]  # type: ignore[attr-defined]
+    handles = [plt.Line2D([], [], marker="o", ls="", color=colours[n], label=f"{n:,} tokens") for n in lengths]
     axes[-1].legend(handles=handles, fontsize=7)
-    figure.tight_layout()
-    with replacing(png) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
+    _save(figure, png)
 
 
 def draw_frontier(runs: list[dict[str, Any]], png: Path) -> None:
@@ -79,11 +72,7 @@ def draw_frontier(runs: list[dict[str, Any]], png: Path) -> None:
         runs: as for `draw`.
         png: file to write.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
     places = sorted({kept(run) for run in runs})
     for run in runs:
@@ -96,14 +85,27 @@ def draw_frontier(runs: list[dict[str, Any]], png: Path) -> None:
         right.plot(size / 1e6, found, ls="", **style)
     left.set(xlabel=f"MB of cache and state at {length:,} tokens", ylabel="nats per token above the teacher")
     right.set(xlabel=f"MB of cache and state at {length:,} tokens", ylabel="needles found, all settings")
-    handles = [plt.Line2D([], [], marker="o", ls="", color=f"C{i}", label=f"softmax {p}") for i, p in enumerate(places)]  # type: ignore[attr-defined]
-    handles += [plt.Line2D([], [], marker=MARKERS[sse], ls="", color="grey", label=name)  # type: ignore[attr-defined]
+    handles = [plt.Line2D([], [], marker="o", ls="", color=f"C{i}", label=f"softmax {p}") for i, p in enumerate(places)]
+    handles += [plt.Line2D([], [], marker=MARKERS[sse], ls="", color="grey", label=name)
                 for sse, name in ((True, "with SSE"), (False, "window or GLA"))]  # fmt: skip
     right.legend(handles=handles, fontsize=7)
+    _save(figure, png)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, png: Path) -> None:
     figure.tight_layout()
     with replacing(png) as temporary:
         figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
+    _pyplot().close(figure)
 
 
 def _needles(run: dict[str, Any]) -> list[dict[str, Any]]:
