@@ -50,6 +50,10 @@ SETS: dict[str, dict[str, Variant]] = {
         "sse N=16": _sse(num_partitions=16),
         "sse N=64": _sse(num_partitions=64),
     },
+    "long": {
+        "N=64, k=4": _wide(),
+        "N=64, k=4, own decay": _wide(decay_params="separate"),
+    },
     "pieces": {
         "base": _piece(),
         "k=2": _piece(top_k=2),
