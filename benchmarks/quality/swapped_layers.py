@@ -6,8 +6,8 @@ The teacher runs once up to the first swapped layer. Each variant of a set is co
 then its swapped attention is trained by KL to the teacher's predictions, through the frozen layers above, on the same
 rows (18.9M tokens in rows of 512, 2,048 and 8,192, needles planted as the recipe says). Scored are held-out loss and
 needles, also with recurrent states that start anew every 64 tokens: what is left then was not carried by them. With
---short it is a third of the rows in smaller steps (5.8M tokens, 64 needles each), for many variants. The JSON is
-rewritten after each variant; --resume keeps what it has. A variant that the GPU has no memory for is left out, with a
+--short it is a third of the rows in smaller steps (5.8M tokens, 64 needles each), for many variants, with --long 25.7M
+tokens in such steps. The JSON is rewritten after each variant; --resume keeps what it has. A variant that the GPU has no memory for is left out, with a
 word. COMMIT names the commit where the checkout has no git.
 """
 
@@ -53,8 +53,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seeds", type=int, default=1, help="seeds per variant")
     p.add_argument("--variants", nargs="+", metavar="NAME", help="of the set; default: all")
     p.add_argument("--resume", action="store_true", help="keep the variants that the JSON has")
-    p.add_argument("--short", action="store_true", help="a third of the rows, in smaller steps")
-    p.add_argument("--tiny", action="store_true", help="a few short rows, to see that it runs")
+    amount = p.add_mutually_exclusive_group()
+    amount.add_argument("--short", action="store_true", help="a third of the rows, in smaller steps")
+    amount.add_argument("--long", action="store_true", help="a third more rows, in smaller steps")
+    amount.add_argument("--tiny", action="store_true", help="a few short rows, to see that it runs")
     return p
 
 
@@ -86,6 +88,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def _amount(options: argparse.Namespace) -> tuple[Sizes, tuple[Phase, ...]]:
     if options.tiny:
         return TINY_SIZES, TINY_PHASES
+    if options.long:
+        return LONG_SIZES, LONG_PHASES
     return (SHORT_SIZES, SHORT_PHASES) if options.short else (Sizes(), PHASES)
 
 
@@ -157,6 +161,8 @@ def _line(entry: dict[str, Any]) -> str:
 
 SHORT_SIZES = Sizes(rows=(1024, 2048, 128), text_rows=12, samples=64)
 SHORT_PHASES = (Phase(512, 1024, 8), Phase(2048, 2048, 4), Phase(8192, 128, 1))
+LONG_SIZES = Sizes(rows=(1024, 4096, 768))
+LONG_PHASES = (Phase(512, 1024, 8), Phase(2048, 6144, 4), Phase(8192, 1536, 1))
 TINY_SIZES = Sizes(
     lengths=(128, 192, 384), rows=(4, 2, 2), text_rows=1, samples=2, needles=(("number", 1), ("code", 1))
 )

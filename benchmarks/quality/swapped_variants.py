@@ -53,6 +53,7 @@ SETS: dict[str, dict[str, Variant]] = {
     "long": {
         "N=64, k=4": _wide(),
         "N=64, k=4, own decay": _wide(decay_params="separate"),
+        "N=64, k=4, own decay, delta rule": _wide(decay_params="separate", update="delta", k_feature_map="l2"),
     },
     "pieces": {
         "base": _piece(),
@@ -125,6 +126,12 @@ SETS: dict[str, dict[str, Variant]] = {
         "beside, k=4, scale by size": _beside("size", top_k=4),
         "beside, k=4, scale not calibrated": _beside("none", top_k=4),
         "beside, N=64, k=4, scale by size": _beside("size", num_partitions=64, top_k=4),
+        "beside, N=64, k=4, scale by size, own decay": _beside(
+            "size", num_partitions=64, top_k=4, decay_params="separate"
+        ),
+        "beside, N=64, k=4, scale by size, own decay, delta rule": _beside(
+            "size", num_partitions=64, top_k=4, decay_params="separate", update="delta", k_feature_map="l2"
+        ),
         "beside, N=64, k=8, scale by size": _beside("size", num_partitions=64, top_k=8),
         "beside, N=64, k=4, scale by size, renormalised": _beside(
             "size", num_partitions=64, top_k=4, gate={"renormalise": True}

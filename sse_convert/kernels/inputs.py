@@ -5,7 +5,7 @@ import dataclasses as dc
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.feature_maps import KeyFeatureMap
+from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
 from sse_convert.kernels.gates import PartitionGate
 
 
@@ -130,6 +130,16 @@ class Inputs:
         """Whether a gradient to any input is recorded."""
         given = (tensor for name, tensor in self.tensors().items() if name != "router_bias")
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+
+    def with_mapped_keys(self, dtype: torch.dtype) -> "Inputs":
+        """The same call on keys that are scaled and mapped already, in float32, and then are of `dtype`."""
+
+        def mapped(k: Tensor) -> Tensor:
+            scaled = k.float() if self.k_scale is None else k.float() * self.k_scale.float()[:, None]
+            return key_feature_map(scaled, self.k_map).to(dtype)
+
+        shared = None if self.shared is None else dc.replace(self.shared, k=mapped(self.shared.k))
+        return dc.replace(self, k=mapped(self.k), shared=shared, k_map="identity", k_scale=None)
 
 
 def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int, device: torch.device) -> Tensor:

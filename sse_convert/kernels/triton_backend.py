@@ -27,12 +27,8 @@ def unsupported_reason(x: Inputs) -> str | None:
     """Why the kernels cannot run these inputs, wherever they are; None if they can."""
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return f"the partition gate {gate_name(x.partition_gate)!r} reads the state"
-    if x.write_strength is not None:
-        return "the update is the gated delta rule"
     if x.renormalise:
         return "the gate is renormalised"
-    if x.k_map == "l2":
-        return "the key feature map is 'l2'"
     for name, tensor in x.tensors().items():
         if tensor.dtype == torch.float64:
             return f"{name} is float64"

@@ -38,6 +38,8 @@ class Config:
     states: Launch
     scan: Launch
     output: Launch
+    correct: Launch
+    """both directions of the delta rule's walk"""
     values: Launch
     finish: Launch
     finish_strong: Launch
@@ -58,12 +60,12 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
     scan = Launch(8, v, 4, 4)
     if ieee:
         carry, part = Launch(d, min(v, 16 if d <= 128 else 8)), Launch(min(d, 32), min(v, 32), 8)
-        return Config(part, part, carry, scan, carry, carry, part, part)
+        return Config(part, part, carry, scan, carry, carry, carry, part, part)
     strong = Launch(32, min(v, 32), 4, 1)
     if not hopper or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
         part = Launch(min(d, 32), min(v, 32))
-        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, carry, part, strong)
+        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, carry, carry, part, strong)
     wide, half = min(v, 128), min(v, 64)
     return Config(
         prepare=Launch(min(d, 64), 0),
@@ -71,6 +73,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
         states=Launch(d, wide, 8, 3) if d == 128 else Launch(d, half, 4, 3),
         scan=scan,
         output=Launch(d, wide, 4, 2),
+        correct=Launch(d, min(v, 32), 4, 2),
         values=Launch(d, wide, 4, 3) if groups == 1 else Launch(d, half, 4, 2 if groups == 2 else 1),
         finish=Launch(min(d, 64), min(v, 32), 4, 3),
         finish_strong=strong,

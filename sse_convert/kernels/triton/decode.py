@@ -29,13 +29,19 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     Returns:
         o [S, Hq, V] in v's dtype and the final states [S, M, H, D, V] in float32.
     """
+    if x.k_map == "l2":
+        x = x.with_mapped_keys(torch.float32)
     state = _writable_state(x, inplace_state)
     used, gate = _routed(x)
+    strengths = [] if x.write_strength is None else [x.write_strength]
+    if x.shared is not None and x.shared.write_strength is not None:
+        strengths.append(x.shared.write_strength)
     shared = () if x.shared is None else (x.shared.q, x.shared.k, x.shared.v, x.shared.log_decay)
     sparse = [part.contiguous() for part in (x.q, x.k, x.v, x.log_decay)]
     o = _decode(
         *sparse, [part.to(like.dtype).contiguous() for part, like in zip(shared, sparse, strict=False)],
-        x.router_logits.contiguous(), x.router_bias, used, gate, x.k_scale, state,
+        [strength.contiguous() for strength in strengths], x.router_logits.contiguous(), x.router_bias, used, gate,
+        x.k_scale, state,
         x.top_k, x.read_top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
     )  # fmt: skip
     return o, state
@@ -65,8 +71,8 @@ def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
 
 @torch.library.custom_op(operator_name(__name__, "decode"), mutates_args=("state",))
 def _decode(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], router_logits: Tensor,
-    router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None, k_scale: Tensor | None, state: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], strengths: list[Tensor],
+    router_logits: Tensor, router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None, k_scale: Tensor | None, state: Tensor,
     top_k: int, read_top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
     decay_normalizer: float | None,
 ) -> Tensor:  # fmt: skip
@@ -76,11 +82,12 @@ def _decode(
     if S == 0:
         return o
     q_shared, k_shared, v_shared, decay_shared = shared or (q, k, v, log_decay)
+    beta, beta_shared = (strengths[0], strengths[-1]) if strengths else (None, None)
     ranks = max(top_k, read_top_k) + bool(shared)
     block_d, block_v, block_k, warps = _blocks(S * H, D, V, ranks)
     decode_kernel[(S * H * triton.cdiv(V, block_v),)](
-        q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, k_scale, router_logits, router_bias, used, gate,
-        state, o,
+        q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
+        router_bias, used, gate, state, o,
         scale, 1.0 if decay_normalizer is None else decay_normalizer,
         N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared), TOP_K=top_k,
         READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
@@ -109,8 +116,8 @@ def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int
 
 @triton.jit(do_not_specialize=["scale", "normalizer"])
 def decode_kernel(
-    q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, k_scale, router_logits, router_bias, used, gate,
-    state, o,
+    q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
+    router_bias, used, gate, state, o,
     scale, normalizer,
     N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
     TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr, WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
@@ -147,7 +154,7 @@ def decode_kernel(
         given = tl.where(is_shared, k_shared, k) + k_row * D
         keys = tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0)
         keys = map_keys(keys, _softmax_norm(keys, key_scale, in_d, K_MAP), key_scale, K_MAP)
-        keys = keys * tl.where(writes, weight if WRITE_GATE else 1.0, 0.0)[:, None]
+        strength = tl.where(writes, weight if WRITE_GATE else 1.0, 0.0)
         given = tl.where(is_shared, v_shared, v) + v_row * V
         values = tl.load(given[:, None] + dv[None, :], mask=ok[:, None] & (dv < V)[None, :], other=0.0).to(tl.float32)
 
@@ -156,7 +163,12 @@ def decode_kernel(
         )
         inside = in_k[:, :, None] & (dv < V)[None, None, :]
         tile = tl.load(state + at, mask=inside, other=0.0)
-        tile = tile * decay[:, :, None] + keys[:, :, None] * values[:, None, :]
+        tile = tile * decay[:, :, None]
+        if beta is not None:
+            given = tl.where(is_shared, beta_shared, beta) + b * H + h
+            strength *= tl.load(given, mask=ok, other=0.0).to(tl.float32)
+            values -= tl.sum(keys[:, :, None] * tile, 1)
+        tile += keys[:, :, None] * (values * strength[:, None])[:, None, :]
         tl.store(state + at, tile, mask=inside & writes[:, None, None])
         read_weight = tl.where(reads, weight if READ_GATE else 1.0, 0.0) * scale
         given = tl.where(is_shared, q_shared, q) + q_row * D

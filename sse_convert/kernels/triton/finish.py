@@ -30,7 +30,7 @@ from sse_convert.kernels.triton.tiles import (
 @triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "slots", "first_group", "group_chunks"])
 def finish_kernel(
     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
     strong, states, dstates, value_dots,
     dq, dk, dg, dgate, dk_scale,
     scale, normalizer, T, S, num_shared, slots, first_group, group_chunks,
@@ -38,9 +38,12 @@ def finish_kernel(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
+
+    value_rows and do_rows say where a slot's value and do are: `token`, or `out` where each slot has its own. With
+    STRICT a query does not read its own token.
 
     Outputs have one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], dgate [blocks, slots, H]; dk_scale is
     [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk. states and dstates hold
@@ -56,11 +59,11 @@ def finish_kernel(
     if tl.load(strong + c.to(tl.int64) * H + h) != 0:
         return
     finish_chunk(
-        q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do, token,
-        out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms, strong, states, dstates,
+        q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
+        value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms, strong, states, dstates,
         value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S, num_shared, slots, place, h, part, c,
         P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE, K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD,
-        BV, DOTS, PARTS, C, IEEE, False, STAGES,
+        BV, DOTS, PARTS, C, IEEE, STRICT, False, STAGES,
     )  # fmt: skip
 
 
@@ -68,7 +71,7 @@ def finish_kernel(
                                "places"])  # fmt: skip
 def finish_strong_kernel(
     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
     strong, states, dstates, value_dots,
     dq, dk, dg, dgate, dk_scale,
     scale, normalizer, T, S, num_shared, slots, first_group, group_chunks, places,
@@ -76,7 +79,7 @@ def finish_strong_kernel(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
     for task in range(tl.program_id(0), places * H, tl.num_programs(0)):
@@ -91,17 +94,17 @@ def finish_strong_kernel(
             for part in range((D + BD - 1) // BD):
                 finish_chunk(
                     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared,
-                    do, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+                    do, value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
                     strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S,
                     num_shared, slots, place, h, part, c, P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE,
-                    K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE, True, STAGES,
+                    K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE, STRICT, True, STAGES,
                 )  # fmt: skip
 
 
 @triton.jit
 def finish_chunk(
     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
     strong, states, dstates, value_dots,
     dq, dk, dg, dgate, dk_scale,
     scale, normalizer, T, S, num_shared, slots, place, h, part, c,
@@ -109,7 +112,7 @@ def finish_chunk(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of one head of one chunk."""
     here = tl.cast(c, tl.int64) * H + h
@@ -155,14 +158,18 @@ def finish_chunk(
         through = tl.zeros([C, BD], tl.float32)
         for begin in tl.range(0, V, BV, num_stages=STAGES):
             v = begin + tl.arange(0, BV)
-            bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
-            bo = gather_rows(do, token, segment, c, hq, v, S, num_shared, 1, H * G, V, C)
+            bv = gather_rows(v_base, value_rows, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+            bo = gather_rows(do, do_rows, segment, c, hq, v, S, num_shared, 1, H * G, V, C)
             s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
             da = matmul(bo, tl.trans(bv), da, IEEE)
             da_t = matmul(bv, tl.trans(bo), da_t, IEEE)
             through = matmul(bo, s, through, IEEE)
-        da = tl.where(i[:, None] >= i[None, :], da, 0.0)
-        da_t = tl.where(i[:, None] <= i[None, :], da_t, 0.0)
+        if STRICT:
+            da = tl.where(i[:, None] > i[None, :], da, 0.0)
+            da_t = tl.where(i[:, None] < i[None, :], da_t, 0.0)
+        else:
+            da = tl.where(i[:, None] >= i[None, :], da, 0.0)
+            da_t = tl.where(i[:, None] <= i[None, :], da_t, 0.0)
         if PACKED:
             da = within_segments(da, segment, c, C)
             da_t = within_segments(da_t, segment, c, C)
@@ -209,7 +216,7 @@ def finish_chunk(
         v = begin + tl.arange(0, BV)
         s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
         ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
-        bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+        bv = gather_rows(v_base, value_rows, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
         later = matmul(bv, ds, later, IEEE)
         crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
     passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)

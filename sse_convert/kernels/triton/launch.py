@@ -28,7 +28,7 @@ class Problem:
     k: Tensor
     """[T, P, H, D]"""
     v: Tensor
-    """[T, P, H, V]"""
+    """[T, P, H, V], or of each slot by its own, [ranks * T, 1, H, V] in the order of the layout's `out`"""
     g: Tensor
     """[T, H, D] log decays, or gate logits when there is a normalizer"""
     gate: Tensor
@@ -56,6 +56,10 @@ class Problem:
     scale: float
     k_map: str
     normalizer: float | None
+    by_slot: bool = False
+    """whether v has a row for each slot"""
+    corrects: bool = False
+    """whether queries are keys that the delta rule reads with: none reads its own token, and do has a row per slot"""
 
     @property
     def ieee(self) -> bool:
@@ -80,8 +84,13 @@ class Problem:
 
     @property
     def value_partitions(self) -> int:
-        """0 when every slot of a token has the same value, else the P of v."""
+        """0 when one table of rows serves all slots, else the P of v."""
         return self.v.shape[1] if self.v.shape[1] > 1 or self.own_values else 0
+
+    @property
+    def value_rows(self) -> Tensor:
+        """Row of v of each slot, -1 for padding."""
+        return self.layout.out if self.by_slot else self.layout.token
 
     def sources(self) -> tuple[Tensor, ...]:
         """q, k, g for sparse slots, then for shared ones."""
@@ -139,6 +148,28 @@ def run_forward(x: Problem) -> tuple[Tensor, Tensor | None, Forward | None]:
     H, V = x.v.shape[-2:]
     config, place = x.config, x.layout
     f = allocate(x)
+    prepare_chunks(x, f)
+    carry = torch.empty_like(f.entering[..., 0])
+    initial = _or(x.initial, f.decay)
+    _entering_states(x, f.kd, *x.values(), f.decay, place.load, initial, f.entering, carry, reverse=False)
+    slots = x.v.new_empty(x.ranks, T, Hq, V)
+    tile = config.output
+    output_kernel[(f.entering.shape[0], Hq, -(-V // tile.block_v))](
+        f.qd, f.kd, f.products, *x.values(), f.decay, x.value_rows, place.out, place.segment, place.head, place.load,
+        place.store, place.group_first, place.group_end, f.entering, initial, _or(f.final, f.decay), slots,
+        x.num_sequences, place.num_shared_chunks,
+        P=x.value_partitions, H=H, G=Hq // H, D=D, V=V, C=CHUNK, IEEE=x.ieee, BD=tile.block_d, BV=tile.block_v,
+        HAS_STATE=x.initial is not None, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    final, saved = f.final, f if x.save else None
+    del f  # without a backward pass its memory is free for the sum
+    return sum_slots(slots), final, saved
+
+
+def prepare_chunks(x: Problem, f: Forward) -> None:
+    """What happens inside of chunks: fills everything in `f` but states and what is carried to them."""
+    (T, _, Hq, D), H = x.q.shape, x.k.shape[2]
+    config, place = x.config, x.layout
     shape = {"H": H, "G": Hq // H, "D": D, "C": CHUNK, "IEEE": x.ieee}
     numbers = (x.scale, x.normalizer or 1.0, T, x.num_sequences, place.num_shared_chunks)
     tile, chunks = config.prepare, place.head.numel()
@@ -153,21 +184,6 @@ def run_forward(x: Problem) -> tuple[Tensor, Tensor | None, Forward | None]:
         *x.sources(), _or(x.k_scale, f.decay), x.gate, place.token, place.out, place.segment, _or(f.norms, f.decay),
         f.strong, f.products, *numbers, chunks * Hq, **_mapping(x), **shape, BD=tile.block_d, num_warps=tile.warps,
     )  # fmt: skip
-    carry = torch.empty_like(f.entering[..., 0])
-    initial = _or(x.initial, f.decay)
-    _entering_states(x, f.kd, *x.values(), f.decay, place.load, initial, f.entering, carry, reverse=False)
-    slots = x.v.new_empty(x.ranks, T, Hq, V)
-    tile = config.output
-    output_kernel[(f.entering.shape[0], Hq, -(-V // tile.block_v))](
-        f.qd, f.kd, f.products, *x.values(), f.decay, place.token, place.out, place.segment, place.head, place.load,
-        place.store, place.group_first, place.group_end, f.entering, initial, _or(f.final, f.decay), slots,
-        *numbers[3:],
-        P=x.value_partitions, **shape, V=V, BD=tile.block_d, BV=tile.block_v, HAS_STATE=x.initial is not None,
-        STAGES=tile.stages, num_warps=tile.warps,
-    )  # fmt: skip
-    final, saved = f.final, f if x.save else None
-    del f  # without a backward pass its memory is free for the sum
-    return sum_slots(slots), final, saved
 
 
 def allocate(x: Problem) -> Forward:
@@ -224,7 +240,7 @@ def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) 
     _entering_states(x, saved.qd, do, do, saved.decay, x.layout.store, ends, leaving, carry, reverse=True)
     parts = -(-D // min(config.finish.block_d, config.finish_strong.block_d))
     gated, blocks = x.write_gate or x.read_gate, -(-V // config.values.block_v)
-    slab = min(groups, max(1, SLAB_BYTES // (2 * x.group_chunks * H * D * V * x.low.itemsize)))
+    slab = slab_groups(x)
     states, dstates = (new(slab * x.group_chunks, H, D, V, dtype=x.low) for _ in range(2))
     grads = Gradients(
         dq=new(x.ranks, T, Hq, D),
@@ -238,20 +254,26 @@ def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) 
     dots = new(blocks, x.ranks, T, H, dtype=torch.float32) if x.k_map == "softmax" else saved.decay
     for first in range(0, groups, slab):
         count = min(slab, groups - first)
-        _states_of_slab(x, saved, states, first, count)
+        states_of_slab(x, saved, states, first, count)
         _value_gradients(x, saved, do, ends, leaving, dstates, grads, dots, first, count)
-        _finish(x, saved, do, states, dstates, grads, dots, first, count)
+        finish(x, saved, do, states, dstates, grads, dots, first, count)
     K = x.gate.shape[1]
     dgate = None if grads.dgate is None else grads.dgate[:, :K].sum((0, 3)).T.contiguous()
     return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
 
 
-def _states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count: int) -> None:
+def slab_groups(x: Problem) -> int:
+    """Groups whose chunks' states are held at a time."""
+    (H, V), D, groups = x.v.shape[-2:], x.q.shape[-1], x.layout.group_first.numel()
+    return min(groups, max(1, SLAB_BYTES // (2 * x.group_chunks * H * D * V * x.low.itemsize)))
+
+
+def states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count: int) -> None:
     """The state entering each chunk of `count` groups."""
     H, D, V = saved.entering.shape[1:]
     place, tile = x.layout, x.config.states
     state_kernel[(count, H, -(-V // tile.block_v))](
-        saved.kd, *x.values(), saved.decay, place.token, place.segment, place.load, place.group_first, place.group_end,
+        saved.kd, *x.values(), saved.decay, x.value_rows, place.segment, place.load, place.group_first, place.group_end,
         _or(x.initial, saved.decay), saved.entering, saved.decay, states, x.num_sequences, place.num_shared_chunks,
         first, x.group_chunks,
         P=x.value_partitions, H=H, G=1, D=D, V=V, C=CHUNK, IEEE=x.ieee, BD=tile.block_d, BV=tile.block_v,
@@ -277,27 +299,27 @@ def _value_gradients(
     )  # fmt: skip
 
 
-def _finish(
+def finish(
     x: Problem, saved: Forward, do: Tensor, states: Tensor, dstates: Tensor, grads: Gradients, dots: Tensor, first: int,
     count: int,
 ) -> None:  # fmt: skip
     """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays."""
     H, D, V = saved.entering.shape[1:]
     place, config = x.layout, x.config
-    places = count * x.group_chunks
+    places, do_rows = count * x.group_chunks, place.out if x.corrects else place.token
     for kernel, tile in ((finish_kernel, config.finish), (finish_strong_kernel, config.finish_strong)):
         strong = kernel is finish_strong_kernel
         grid = min(places * H, SEARCHERS) if strong else places * H * -(-D // tile.block_d)
         kernel[(grid,)](
             *x.sources(), _or(x.k_scale, saved.decay), x.gate, *x.values(), do,
-            place.token, place.out, place.segment, place.head, place.tail, place.group_first, place.group_end,
-            saved.qt, saved.kt, _or(saved.falls, saved.kt), saved.decay, saved.full,
+            x.value_rows, do_rows, place.token, place.out, place.segment, place.head, place.tail, place.group_first,
+            place.group_end, saved.qt, saved.kt, _or(saved.falls, saved.kt), saved.decay, saved.full,
             _or(saved.norms, saved.decay), saved.strong, states, dstates, dots,
             grads.dq, grads.dk, grads.dg, _or(grads.dgate, saved.decay), _or(grads.dk_scale, saved.decay),
             x.scale, x.normalizer or 1.0, x.q.shape[0], x.num_sequences, place.num_shared_chunks,
             x.ranks * x.q.shape[0], first, x.group_chunks, *([places] if strong else []),
             **_mapping(x), H=H, G=x.q.shape[2] // H, D=D, V=V, C=CHUNK, IEEE=x.ieee, VALUE_P=x.value_partitions,
-            BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots.dim() < 4 else dots.shape[0],
+            STRICT=x.corrects, BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots.dim() < 4 else dots.shape[0],
             PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2], STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
 
@@ -311,8 +333,8 @@ def _entering_states(
     config, place = x.config, x.layout
     tile = config.states
     state_kernel[(groups, H, -(-V // tile.block_v))](
-        rows, y, y_shared, decay, place.token, place.segment, inject, place.group_first, place.group_end, ends, local,
-        carry, decay, x.num_sequences, place.num_shared_chunks, 0, x.group_chunks,
+        rows, y, y_shared, decay, place.token if reverse else x.value_rows, place.segment, inject, place.group_first,
+        place.group_end, ends, local, carry, decay, x.num_sequences, place.num_shared_chunks, 0, x.group_chunks,
         P=0 if reverse else x.value_partitions, H=H, G=rows.shape[1] // H, D=D, V=V, BD=tile.block_d, BV=tile.block_v,
         C=CHUNK, REVERSE=reverse, STORE=False, HAS_STATE=x.initial is not None, IEEE=x.ieee,
         STAGES=tile.stages, num_warps=tile.warps,

@@ -1,6 +1,5 @@
 """The SSE operator on Triton kernels: routing, layout, and the chunked passes as torch operators with gradients."""
 
-import dataclasses as dc
 from typing import Any
 
 import torch
@@ -9,8 +8,18 @@ from torch import Tensor
 from sse_convert.kernels.inputs import Inputs, position_of_tokens
 from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
-from sse_convert.kernels.triton.launch import Forward, Problem, allocate, run_backward, run_forward, sum_slots
-from sse_convert.kernels.triton.routing import SlotLayout, select, select_by, slot_layout
+from sse_convert.kernels.triton.delta_operator import correct, slot_strengths
+from sse_convert.kernels.triton.launch import Problem, allocate, run_backward, run_forward, sum_slots
+from sse_convert.kernels.triton.passing import (
+    TABLES,
+    by_partition,
+    layout_of,
+    or_empty,
+    saved_forward,
+    tables_of,
+    to_save,
+)
+from sse_convert.kernels.triton.routing import select, select_by, slot_layout
 
 PADDING_BEARABLE = 0.25
 """segments share chunks when aligning them would add more than this share of padding"""
@@ -27,16 +36,13 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     """
     if x.num_tokens == 0:
         return _no_tokens(x, output_final_state)
+    delta = x.write_strength is not None
+    if delta or x.k_map == "l2":
+        x = x.with_mapped_keys(x.k.dtype)
     offsets, used_k = x.cu_seqlens.to(x.q.device), max(x.top_k, x.read_top_k)
-    if x.partition_gate is None:
-        used, gate = select(x.router_logits, x.router_bias, used_k)
-    else:
-        positions = x.positions
-        if positions is None:
-            positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
-        used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
+    used, gate = _used(x, offsets, used_k)
     initial = _initial_state(x, output_final_state)
-    packed = initial is None and _much_padding(x, used_k)
+    packed = initial is None and not delta and _much_padding(x, used_k)
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
     layout = slot_layout(
         used,
@@ -47,19 +53,32 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         states=initial is not None,
         group_chunks=group,
     )
-    sparse, shared = _tensors(x)
+    (q, k, v, g), (shared_q, shared_k, shared_g, shared_v) = _tensors(x)
+    tables, save = tables_of(layout), int(x.wants_grad())
+    if delta:
+        settings = [layout.num_shared_chunks, group, save, x.num_sequences, x.top_k]
+        beta = slot_strengths(x, gate)
+        v, shared_v = correct(
+            k, v, g, beta, shared_k, shared_g, shared_v, initial, used, tables, settings, x.decay_normalizer
+        )[0], None  # fmt: skip
     o, final = _forward(
-        *sparse, gate, used, *shared,
-        x.k_scale, initial, [getattr(layout, name) for name in _TABLES],
-        [layout.num_shared_chunks, int(packed), group, int(x.wants_grad()), x.num_sequences, x.top_k, x.read_top_k,
-         int(x.write_gate), int(x.read_gate)],
+        q, k, v, g, gate, used, shared_q, shared_k, shared_g, shared_v,
+        x.k_scale, initial, tables,
+        [layout.num_shared_chunks, int(packed), group, save, x.num_sequences, x.top_k, x.read_top_k,
+         int(x.write_gate and not delta), int(x.read_gate), int(delta)],
         x.scale, x.k_map, x.decay_normalizer,
     )[:2]  # fmt: skip
     return o.to(x.v.dtype), final if output_final_state else None
 
 
-_SAVED = tuple(field.name for field in dc.fields(Forward) if field.name != "final")
-_TABLES = tuple(field.name for field in dc.fields(SlotLayout) if field.name != "num_shared_chunks")
+def _used(x: Inputs, offsets: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
+    """The partitions of each token and their gates, [T, K] both."""
+    if x.partition_gate is None:
+        return select(x.router_logits, x.router_bias, used_k)
+    positions = x.positions
+    if positions is None:
+        positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
+    return select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
 
 
 def _no_tokens(x: Inputs, final: bool) -> tuple[Tensor, Tensor | None]:
@@ -123,7 +142,7 @@ def _forward(
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
     o, final, done = run_forward(x)
-    return o, _or_empty(final, q), _to_save(done, q)
+    return o, or_empty(final, q), to_save(done, q)
 
 
 @_forward.register_fake
@@ -136,16 +155,7 @@ def _forward_fake(
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
     done, o = allocate(x), v.new_empty(q.shape[0], q.shape[2], v.shape[-1])
-    return o, _or_empty(done.final, q), _to_save(done if x.save else None, q)
-
-
-def _to_save(done: Forward | None, like: Tensor) -> list[Tensor]:
-    return [] if done is None else [_or_empty(getattr(done, name), like) for name in _SAVED]
-
-
-def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
-    """x, or what stands for None among the results of an operator."""
-    return like.new_empty(0, dtype=torch.float32) if x is None else x
+    return o, or_empty(done.final, q), to_save(done if x.save else None, q)
 
 
 @torch.library.custom_op(operator_name(__name__, "backward"), mutates_args=())
@@ -173,9 +183,8 @@ def _backward(
     """Gradients by slot of q, k, g and v; those of the gates, of k_scale and of the initial state (empty if none)."""
     x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
                  k_map, normalizer)  # fmt: skip
-    held: dict[str, Any] = {n: tensor if tensor.numel() else None for n, tensor in zip(_SAVED, saved, strict=True)}
-    grads = run_backward(x, Forward(final=None, **held), do, dfinal)
-    of_gate, of_scale, of_state = (_or_empty(grad, q) for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
+    grads = run_backward(x, saved_forward(saved), do, dfinal)
+    of_gate, of_scale, of_state = (or_empty(grad, q) for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
     return grads.dq, grads.dk, grads.dg, grads.dv, of_gate, of_scale, of_state
 
 
@@ -194,9 +203,9 @@ def _backward_fake(
         k.new_empty(x.ranks, T, H, D),
         g.new_empty(x.ranks, T, H, D),
         v.new_empty(x.ranks, T, H, V),
-        _or_empty(torch.empty_like(gate) if gated else None, q),
-        _or_empty(None if k_scale is None else torch.empty_like(k_scale, dtype=torch.float32), q),
-        _or_empty(None if dfinal is None else torch.empty_like(dfinal), q),
+        or_empty(torch.empty_like(gate) if gated else None, q),
+        or_empty(None if k_scale is None else torch.empty_like(k_scale, dtype=torch.float32), q),
+        or_empty(None if dfinal is None else torch.empty_like(dfinal), q),
     )
 
 
@@ -218,7 +227,7 @@ def _problem(
         own_values=shared_v is not None,
         k_scale=k_scale,
         initial=initial,
-        layout=SlotLayout(**dict(zip(_TABLES, layout, strict=True)), num_shared_chunks=settings[0]),
+        layout=layout_of(layout, settings[0]),
         packed=bool(settings[1]),
         group_chunks=settings[2],
         save=bool(settings[3]),
@@ -230,6 +239,7 @@ def _problem(
         scale=scale,
         k_map=k_map,
         normalizer=normalizer,
+        by_slot=bool(settings[9]),
     )
 
 
@@ -245,7 +255,7 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> t
     flat = list(ctx.saved_tensors)
     tensors: list[Any] = [flat.pop(0) if there else None for there in ctx.present]
     q, k, v, g, gate, used, shared_q, _, _, shared_v, k_scale, initial = tensors
-    layout, saved = flat[: len(_TABLES)], flat[len(_TABLES) :]
+    layout, saved = flat[: len(TABLES)], flat[len(TABLES) :]
     do = v.new_zeros(q.shape[0], q.shape[2], v.shape[-1]) if do is None else do.contiguous()
     if initial is not None:
         dfinal = torch.zeros_like(initial) if dfinal is None else dfinal.contiguous()
@@ -253,22 +263,15 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> t
         do, None if initial is None else dfinal, saved, q, k, v, g, gate, *tensors[6:], layout, *ctx.options
     )
     K = gate.shape[1]
-    sparse = [_by_partition(x[:K], used, like) for x, like in ((dq, q), (dk, k))]
+    sparse = [by_partition(x[:K], used, like) for x, like in ((dq, q), (dk, k))]
     of_shared = [None] * 4 if shared_q is None else [dq[K], dk[K], dg[K], None if shared_v is None else dv[K]]
-    dv = _by_partition(dv if shared_v is None else dv[:K], used, v)
+    by_slot = bool(ctx.options[0][9])
+    dv = dv.view_as(v) if by_slot else by_partition(dv if shared_v is None else dv[:K], used, v)
     of_gate = dgate if dgate.numel() else None
     of_scale = None if k_scale is None else dk_scale.to(k_scale.dtype)
     of_state = None if initial is None else dinitial
-    tables = [None] * len(_TABLES)
+    tables = [None] * len(TABLES)
     return *sparse, dv, sum_slots(dg[:K]), of_gate, None, *of_shared, of_scale, of_state, tables, *[None] * 4
 
 
 torch.library.register_autograd(operator_name(__name__, "forward"), _gradients, setup_context=_setup)
-
-
-def _by_partition(slots: Tensor, used: Tensor, like: Tensor) -> Tensor:
-    """Gradient [T, P, ...] from slots [K, T, ...]; zeros for partitions that a token does not use."""
-    if like.shape[1] == 1:
-        return sum_slots(slots)[:, None]
-    tokens = torch.arange(like.shape[0], device=like.device)[:, None]
-    return torch.zeros_like(like).index_put((tokens, used.long()), slots.transpose(0, 1))

@@ -43,7 +43,7 @@ def lay_out(N: int, K: int, packed: bool, states: bool, offsets: torch.dtype) ->
 
 def inputs(
     T: int, dims: tuple[int, int], dtype: torch.dtype, heads: tuple[int, int] = (2, 1), shared: bool = True,
-    partitions: int = 0, states: bool = False, **options: Any,
+    partitions: int = 0, states: bool = False, delta: bool = False, **options: Any,
 ) -> Inputs:  # fmt: skip
     """Inputs with H heads of G query heads, D and V channels; `partitions`: one q, k and v for each of so many."""
     (H, G), (D, V), N = heads, dims, partitions or 4
@@ -56,6 +56,7 @@ def inputs(
     return build_inputs(
         leaf(T, *own, H * G, D), leaf(T, *own, H, D), leaf(T, *own, H, V), leaf(T, H, D), leaf(T, N),
         of_shared if shared else None,
+        write_strength=leaf(T, H) if delta else None,
         initial_state=leaf(2, N + shared, H, D, V, dtype=torch.float32) if states else None,
         cu_seqlens=torch.tensor([0, T // 2, T]), **{"top_k": 1, **options},
     )  # fmt: skip
@@ -104,6 +105,14 @@ COMPILE_CASES = {
     "train as the layer does": CompileCase(
         partial(train, dims=(128, 128), dtype=BF16, heads=(2, 2), states=True, k_map="softmax", decay_normalizer=16.0)
     ),
+    "train by the delta rule": CompileCase(partial(train, dims=(128, 128), dtype=BF16, delta=True, k_map="l2")),
+    "train by the delta rule with everything": CompileCase(
+        partial(
+            train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, delta=True, top_k=2, read_top_k=3,
+            decay_normalizer=16.0,
+        ),
+        slow=True,
+    ),
     "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32), slow=True),
     "train with everything": CompileCase(
         partial(
@@ -132,6 +141,9 @@ for name, dtype, dims in (
     for D in dims:  # float16 differs from bfloat16 in its loads and stores alone
         COMPILE_CASES |= {
             f"train, {D} channels in {name}": CompileCase(partial(train, dims=(D, D), dtype=dtype), slow=True),
+            f"delta rule, {D} channels in {name}": CompileCase(
+                partial(train, dims=(D, D), dtype=dtype, delta=True), slow=True
+            ),
             f"decode, {D} channels in {name}": CompileCase(partial(decode, dims=(D, D), dtype=dtype), slow=True),
             f"token attention, {D} channels in {name}": CompileCase(partial(attend, D, dtype), slow=True),
         }

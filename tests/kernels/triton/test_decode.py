@@ -29,6 +29,9 @@ CASES = (
     dc.replace(ONE_EACH, per_partition=True, top_k=2, read_top_k=1, shared=False),
     dc.replace(ONE_EACH, decay_scale=80.0),
     dc.replace(ONE_EACH, lengths=(1,) * 7, num_partitions=3, groups=5),
+    dc.replace(ONE_EACH, delta=True),
+    dc.replace(ONE_EACH, delta=True, top_k=2, read_top_k=3, groups=2, shared=False, decay_scale=80.0),
+    dc.replace(ONE_EACH, delta=True, per_partition=True, top_k=3, read_top_k=1, write_gate=False),
 )
 DIMS = ((16, 16), (20, 24), (64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (64, 256), (256, 16), (17, 5))
 
@@ -91,7 +94,7 @@ def test_low_precision_inputs_lose_nothing_but_the_rounding_of_o(case: Case, dty
     assert_same(final.cpu(), expected, "final", 1e-5)
 
 
-@pytest.mark.parametrize("k_map", ["softmax", "silu", "relu", "identity"])
+@pytest.mark.parametrize("k_map", ["softmax", "silu", "relu", "l2", "identity"])
 @pytest.mark.parametrize("decay_normalizer", [None, 0.25, 16.0])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_maps_keys_and_gate_logits(k_map: str, decay_normalizer: float | None, scaled: bool, device: str) -> None:

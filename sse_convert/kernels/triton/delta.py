@@ -1,0 +1,173 @@
+"""Kernels of the gated delta rule: from values v to the corrected values u that gated linear attention then writes.
+
+Each token writes u_t = beta_t (v_t - k_t S), S being the state after the token's decay. Inside a chunk the u solve
+
+    (I + diag(beta) A) U = diag(beta) (V - K S_0)    A_ij = k_i k_j under the decay between them, for j < i
+
+(the WY or UT transform, arXiv:2406.06484, section 3), K being the keys decayed from the chunk's start and S_0 the state
+that enters. A does not depend on states, so all inverses are computed at once; then one program walks through the
+chunks of a segment, forward for U and, with dS the gradient of the state that leaves a chunk, backward for
+
+    G = (I + diag(beta) A)^-T (dU + K_end dS)    dV = diag(beta) G    d beta = rows of G * U / beta
+
+after which keys are read like queries whose outputs have the gradient -dV, as `finish.py` does it.
+"""
+
+import triton
+import triton.language as tl
+
+from sse_convert.kernels.triton.tiles import gather_rows, level_masks, load_rows, matmul, scatter_rows
+
+
+@triton.jit
+def inverse_kernel(
+    products, beta, token, out, inverse, H: tl.constexpr, C: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """Grid (chunks, H). The inverse of I + diag(beta) times the products below the diagonal, by halves: that of two
+    neighbouring blocks is their inverses and, below, what these make of the products between the blocks."""
+    c = tl.program_id(0)
+    h = tl.program_id(1)
+    i = tl.arange(0, C)
+    if tl.load(token + c * C) < 0:
+        return
+    square = (c.to(tl.int64) * H + h) * C * C + i[:, None] * C + i[None, :]
+    a = tl.load(products + square) * slot_strength(beta, out, c, h, H, C)[:, None]
+    x = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    for level in tl.static_range(6):
+        _, pairs = level_masks(i, level)
+        between = tl.where(pairs, a, 0.0)
+        if level > 0:
+            between = product(x, product(between, x, IEEE), IEEE)
+        x -= between
+    tl.store(inverse + square, x.to(inverse.dtype.element_ty))
+
+
+@triton.jit
+def product(a, b, IEEE: tl.constexpr):
+    """a @ b for float32 operands: as such, or on tensor cores in three passes that keep 21 bits."""
+    if IEEE:
+        out = tl.dot(a, b, input_precision="ieee")
+    else:
+        out = tl.dot(a, b, input_precision="tf32x3")
+    return out
+
+
+@triton.jit
+def slot_strength(beta, out, c, h, H: tl.constexpr, C: tl.constexpr):
+    """beta of a chunk's slots, 0 for padding."""
+    slot = tl.load(out + c * C + tl.arange(0, C))
+    return tl.load(beta + slot.to(tl.int64) * H + h, mask=slot >= 0, other=0.0)
+
+
+@triton.jit(do_not_specialize=["S", "num_shared", "groups"])
+def correct_kernel(
+    k_start, k_end, inverse, beta, values, values_shared, decay, token, out, segment, head, load, group_first,
+    group_end, initial, entering, u,
+    S, num_shared, groups,
+    P: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, HAS_STATE: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (groups, H, V blocks). The program of a segment's first group walks through all its groups; it writes u of
+    each slot and the state that enters each group."""
+    group = tl.program_id(0)
+    h = tl.program_id(1)
+    d = tl.arange(0, BD)
+    v = tl.program_id(2) * BV + tl.arange(0, BV)
+    i = tl.arange(0, C)
+    inside = (d < D)[:, None] & (v < V)[None, :]
+    tile = d[:, None] * V + v[None, :]
+    state = tl.zeros([BD, BV], tl.float32)
+    mine = begins(group, group_first, group_end, head, load)
+    while mine:
+        tl.store(entering + (group.to(tl.int64) * H + h) * D * V + tile, state, mask=inside)
+        for c in tl.range(tl.load(group_first + group), tl.load(group_end + group), num_stages=STAGES):
+            if HAS_STATE:
+                row = tl.load(load + c)
+                if row >= 0:
+                    state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+            here = tl.cast(c, tl.int64) * H + h
+            v_base = values
+            if P > 0:
+                v_base = tl.where(c < num_shared, values_shared, values)
+            bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, P, H, V, C)
+            bk = tl.load(k_start + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+            kept = tl.load(k_end + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            solve = tl.load(inverse + (here * C + i[:, None]) * C + i[None, :])
+            factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+            held = matmul(bk, state, tl.zeros([C, BV], tl.float32), IEEE)
+            right = (bv.to(tl.float32) - held) * slot_strength(beta, out, c, h, H, C)[:, None]
+            bu = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE).to(u.dtype.element_ty)
+            scatter_rows(u, bu, token, out, c, h, v, H, V, C)
+            state = matmul(kept, bu, state * factor[:, None], IEEE)
+        group += 1
+        mine = continues(group, groups, group_first, group_end, head, load)
+
+
+@triton.jit
+def begins(group, group_first, group_end, head, load):
+    """Whether a group is used and its first chunk is the first of a segment."""
+    first = tl.load(group_first + group)
+    used = first < tl.load(group_end + group)
+    return used & ((tl.load(head + first) < 0) | (tl.load(load + first) >= 0))
+
+
+@triton.jit
+def continues(group, groups, group_first, group_end, head, load):
+    """Whether there is such a group and it continues the segment of the one before."""
+    there = group < groups
+    group = tl.where(there, group, 0)
+    used = tl.load(group_first + group) < tl.load(group_end + group)
+    return there & used & (begins(group, group_first, group_end, head, load) == 0)
+
+
+@triton.jit(do_not_specialize=["slots", "groups"])
+def correct_backward_kernel(
+    k_start, k_end, inverse, beta, u, du, decay, token, out, head, load, group_first, group_end, leaving, d_read,
+    d_beta, d_initial,
+    slots, groups,
+    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    HAS_STATE: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (groups, H, V blocks). The program of a segment's last group walks back through all its groups. Per slot it
+    writes -dv to d_read [slots, H, V] and the part of its V block to d_beta [blocks, slots, H]; besides, the gradient
+    of the state that leaves each group and of initial states."""
+    group = tl.program_id(0)
+    h = tl.program_id(1)
+    d = tl.arange(0, BD)
+    v = tl.program_id(2) * BV + tl.arange(0, BV)
+    i = tl.arange(0, C)
+    inside = (d < D)[:, None] & (v < V)[None, :]
+    tile = d[:, None] * V + v[None, :]
+    dstate = tl.zeros([BD, BV], tl.float32)
+    used = tl.load(group_first + group) < tl.load(group_end + group)
+    mine = used & (continues(group + 1, groups, group_first, group_end, head, load) == 0)
+    while mine:
+        tl.store(leaving + (group.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)
+        first = tl.load(group_first + group)
+        end = tl.load(group_end + group)
+        for step in tl.range(end - first, num_stages=STAGES):
+            c = end - 1 - step
+            here = tl.cast(c, tl.int64) * H + h
+            slot = tl.load(out + c * C + i)
+            real = slot >= 0
+            slot = tl.where(real, slot, 0).to(tl.int64)
+            given = load_rows(du + h * V, slot, v, real, H * V, V).to(tl.float32)
+            bu = load_rows(u + h * V, slot, v, real, H * V, V).to(tl.float32)
+            bk = tl.load(k_end + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+            start = tl.load(k_start + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            solve = tl.load(inverse + (here * C + i[None, :]) * C + i[:, None])
+            factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+            strength = tl.load(beta + slot * H + h, mask=real, other=1.0)
+            right = matmul(bk, dstate, given, IEEE)
+            g = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE)
+            read = (g * -strength[:, None]).to(d_read.dtype.element_ty)
+            scatter_rows(d_read, read, token, out, c, h, v, H, V, C)
+            of_block = (tl.program_id(2) * slots.to(tl.int64) + slot) * H + h
+            tl.store(d_beta + of_block, tl.sum(g * bu, 1) / strength, mask=real)
+            dstate = matmul(start, read, dstate * factor[:, None], IEEE)
+            if HAS_STATE:
+                begun = tl.load(load + c)
+                if begun >= 0:
+                    tl.store(d_initial + (begun.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)
+        mine = begins(group, group_first, group_end, head, load) == 0
+        group -= 1
