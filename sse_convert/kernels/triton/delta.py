@@ -33,12 +33,9 @@ def inverse_kernel(
     square = (c.to(tl.int64) * H + h) * C * C + i[:, None] * C + i[None, :]
     a = tl.load(products + square) * slot_strength(beta, out, c, h, H, C)[:, None]
     x = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for level in tl.static_range(6):
+    for level in range(6):
         _, pairs = level_masks(i, level)
-        between = tl.where(pairs, a, 0.0)
-        if level > 0:
-            between = product(x, product(between, x, IEEE), IEEE)
-        x -= between
+        x -= product(x, product(tl.where(pairs, a, 0.0), x, IEEE), IEEE)
     tl.store(inverse + square, x.to(inverse.dtype.element_ty))
 
 
