@@ -32,8 +32,9 @@ def inverse_kernel(
         return
     square = (c.to(tl.int64) * H + h) * C * C + i[:, None] * C + i[None, :]
     a = tl.load(products + square) * slot_strength(beta, out, c, h, H, C)[:, None]
-    x = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for level in range(6):
+    _, pairs = level_masks(i, 0)
+    x = tl.where(i[:, None] == i[None, :], 1.0, tl.where(pairs, -a, 0.0))
+    for level in range(1, 6):
         _, pairs = level_masks(i, level)
         x -= product(x, product(tl.where(pairs, a, 0.0), x, IEEE), IEEE)
     tl.store(inverse + square, x.to(inverse.dtype.element_ty))
@@ -41,11 +42,11 @@ def inverse_kernel(
 
 @triton.jit
 def product(a, b, IEEE: tl.constexpr):
-    """a @ b for float32 operands: as such, or on tensor cores in three passes that keep 21 bits."""
+    """a @ b for float32 operands: as such, or in tf32, whose 10 bits are more than the inverse is stored in."""
     if IEEE:
         out = tl.dot(a, b, input_precision="ieee")
     else:
-        out = tl.dot(a, b, input_precision="tf32x3")
+        out = tl.dot(a, b, input_precision="tf32")
     return out
 
 

@@ -38,7 +38,7 @@ def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:
         f.products, beta, place.token, place.out, inverse, H=H, C=CHUNK, IEEE=x.ieee, num_warps=4
     )
     f = dc.replace(f, products=inverse)
-    u = x.v.new_empty(x.ranks * x.q.shape[0], 1, H, V)
+    u = x.v.new_empty(x.ranks * x.q.shape[0], 1, H, V, dtype=corrected_dtype(x.v))
     groups = place.group_first.numel()
     correct_kernel[(groups, H, -(-V // tile.block_v))](
         f.qt, f.kt, f.products, beta, *x.values(), f.decay, place.token, place.out, place.segment, place.head,
@@ -48,6 +48,11 @@ def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:
         HAS_STATE=x.initial is not None, IEEE=x.ieee, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return u, f
+
+
+def corrected_dtype(v: Tensor) -> torch.dtype:
+    """Of u: that of v, but for float16, in which small write strengths would leave nothing."""
+    return torch.float32 if v.dtype == torch.float16 else v.dtype
 
 
 def run_correction_backward(x: Problem, saved: Forward, beta: Tensor, du: Tensor) -> tuple[Gradients, Tensor]:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.namespace import operator_name
-from sse_convert.kernels.triton.delta_launch import run_correction, run_correction_backward
+from sse_convert.kernels.triton.delta_launch import corrected_dtype, run_correction, run_correction_backward
 from sse_convert.kernels.triton.launch import Problem, allocate, sum_slots
 from sse_convert.kernels.triton.passing import TABLES, by_partition, layout_of, or_empty, saved_forward, to_save
 
-LEAST_STRENGTH = 1e-6
+LEAST_STRENGTH = 1e-20
 """smaller write strengths count as this, so that gradients may be divided by them"""
 
 
@@ -33,7 +33,7 @@ def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
     strengths = weight.T[..., None] * x.write_strength.float()
     if x.shared is not None and x.shared.write_strength is not None:
         strengths = torch.cat([strengths, x.shared.write_strength.float()[None]])
-    return strengths + (LEAST_STRENGTH - strengths.detach()).clamp_min(0)
+    return (strengths + (LEAST_STRENGTH - strengths.detach()).clamp_min(0)).contiguous()
 
 
 @torch.library.custom_op(operator_name(__name__, "correct"), mutates_args=())
@@ -68,7 +68,7 @@ def correct(
         normalizer: of gate logits.
 
     Returns:
-        u [ranks * T, 1, H, V] in v's dtype, in the order of the layout's `out`.
+        u [ranks * T, 1, H, V] in the order of the layout's `out`.
     """
     x = _problem(k, v, g, shared_k, shared_g, shared_v, initial, used, layout, settings, normalizer)
     u, done = run_correction(x, beta)
@@ -82,7 +82,7 @@ def _correct_fake(
     normalizer: float | None,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     x = _problem(k, v, g, shared_k, shared_g, shared_v, initial, used, layout, settings, normalizer)
-    u = v.new_empty(beta.shape[0] * beta.shape[1], 1, *v.shape[-2:])
+    u = v.new_empty(beta.shape[0] * beta.shape[1], 1, *v.shape[-2:], dtype=corrected_dtype(v))
     return u, to_save(allocate(x) if x.save else None, k)
 
 

@@ -69,7 +69,9 @@ def trained(model: torch.nn.Module, layer: torch.nn.Module, layout: SequenceLayo
     return {"out": out.detach(), "x": x.grad, **{name.removeprefix("_orig_mod."): g for name, g in named.items()}}
 
 
-@pytest.mark.parametrize("name", ["paper", "reads more", "silu", "scalar decay", "query heads", "own projections"])
+@pytest.mark.parametrize(
+    "name", ["paper", "reads more", "silu", "scalar decay", "query heads", "own projections", "delta, separate"]
+)
 def test_a_layer_trains_on_triton_as_on_torch(name: str, device: str) -> None:
     """Eager and compiled in one graph: within 1e-5 of float64, or as near to it as the torch operator in float32."""
     single = model_with(KNOBS[name], dtype=torch.float32).train().to(device)
@@ -88,9 +90,10 @@ def test_a_layer_trains_on_triton_as_on_torch(name: str, device: str) -> None:
         assert torch.equal(compiled[key], eager[key]), key
 
 
-def test_a_compiled_layer_takes_rows_of_other_documents(device: str) -> None:
+@pytest.mark.parametrize("name", ["paper", "delta"])
+def test_a_compiled_layer_takes_rows_of_other_documents(name: str, device: str) -> None:
     """The number of documents becomes a symbol after the first change, and stays one of the kernels' sizes."""
-    model = model_with(KNOBS["paper"], dtype=torch.float32).train().to(device)
+    model = model_with(KNOBS[name], dtype=torch.float32).train().to(device)
     layer = model.sse_layers()[0]
     layer.backend = "triton"
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

@@ -24,6 +24,8 @@ WHOLE = ("initial_state", "k_scale")
 LAYOUTS = {"aligned": math.inf, "packed": -1.0}
 """padding that a call without states must bear"""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+DELTA_TOLERANCE = {**TOLERANCE, torch.bfloat16: 8e-3, torch.float16: 8e-3}
+"""the delta rule rounds what it reads, solves for and writes to bfloat16 before gated linear attention begins"""
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,8 @@ def assert_right(trial: Trial, inputs: Inputs) -> None:
 
     The gradient of each k_scale is one sum, which may cancel to anything; its error is a part of its terms' norm.
     """
-    found, exact, tolerance = results(trial, inputs), exact_results(trial, inputs), TOLERANCE[trial.dtype]
+    found, exact = results(trial, inputs), exact_results(trial, inputs)
+    tolerance = (DELTA_TOLERANCE if trial.delta else TOLERANCE)[trial.dtype]
     if "d k_scale" in exact:
         error = (found.pop("d k_scale").double() - exact.pop("d k_scale")) / _terms_of_k_scale(inputs, exact)
         assert error.abs().max() <= tolerance, f"d k_scale: {error.abs().max():.1e} of its terms"

@@ -1,0 +1,92 @@
+"""The kernels of the gated delta rule against the definition in float64, and what they promise."""
+
+import dataclasses as dc
+
+import pytest
+import torch
+
+from sse_convert.kernels.triton import launch
+from tests.kernels.triton.trials import Trial, assert_right, exact_results, results
+from tests.tolerance import assert_same
+
+BF16, FP16 = torch.bfloat16, torch.float16
+DELTA = Trial(delta=True)
+LONG = dc.replace(DELTA, lengths=(330, 20), num_partitions=2)
+"""segments of more than one group of chunks"""
+TRIALS = (
+    DELTA,
+    dc.replace(DELTA, lengths=(63, 0, 64, 1, 65), top_k=2, read_top_k=3, groups=2, heads=2, initial_state=True),
+    dc.replace(DELTA, lengths=(20, 0, 31, 1, 9), final_state=True, top_k=2, read_top_k=1, router_bias=True),
+    dc.replace(DELTA, lengths=(0, 1, 0), initial_state=True),
+    dc.replace(DELTA, shared=False, write_gate=False, read_gate=False, top_k=2),
+    dc.replace(DELTA, lengths=(200,), num_partitions=1, dtype=BF16),
+    dc.replace(DELTA, lengths=(200,), num_partitions=1, decays="0", initial_state=True),
+    dc.replace(DELTA, decays="mixed", initial_state=True, top_k=2),
+    dc.replace(DELTA, decays="mixed", dtype=BF16, top_k=2),
+    dc.replace(DELTA, decays="-1e4"),
+    dc.replace(DELTA, dim=24, value_dim=40, num_partitions=3, top_k=3, dtype=FP16),
+    dc.replace(
+        DELTA, per_partition=True, top_k=2, read_top_k=1, k_map="l2", k_scale=True, normalizer=16.0, value_dim=24
+    ),
+    dc.replace(DELTA, per_partition=True, top_k=2, groups=2, initial_state=True),
+    LONG,
+    dc.replace(LONG, initial_state=True),
+)
+SLOW = (
+    dc.replace(LONG, dim=64, value_dim=64, heads=2, dtype=BF16, lengths=(200, 30)),
+    dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(200, 30)),
+    dc.replace(DELTA, dim=256, value_dim=256, dtype=BF16),
+    dc.replace(DELTA, lengths=tuple(range(12)), num_partitions=64, top_k=4, read_top_k=2),
+)
+
+
+@pytest.mark.parametrize("trial", [*TRIALS, *(pytest.param(trial, marks=pytest.mark.slow) for trial in SLOW)], ids=str)
+def test_equals_float64(trial: Trial, device: str) -> None:
+    assert_right(trial, trial.rounded(device))
+
+
+@pytest.mark.parametrize("initial_state", [False, True])
+def test_states_of_few_groups_at_a_time(initial_state: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = dc.replace(LONG, initial_state=initial_state)
+    x = trial.rounded(device)
+    whole = results(trial, x)
+    monkeypatch.setattr(launch, "SLAB_BYTES", 1)
+    for name, tensor in results(trial, x).items():
+        assert torch.equal(tensor, whole[name]), name
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_strengths_of_nothing_and_of_all(strength: float, device: str) -> None:
+    """Their gradients too; keys that repeat make the system of a chunk as ill as it gets."""
+    trial = dc.replace(DELTA, num_partitions=1)
+    x = trial.rounded(device)
+    for name in ("write_strength", "shared_write_strength"):
+        x[name][:] = strength
+    for name in ("k", "shared k"):
+        x[name][3:] = x[name][3]
+    found, exact = results(trial, x), exact_results(trial, x)
+    for name, expected in exact.items():
+        assert_same(found[name], expected, name, 2e-5)
+
+
+def test_a_token_depends_on_nothing_after_it(device: str) -> None:
+    """To the bit, also where padding would have let segments share chunks under gated linear attention."""
+    trial = dc.replace(DELTA, lengths=(100,), num_partitions=4)
+    x = trial.rounded(device)
+    other = {name: torch.cat([t[:70], t[70:].flip(0)]) for name, t in x.items()}
+    first, second = results(trial, x)["o"], results(trial, other)["o"]
+    assert torch.equal(first[:70], second[:70])
+    assert not torch.equal(first[70:], second[70:])
+
+
+def test_unit_keys_are_mapped_for_the_kernels(device: str) -> None:
+    trial = Trial(k_map="l2", k_scale=True, top_k=2)
+    assert_right(trial, trial.rounded(device))
+
+
+def test_mixed_dtypes(device: str) -> None:
+    x = {name: t.to(BF16) if name in ("v", "write_strength") else t for name, t in DELTA.rounded(device).items()}
+    found, exact = results(DELTA, x), exact_results(DELTA, x)
+    for name, expected in exact.items():
+        assert_same(found[name], expected, name, 1e-2)
+        assert found[name].dtype == x[name.removeprefix("d ") if name != "o" else "v"].dtype
