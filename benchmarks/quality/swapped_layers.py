@@ -7,8 +7,8 @@ then its swapped attention is trained by KL to the teacher's predictions, throug
 rows (18.9M tokens in rows of 512, 2,048 and 8,192, needles planted as the recipe says). Scored are held-out loss and
 needles, also with recurrent states that start anew every 64 tokens: what is left then was not carried by them. With
 --short it is a third of the rows in smaller steps (5.8M tokens, 64 needles each), for many variants, with --long 25.7M
-tokens in such steps. The JSON is rewritten after each variant; --resume keeps what it has. A variant that the GPU has no memory for is left out, with a
-word. COMMIT names the commit where the checkout has no git.
+tokens in such steps. The JSON is rewritten after each variant; --resume keeps what it has. A variant that the GPU has
+no memory for is left out, with a word. COMMIT names the commit where the checkout has no git.
 """
 
 import argparse

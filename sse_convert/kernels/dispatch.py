@@ -167,10 +167,10 @@ def _gpu() -> torch.device:
     return torch.device(_GPU, torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
-def _unavailable(backend: str, device: torch.device) -> str | None:
-    """Why a backend that needs a GPU cannot run on a device; None if it can. Asks that backend alone: an answer may
-    take packages and a self-check, which torch.compile cannot trace."""
-    reason: str | None = (unavailable_reason if backend == "triton" else fla_unavailable_reason)(device)
+def _unavailable(backend: str, device: torch.device, *, delta: bool = False) -> str | None:
+    """Why a backend that needs a GPU cannot run on a device (by the delta rule); None if it can. Asks that backend
+    alone: an answer may take packages and a self-check, which torch.compile cannot trace."""
+    reason: str | None = unavailable_reason(device, delta) if backend == "triton" else fla_unavailable_reason(device)
     return reason
 
 
@@ -216,7 +216,7 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
 
 def _check_gpu_backend(backend: str, x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
-    if (reason := _unavailable(backend, x.q.device)) is not None:
+    if (reason := _unavailable(backend, x.q.device, delta=x.write_strength is not None)) is not None:
         raise HardwareError(f"backend '{backend}' is not available: {reason}", expected=others, fix="use backend: auto")
     unsupported = unsupported_reason if backend == "triton" else fla_unsupported_reason
     if (reason := unsupported(x)) is not None:
@@ -228,8 +228,8 @@ def _chosen(backend: str, x: Inputs) -> str:
         _check_gpu_backend(backend, x)
     if backend != "auto":
         return backend
-    on_gpu = x.q.device.type == _GPU
-    if on_gpu and x.num_tokens and unsupported_reason(x) is None and unavailable_reason(x.q.device) is None:
+    on_gpu, delta = x.q.device.type == _GPU, x.write_strength is not None
+    if on_gpu and x.num_tokens and unsupported_reason(x) is None and unavailable_reason(x.q.device, delta) is None:
         return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"

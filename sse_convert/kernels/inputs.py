@@ -131,6 +131,18 @@ class Inputs:
         given = (tensor for name, tensor in self.tensors().items() if name != "router_bias")
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
 
+    @property
+    def one_gate(self) -> bool:
+        """Whether one weight per partition that a token uses serves what it writes and what it reads."""
+        return not self.renormalise or self.top_k == self.read_top_k or not (self.write_gate and self.read_gate)
+
+    def renormalised(self, gate: Tensor) -> Tensor:
+        """That weight [T, K], of the gates of the partitions used, best first."""
+        if not self.renormalise:
+            return gate
+        assert self.one_gate, "writes and reads are renormalised over different sets"
+        return gate / gate[:, : self.top_k if self.write_gate else self.read_top_k].sum(1, keepdim=True)
+
     def with_mapped_keys(self, dtype: torch.dtype) -> "Inputs":
         """The same call on keys that are scaled and mapped already, in float32, and then are of `dtype`."""
 

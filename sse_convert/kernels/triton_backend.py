@@ -16,19 +16,20 @@ GPU = "cuda"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def unavailable_reason(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a device; None if they can. The first call on a GPU runs their self-check."""
+def unavailable_reason(device: torch.device, delta: bool = False) -> str | None:
+    """Why the kernels (those of the delta rule too, if `delta`) cannot run on a device; None if they can. The first
+    call on a GPU runs their self-check."""
     from sse_convert.kernels.triton.availability import unavailable_reason as reason
 
-    return reason(device)
+    return reason(device, delta=delta)
 
 
 def unsupported_reason(x: Inputs) -> str | None:
     """Why the kernels cannot run these inputs, wherever they are; None if they can."""
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return f"the partition gate {gate_name(x.partition_gate)!r} reads the state"
-    if x.renormalise:
-        return "the gate is renormalised"
+    if not x.one_gate:
+        return f"the gate is renormalised over the {x.top_k} partitions written and over the {x.read_top_k} read"
     for name, tensor in x.tensors().items():
         if tensor.dtype == torch.float64:
             return f"{name} is float64"

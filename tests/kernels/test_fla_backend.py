@@ -176,7 +176,7 @@ def test_a_triton_that_miscompiles_it_on_hopper_is_named(
 def test_nothing_is_asked_of_it_for_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking for a package breaks the graph of torch.compile."""
     monkeypatch.setattr(dispatch, "fla_unavailable_reason", lambda device: pytest.fail("fla was asked"))
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: None)
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: None)
     assert dispatch._chosen("triton", checked(Case(lengths=(3, 4)), torch.float32)) == "triton"
 
 
@@ -184,7 +184,7 @@ def test_auto_takes_it_for_prefill_and_training_and_recurrent_for_steps(
     stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "_GPU", "cpu")
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: None)
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: "wrong" if delta else None)
     step = dc.replace(SHORT, lengths=(1, 1))
     assert dispatch._chosen("auto", checked(SHORT)) == "fla"
     assert dispatch._chosen("auto", checked(SHORT, torch.float32)) == "varlen"

@@ -36,7 +36,7 @@ def reason(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     reading one fails.
     """
     answers: list[str | None] = [None]
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: answers[-1])
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: answers[-1])
     monkeypatch.setattr(dispatch, "_GPU", "meta")
     return answers
 
@@ -62,9 +62,12 @@ SHORT, STEP = Case(lengths=(3, 4), shared=False), Case(lengths=(1, 1), shared=Fa
         (STEP, {"dtype": torch.float64}, "varlen"),
         (Case(lengths=(4,), dim=512, shared=False), {}, "varlen"),
         (Case(lengths=(0, 0), shared=False), {"max_seqlen": 0}, "varlen"),
-        (Case(shared=False, delta=True), {}, "varlen"),
-        (SHORT, {"renormalise": True}, "varlen"),
-        (SHORT, {"k_map": "l2"}, "varlen"),
+        (Case(shared=False, delta=True), {}, "triton"),
+        (dc.replace(STEP, delta=True), {"max_seqlen": 1}, "triton"),
+        (SHORT, {"renormalise": True}, "triton"),
+        (SHORT, {"renormalise": True, "top_k": 2, "read_top_k": 1, "write_gate": False}, "triton"),
+        (SHORT, {"renormalise": True, "top_k": 2, "read_top_k": 1}, "varlen"),
+        (SHORT, {"k_map": "l2"}, "triton"),
     ],
     ids=str,
 )
@@ -90,8 +93,10 @@ def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
     [
         ({"dtype": torch.float64}, "backend 'triton' cannot run this: q is float64\nexpected: one of auto, reference"),
         ({"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=300)}, "the head dim is 300, more than 256"),
-        ({"dtype": torch.bfloat16, "case": Case(delta=True)}, "cannot run this: the update is the gated delta rule"),
-        ({"dtype": torch.bfloat16, "case": Case(renormalise=True)}, "cannot run this: the gate is renormalised"),
+        (
+            {"dtype": torch.bfloat16, "case": Case(renormalise=True, top_k=2, read_top_k=1)},
+            "cannot run this: the gate is renormalised over the 2 partitions written and over the 1 read",
+        ),
     ],
     ids=str,
 )

@@ -65,9 +65,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "mom, one memory": {"kind": "mom", "num_partitions": 1, "top_k": 1},
 }
 
-TORCH_ONLY = {name for name in KNOBS if name.startswith(("l2", "renorm", "delta", "gdn", "mom"))}
-"""what the Triton kernels refuse"""
-
 
 def one_mixer(knobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
     base = SSE if knobs.get("kind", "sse") == "sse" else {"decay_rank": 4}

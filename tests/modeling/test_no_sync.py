@@ -11,7 +11,7 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.modeling.cache import install
 from sse_convert.modeling.layout import row_layout
-from tests.modeling.test_layer import KNOBS, TORCH_ONLY, model_with
+from tests.modeling.test_layer import KNOBS, model_with
 
 
 def shapes_only(x: Inputs, *, output_final_state: bool, inplace_state: bool) -> tuple[Tensor, Tensor]:
@@ -27,12 +27,12 @@ def shapes_only(x: Inputs, *, output_final_state: bool, inplace_state: bool) -> 
 @pytest.fixture(autouse=True)
 def gpu_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_GPU", "meta")
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: None)
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: None)
     monkeypatch.setattr(dispatch, "sse_attention_on_triton", shapes_only)
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())  # knows no such device
 
 
-@pytest.mark.parametrize("name", [name for name in KNOBS if name not in TORCH_ONLY])
+@pytest.mark.parametrize("name", KNOBS)
 def test_training(name: str) -> None:
     model = model_with(KNOBS[name], dtype=torch.float32).train().to("meta")
     layer = model.sse_layers()[0]

@@ -69,7 +69,7 @@ def test_tensorboard_files_travel_with_the_result(make, train):
 
 def test_backends_are_checked(converted, monkeypatch):
     sse = open_checkpoint(converted).config["sse"]
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device: "the kernels are on strike")
+    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: "the kernels are on strike")
     with pytest.raises(HardwareError, match="'triton': not available: the kernels are on strike"):
         load_student(converted, "triton", sse)
     assert {layer.backend for layer in load_student(converted, "masked", sse).sse_layers().values()} == {"masked"}

@@ -8,14 +8,16 @@ import torch
 LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 tensor cores"""
 
-_reasons: dict[int, str | None] = {}
+_reasons: dict[tuple[int, bool], str | None] = {}
+"""by index of the device, of all kernels and of those that the delta rule needs besides"""
 
 
-def unavailable_reason(device: torch.device) -> str | None:
-    """Why the kernels cannot run on `device`; None if they can.
+def unavailable_reason(device: torch.device, *, delta: bool = False) -> str | None:
+    """Why the kernels (those of the delta rule too, if `delta`) cannot run on `device`; None if they can.
 
     The first call for a GPU runs the self-check, which compiles kernels and waits for the device; later ones only look
-    its result up. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and meant for tests.
+    its result up; the delta rule has a check of its own, after the other. A CPU will do in Triton's interpreter
+    (TRITON_INTERPRET=1), which is slow and meant for tests.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -26,14 +28,17 @@ def unavailable_reason(device: torch.device) -> str | None:
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     index = torch.cuda.current_device() if device.index is None else device.index
-    if index not in _reasons:
-        if torch.cuda.is_current_stream_capturing():
-            return "the self-check has not run, and cannot while a CUDA graph is being captured"
-        _reasons[index] = _examine(index)
-    return _reasons[index]
+    for key in [(index, False), (index, True)] if delta else [(index, False)]:
+        if key not in _reasons:
+            if torch.cuda.is_current_stream_capturing():
+                return "the self-check has not run, and cannot while a CUDA graph is being captured"
+            _reasons[key] = _examine(*key)
+        if _reasons[key] is not None:
+            return _reasons[key]
+    return None
 
 
-def _examine(index: int) -> str | None:
+def _examine(index: int, delta: bool) -> str | None:
     name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
     if capability < LOWEST_CAPABILITY:
         lowest = ".".join(map(str, LOWEST_CAPABILITY))
@@ -41,7 +46,7 @@ def _examine(index: int) -> str | None:
     from sse_convert.kernels.triton.selfcheck import self_check
 
     with torch.cuda.device(index):
-        wrong = self_check(torch.device("cuda", index))
+        wrong = self_check(torch.device("cuda", index), delta=delta)
     return None if wrong is None else f"self-check failed on {name}: {wrong}; {_toolchain(capability)}"
 
 

@@ -58,21 +58,22 @@ def _writable_state(x: Inputs, inplace: bool) -> Tensor:
 
 
 def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
-    """Used partitions int32 [S, K] and their gates float32 [S, K] of a partition gate; None where the kernel routes."""
-    if x.partition_gate is None:
+    """Used partitions int32 [S, K] and their weights float32 [S, K]; None where the kernel routes."""
+    if x.partition_gate is None and not x.renormalise:
         return None, None
     positions = torch.zeros_like(x.router_logits[:, 0], dtype=torch.long) if x.positions is None else x.positions
     routing = route(
         x.router_logits, x.top_k, x.read_top_k, x.router_bias, partition_gate=x.partition_gate, positions=positions
     )
     used = routing.used()
-    return used.int(), routing.gate_TN.gather(1, used).float()
+    return used.int(), x.renormalised(routing.gate_TN.gather(1, used).float())
 
 
 @torch.library.custom_op(operator_name(__name__, "decode"), mutates_args=("state",))
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], strengths: list[Tensor],
-    router_logits: Tensor, router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None, k_scale: Tensor | None, state: Tensor,
+    router_logits: Tensor, router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None,
+    k_scale: Tensor | None, state: Tensor,
     top_k: int, read_top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
     decay_normalizer: float | None,
 ) -> Tensor:  # fmt: skip

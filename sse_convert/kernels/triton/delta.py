@@ -43,11 +43,7 @@ def inverse_kernel(
 @triton.jit
 def product(a, b, IEEE: tl.constexpr):
     """a @ b for float32 operands: as such, or in tf32, whose 10 bits are more than the inverse is stored in."""
-    if IEEE:
-        out = tl.dot(a, b, input_precision="ieee")
-    else:
-        out = tl.dot(a, b, input_precision="tf32")
-    return out
+    return tl.dot(a, b, input_precision="ieee" if IEEE else "tf32")
 
 
 @triton.jit

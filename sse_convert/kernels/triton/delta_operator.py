@@ -1,4 +1,4 @@
-"""The delta rule's correction of values as a torch operator with gradients; linear attention over its result is the rest.
+"""The delta rule's correction of values as a torch operator with gradients; linear attention does the rest.
 
 `correct` gives every slot its u, what a token really writes. With u for values the SSE operator over gated linear
 attention is the one over the gated delta rule, and the gradients of both add up.

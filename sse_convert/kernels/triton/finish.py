@@ -60,8 +60,9 @@ def finish_kernel(
         return
     finish_chunk(
         q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-        value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms, strong, states, dstates,
-        value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S, num_shared, slots, place, h, part, c,
+        value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+        strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S, num_shared, slots,
+        place, h, part, c,
         P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE, K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD,
         BV, DOTS, PARTS, C, IEEE, STRICT, False, STAGES,
     )  # fmt: skip
@@ -94,10 +95,12 @@ def finish_strong_kernel(
             for part in range((D + BD - 1) // BD):
                 finish_chunk(
                     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared,
-                    do, value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+                    do, value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls,
+                    decay, full, norms,
                     strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S,
                     num_shared, slots, place, h, part, c, P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE,
-                    K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE, STRICT, True, STAGES,
+                    K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE,
+                    STRICT, True, STAGES,
                 )  # fmt: skip
 
 

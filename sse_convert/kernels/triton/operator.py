@@ -72,13 +72,15 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
 
 
 def _used(x: Inputs, offsets: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
-    """The partitions of each token and their gates, [T, K] both."""
+    """The partitions of each token and what gates them, [T, K] both."""
     if x.partition_gate is None:
-        return select(x.router_logits, x.router_bias, used_k)
-    positions = x.positions
-    if positions is None:
-        positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
-    return select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
+        used, gate = select(x.router_logits, x.router_bias, used_k)
+    else:
+        positions = x.positions
+        if positions is None:
+            positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
+        used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
+    return used, x.renormalised(gate)
 
 
 def _no_tokens(x: Inputs, final: bool) -> tuple[Tensor, Tensor | None]:

@@ -26,17 +26,17 @@ GROUPS = 2
 DIM = 128
 
 
-def self_check(device: torch.device) -> str | None:
-    """What the kernels get wrong on `device`, with numbers; None if nothing.
+def self_check(device: torch.device, *, delta: bool = False) -> str | None:
+    """What the kernels get wrong on `device`, with numbers; None if nothing. With `delta`, under the delta rule.
 
     Restores what it changes, whatever mode the caller is in; uses none of torch's global random numbers. What it saves
     for its own backward passes no hook of the caller's: those of a gradient checkpoint would compute the caller again.
     """
     plain = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), plain:
-        exact = _results(_leaves(torch.device("cpu"), torch.float64), _reference)
+        exact = _results(_leaves(torch.device("cpu"), torch.float64, delta), _reference)
         try:
-            leaves = _leaves(device, torch.bfloat16)
+            leaves = _leaves(device, torch.bfloat16, delta)
             _fill_free_memory_with_nan(device)
             first, second = _results(leaves, _kernels), _results(leaves, _kernels)
         except Exception as error:  # a compiler or a driver that gives up must not take the process with it
@@ -49,7 +49,7 @@ def self_check(device: torch.device) -> str | None:
     return f"two runs differ in {', '.join(different)}" if different else None
 
 
-def _leaves(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def _leaves(device: torch.device, dtype: torch.dtype, delta: bool) -> dict[str, Tensor]:
     """The same numbers for every dtype: those of q, k and v are representable in bfloat16."""
     generator = torch.Generator().manual_seed(0)
     T, S, Hq = OFFSETS[-1], len(OFFSETS) - 1, HEADS * GROUPS
@@ -70,6 +70,8 @@ def _leaves(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         "router_logits": normal(T, PARTITIONS),
         "initial_state": normal(S, PARTITIONS + 1, HEADS, DIM, DIM),
     }
+    if delta:
+        full["write_strength"] = normal(T, HEADS).sigmoid()
     full["log_decay"][20:30] = -30.0
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     leaves = {name: x.bfloat16().to(device, dtype) for name, x in low.items()}
@@ -82,7 +84,8 @@ def _results(leaves: dict[str, Tensor], run: Callable[[Inputs], tuple[Tensor, Te
     inputs = build_inputs(
         leaves["q"], leaves["k"], leaves["v"], leaves["log_decay"], leaves["router_logits"],
         (leaves["shared q"], leaves["shared k"], leaves["shared log_decay"]),
-        top_k=2, read_top_k=1, k_map="softmax", initial_state=leaves["initial_state"],
+        top_k=2, read_top_k=1, k_map="l2" if "write_strength" in leaves else "softmax",
+        write_strength=leaves.get("write_strength"), initial_state=leaves["initial_state"],
         cu_seqlens=torch.tensor(OFFSETS, device=leaves["q"].device),
     )  # fmt: skip
     o, final = run(inputs)

@@ -39,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
-    monkeypatch.setattr(selfcheck, "self_check", lambda device: None)
+    monkeypatch.setattr(selfcheck, "self_check", lambda device, delta: None)
     return monkeypatch
 
 
@@ -120,14 +120,29 @@ def test_self_check_survives_a_failing_compiler(kernels: pytest.MonkeyPatch) -> 
 
 def test_a_right_gpu_is_examined_once(gpu: pytest.MonkeyPatch) -> None:
     examined = []
-    gpu.setattr(selfcheck, "self_check", lambda device: examined.append(device))
+    gpu.setattr(selfcheck, "self_check", lambda device, delta: examined.append(device))
     assert unavailable_reason(GPU) is None
     assert unavailable_reason(GPU) is None
     assert examined == [GPU]
 
 
+def test_the_delta_rule_is_examined_when_it_is_asked_for(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(selfcheck, "self_check", lambda device, delta: "the output is off" if delta else None)
+    assert unavailable_reason(GPU) is None
+    assert "the output is off" in str(unavailable_reason(GPU, delta=True))
+    assert unavailable_reason(GPU) is None
+
+
+def test_what_all_need_is_examined_before_the_delta_rule(gpu: pytest.MonkeyPatch) -> None:
+    examined = []
+    gpu.setattr(selfcheck, "self_check", lambda device, delta: examined.append(delta))
+    for _ in range(2):
+        assert unavailable_reason(GPU, delta=True) is None
+    assert examined == [False, True]
+
+
 def test_a_wrong_build_is_refused_with_versions_and_a_way_out(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(selfcheck, "self_check", lambda device: "the output is off by 3.0e-01 of its size (bound 1e-02)")
+    gpu.setattr(selfcheck, "self_check", lambda device, delta: "the output is off by 3.0e-01 of its size (bound 1e-02)")
     reason = str(unavailable_reason(GPU))
     assert reason.startswith("self-check failed on Some GPU: the output is off by 3.0e-01 of its size (bound 1e-02); ")
     for part in ("compiled by triton ", " with ptxas ", "set TRITON_PTXAS_"):
@@ -169,8 +184,9 @@ def test_a_device_of_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unavailable_reason(GPU) == "there is no CUDA device"
 
 
-def test_self_check_passes_the_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("delta", [False, True])
+def test_self_check_passes_the_kernels(delta: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         monkeypatch.setattr(selfcheck, "DIM", 16)
         monkeypatch.setattr(selfcheck, "OFFSETS", (0, 70, 70, 83))
-    assert self_check(torch.device(device)) is None
+    assert self_check(torch.device(device), delta=delta) is None

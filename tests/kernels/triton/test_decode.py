@@ -29,6 +29,8 @@ CASES = (
     dc.replace(ONE_EACH, per_partition=True, top_k=2, read_top_k=1, shared=False),
     dc.replace(ONE_EACH, decay_scale=80.0),
     dc.replace(ONE_EACH, lengths=(1,) * 7, num_partitions=3, groups=5),
+    dc.replace(ONE_EACH, renormalise=True, top_k=2, read_top_k=2),
+    dc.replace(ONE_EACH, renormalise=True, top_k=3, read_top_k=2, write_gate=False),
     dc.replace(ONE_EACH, delta=True),
     dc.replace(ONE_EACH, delta=True, top_k=2, read_top_k=3, groups=2, shared=False, decay_scale=80.0),
     dc.replace(ONE_EACH, delta=True, per_partition=True, top_k=3, read_top_k=1, write_gate=False),

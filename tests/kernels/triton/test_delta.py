@@ -29,6 +29,7 @@ TRIALS = (
         DELTA, per_partition=True, top_k=2, read_top_k=1, k_map="l2", k_scale=True, normalizer=16.0, value_dim=24
     ),
     dc.replace(DELTA, per_partition=True, top_k=2, groups=2, initial_state=True),
+    dc.replace(DELTA, renormalise=True, top_k=2),
     LONG,
     dc.replace(LONG, initial_state=True),
 )

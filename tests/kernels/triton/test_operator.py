@@ -41,6 +41,8 @@ BOTH = (
     Trial(read_gate=False, read_top_k=2, dtype=FP16),
     Trial(shared=False, num_partitions=1, dim=24, value_dim=40, dtype=BF16),
     Trial(num_partitions=9, target=5, dtype=BF16),
+    Trial(renormalise=True, top_k=2),
+    Trial(renormalise=True, top_k=3, read_top_k=2, read_gate=False),
     Trial(num_partitions=3, top_k=3, decays="mixed"),
     EVERYTHING,
     dc.replace(EVERYTHING, dtype=BF16, groups=3),
