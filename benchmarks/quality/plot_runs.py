@@ -29,8 +29,10 @@ def label(run: dict[str, Any]) -> str:
 
 
 def sizes(mixer: dict[str, Any]) -> str:
-    """Partitions and how many of them a token takes, if the mixer has any."""
-    return f" N={mixer['num_partitions']} k={mixer['top_k']}" if "num_partitions" in mixer else ""
+    """Partitions and how many of them a token takes, if the mixer has any, and the delta rule."""
+    if "num_partitions" not in mixer:
+        return ""
+    return f" N={mixer['num_partitions']} k={mixer['top_k']}" + (" delta" if mixer.get("update") == "delta" else "")
 
 
 def draw(runs: list[dict[str, Any]], png: Path) -> None:
