@@ -60,12 +60,13 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
     scan = Launch(8, v, 4, 4)
     if ieee:
         carry, part = Launch(d, min(v, 16 if d <= 128 else 8)), Launch(min(d, 32), min(v, 32), 8)
-        return Config(part, part, carry, scan, carry, carry, carry, part, part)
+        walk = dc.replace(carry, warps=8)
+        return Config(part, part, carry, scan, carry, walk, carry, part, part)
     strong = Launch(32, min(v, 32), 4, 1)
     if not hopper or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
-        part = Launch(min(d, 32), min(v, 32))
-        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, carry, carry, part, strong)
+        part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=8 if d > 128 else 4)
+        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
     wide, half = min(v, 128), min(v, 64)
     return Config(
         prepare=Launch(min(d, 64), 0),

@@ -35,7 +35,7 @@ def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:
     prepare_chunks(x, f)
     inverse = torch.empty_like(f.products, dtype=x.low)
     inverse_kernel[(len(inverse), H)](
-        f.products, beta, place.token, place.out, inverse, H=H, C=CHUNK, IEEE=x.ieee, num_warps=4
+        f.products, beta, place.token, place.out, inverse, H=H, C=CHUNK, IEEE=x.ieee, num_warps=tile.warps
     )
     f = dc.replace(f, products=inverse)
     u = x.v.new_empty(x.ranks * x.q.shape[0], 1, H, V, dtype=corrected_dtype(x.v))

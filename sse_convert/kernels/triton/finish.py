@@ -30,7 +30,7 @@ from sse_convert.kernels.triton.tiles import (
 @triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "slots", "first_group", "group_chunks"])
 def finish_kernel(
     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
     strong, states, dstates, value_dots,
     dq, dk, dg, dgate, dk_scale,
     scale, normalizer, T, S, num_shared, slots, first_group, group_chunks,
@@ -38,12 +38,11 @@ def finish_kernel(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
 
-    value_rows and do_rows say where a slot's value and do are: `token`, or `out` where each slot has its own. With
-    STRICT a query does not read its own token.
+    With BY_SLOT each slot has a value of its own, with STRICT a do of its own, and it does not read its own token.
 
     Outputs have one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], dgate [blocks, slots, H]; dk_scale is
     [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk. states and dstates hold
@@ -60,11 +59,11 @@ def finish_kernel(
         return
     finish_chunk(
         q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-        value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+        token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
         strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S, num_shared, slots,
         place, h, part, c,
         P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE, K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD,
-        BV, DOTS, PARTS, C, IEEE, STRICT, False, STAGES,
+        BV, DOTS, PARTS, C, IEEE, BY_SLOT, STRICT, False, STAGES,
     )  # fmt: skip
 
 
@@ -72,7 +71,7 @@ def finish_kernel(
                                "places"])  # fmt: skip
 def finish_strong_kernel(
     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
     strong, states, dstates, value_dots,
     dq, dk, dg, dgate, dk_scale,
     scale, normalizer, T, S, num_shared, slots, first_group, group_chunks, places,
@@ -80,7 +79,7 @@ def finish_strong_kernel(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
     for task in range(tl.program_id(0), places * H, tl.num_programs(0)):
@@ -95,19 +94,19 @@ def finish_strong_kernel(
             for part in range((D + BD - 1) // BD):
                 finish_chunk(
                     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared,
-                    do, value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls,
+                    do, token, out, segment, head, tail, group_first, group_end, qt, kt, falls,
                     decay, full, norms,
                     strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S,
                     num_shared, slots, place, h, part, c, P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE,
                     K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE,
-                    STRICT, True, STAGES,
+                    BY_SLOT, STRICT, True, STAGES,
                 )  # fmt: skip
 
 
 @triton.jit
 def finish_chunk(
     q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    value_rows, do_rows, token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
+    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
     strong, states, dstates, value_dots,
     dq, dk, dg, dgate, dk_scale,
     scale, normalizer, T, S, num_shared, slots, place, h, part, c,
@@ -115,9 +114,12 @@ def finish_chunk(
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
     HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, IEEE: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of one head of one chunk."""
+    value_rows = out if BY_SLOT else token
+    do_rows = out if STRICT else token
     here = tl.cast(c, tl.int64) * H + h
     low = states.dtype.element_ty
     i = tl.arange(0, C)

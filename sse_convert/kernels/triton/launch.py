@@ -306,20 +306,21 @@ def finish(
     """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays."""
     H, D, V = saved.entering.shape[1:]
     place, config = x.layout, x.config
-    places, do_rows = count * x.group_chunks, place.out if x.corrects else place.token
+    places = count * x.group_chunks
     for kernel, tile in ((finish_kernel, config.finish), (finish_strong_kernel, config.finish_strong)):
         strong = kernel is finish_strong_kernel
         grid = min(places * H, SEARCHERS) if strong else places * H * -(-D // tile.block_d)
         kernel[(grid,)](
             *x.sources(), _or(x.k_scale, saved.decay), x.gate, *x.values(), do,
-            x.value_rows, do_rows, place.token, place.out, place.segment, place.head, place.tail, place.group_first,
-            place.group_end, saved.qt, saved.kt, _or(saved.falls, saved.kt), saved.decay, saved.full,
+            place.token, place.out, place.segment, place.head, place.tail, place.group_first, place.group_end,
+            saved.qt, saved.kt, _or(saved.falls, saved.kt), saved.decay, saved.full,
             _or(saved.norms, saved.decay), saved.strong, states, dstates, dots,
             grads.dq, grads.dk, grads.dg, _or(grads.dgate, saved.decay), _or(grads.dk_scale, saved.decay),
             x.scale, x.normalizer or 1.0, x.q.shape[0], x.num_sequences, place.num_shared_chunks,
             x.ranks * x.q.shape[0], first, x.group_chunks, *([places] if strong else []),
             **_mapping(x), H=H, G=x.q.shape[2] // H, D=D, V=V, C=CHUNK, IEEE=x.ieee, VALUE_P=x.value_partitions,
-            STRICT=x.corrects, BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots.dim() < 4 else dots.shape[0],
+            BY_SLOT=x.by_slot, STRICT=x.corrects, BD=tile.block_d, BV=tile.block_v,
+            DOTS=1 if dots.dim() < 4 else dots.shape[0],
             PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2], STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
 

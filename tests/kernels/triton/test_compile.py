@@ -24,8 +24,11 @@ BEARABLE_IN_FLOAT32 = {
     "prepare_kernel": 12544,
     "strong_products_kernel": 64,
     "value_gradient_kernel": 96,
-    "finish_kernel": 2048,
+    "finish_kernel": 2432,
     "finish_strong_kernel": 896,
+    "inverse_kernel": 352,
+    "correct_kernel": 3968,
+    "correct_backward_kernel": 6144,
 }
 """the same where products are in float32 throughout: that path is for exactness, and has not been made fast"""
 GROUPS = ("bf16", "fp16", "fp32", "others")
