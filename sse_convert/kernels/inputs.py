@@ -145,6 +145,8 @@ class Inputs:
 
     def with_mapped_keys(self, dtype: torch.dtype) -> "Inputs":
         """The same call on keys that are scaled and mapped already, in float32, and then are of `dtype`."""
+        if self.k_map == "identity" and self.k_scale is None:
+            return self
 
         def mapped(k: Tensor) -> Tensor:
             scaled = k.float() if self.k_scale is None else k.float() * self.k_scale.float()[:, None]

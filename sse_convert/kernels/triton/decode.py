@@ -40,8 +40,8 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     sparse = [part.contiguous() for part in (x.q, x.k, x.v, x.log_decay)]
     o = _decode(
         *sparse, [part.to(like.dtype).contiguous() for part, like in zip(shared, sparse, strict=False)],
-        [strength.contiguous() for strength in strengths], x.router_logits.contiguous(), x.router_bias, used, gate,
-        x.k_scale, state,
+        [strength.float().contiguous() for strength in strengths], x.router_logits.contiguous(), x.router_bias,
+        used, gate, x.k_scale, state,
         x.top_k, x.read_top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
     )  # fmt: skip
     return o, state

@@ -26,18 +26,16 @@ def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:
 
     Args:
         x: keys in the place of queries, without gates, scale and map; an aligned layout.
-        beta: [ranks, T, H] float32, write strengths of the slots, more than 0.
+        beta: [ranks, T, H] float32, write strengths of the slots, not 0.
     """
     assert not x.packed, "segments must not share chunks"
     (H, V), D, place, tile = x.v.shape[-2:], x.q.shape[-1], x.layout, x.config.correct
     f = allocate(x)
-    f = dc.replace(f, products=torch.empty_like(f.products, dtype=torch.float32))
-    prepare_chunks(x, f)
-    inverse = torch.empty_like(f.products, dtype=x.low)
-    inverse_kernel[(len(inverse), H)](
-        f.products, beta, place.token, place.out, inverse, H=H, C=CHUNK, IEEE=x.ieee, num_warps=tile.warps
+    products = torch.empty_like(f.products, dtype=torch.float32)
+    prepare_chunks(x, dc.replace(f, products=products))
+    inverse_kernel[(len(products), H)](
+        products, beta, place.token, place.out, f.products, H=H, C=CHUNK, IEEE=x.ieee, num_warps=tile.warps
     )
-    f = dc.replace(f, products=inverse)
     u = x.v.new_empty(x.ranks * x.q.shape[0], 1, H, V, dtype=corrected_dtype(x.v))
     groups = place.group_first.numel()
     correct_kernel[(groups, H, -(-V // tile.block_v))](

@@ -14,14 +14,19 @@ from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.triton.delta_launch import corrected_dtype, run_correction, run_correction_backward
 from sse_convert.kernels.triton.launch import Problem, allocate, sum_slots
-from sse_convert.kernels.triton.passing import TABLES, by_partition, layout_of, or_empty, saved_forward, to_save
-
-LEAST_STRENGTH = 1e-20
-"""smaller write strengths count as this, so that gradients may be divided by them"""
+from sse_convert.kernels.triton.passing import (
+    TABLES,
+    away_from_zero,
+    by_partition,
+    layout_of,
+    or_empty,
+    saved_forward,
+    to_save,
+)
 
 
 def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
-    """beta of every slot, [ranks, T, H] in float32, under the write gate.
+    """beta of every slot, [ranks, T, H] in float32 and not 0, under the write gate.
 
     Args:
         x: the inputs, with write strengths.
@@ -33,7 +38,7 @@ def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
     strengths = weight.T[..., None] * x.write_strength.float()
     if x.shared is not None and x.shared.write_strength is not None:
         strengths = torch.cat([strengths, x.shared.write_strength.float()[None]])
-    return (strengths + (LEAST_STRENGTH - strengths.detach()).clamp_min(0)).contiguous()
+    return away_from_zero(strengths).contiguous()
 
 
 @torch.library.custom_op(operator_name(__name__, "correct"), mutates_args=())
@@ -105,7 +110,7 @@ def _correct_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients by slot of k, v, g and beta, and of the initial state (empty if none)."""
     x = _problem(k, v, g, shared_k, shared_g, None, initial, used, layout, settings, normalizer)
-    x = dc.replace(x, v=u, by_slot=True, corrects=True)
+    x = dc.replace(x, v=u, by_slot=True)
     grads, d_beta = run_correction_backward(x, saved_forward(saved), beta, du)
     return grads.dq + grads.dk, grads.dv.to(v.dtype), grads.dg, d_beta, or_empty(grads.dinitial, k)
 
@@ -158,6 +163,7 @@ def _problem(
         scale=1.0,
         k_map="identity",
         normalizer=normalizer,
+        corrects=True,
     )
 
 

@@ -59,7 +59,8 @@ class Problem:
     by_slot: bool = False
     """whether v has a row for each slot"""
     corrects: bool = False
-    """whether queries are keys that the delta rule reads with: none reads its own token, and do has a row per slot"""
+    """whether queries are keys that the delta rule reads with: none reads its own token, do has a row for each slot,
+    and no states are carried out"""
 
     @property
     def ieee(self) -> bool:
@@ -192,7 +193,7 @@ def allocate(x: Problem) -> Forward:
     chunks, groups, new = x.layout.head.numel(), x.layout.group_first.numel(), x.q.new_empty
     qt, kt = new(chunks, Hq, CHUNK, D, dtype=x.low), new(chunks, H, CHUNK, D, dtype=x.low)
     return Forward(
-        final=None if x.initial is None else x.initial.clone(),
+        final=None if x.initial is None or x.corrects else x.initial.clone(),
         qt=qt,
         kt=kt,
         packed_q=torch.empty_like(qt) if x.packed else None,

@@ -12,6 +12,7 @@ from sse_convert.kernels.triton.delta_operator import correct, slot_strengths
 from sse_convert.kernels.triton.launch import Problem, allocate, run_backward, run_forward, sum_slots
 from sse_convert.kernels.triton.passing import (
     TABLES,
+    away_from_zero,
     by_partition,
     layout_of,
     or_empty,
@@ -80,7 +81,7 @@ def _used(x: Inputs, offsets: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
         if positions is None:
             positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
         used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
-    return used, x.renormalised(gate)
+    return used, away_from_zero(x.renormalised(gate))
 
 
 def _no_tokens(x: Inputs, final: bool) -> tuple[Tensor, Tensor | None]:
@@ -109,8 +110,9 @@ def _much_padding(x: Inputs, used_k: int) -> bool:
 
 def _tensors(x: Inputs) -> tuple[list[Tensor], list[Tensor | None]]:
     """q, k, v and log decay of the sparse partitions, and q, k, log decay and own v of the shared one, contiguous; in
-    common types, since one launch reads both."""
-    sparse = [x.q, x.k, x.v, x.log_decay]
+    common types, since one launch reads both. q and k are both per partition or both are not."""
+    P = max(x.q.shape[1], x.k.shape[1])
+    sparse = [x.q.expand(-1, P, -1, -1), x.k.expand(-1, P, -1, -1), x.v, x.log_decay]
     if x.shared is None:
         return [tensor.contiguous() for tensor in sparse], [None] * 4
     shared = [x.shared.q, x.shared.k, x.shared.v, x.shared.log_decay]

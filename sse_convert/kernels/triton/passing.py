@@ -40,6 +40,16 @@ def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0, dtype=torch.float32) if x is None else x
 
 
+LEAST = 1e-20
+"""weights nearer to zero count as this, so that their gradients may be divided by them"""
+
+
+def away_from_zero(weight: Tensor) -> Tensor:
+    """The weights with those next to zero moved to `LEAST`; their gradients stay as they are."""
+    given = weight.detach()
+    return weight + torch.where(given.abs() < LEAST, LEAST - given, 0.0)
+
+
 def by_partition(slots: Tensor, used: Tensor, like: Tensor) -> Tensor:
     """Gradient [T, P, ...] from slots [K, T, ...]; zeros for partitions that a token does not use."""
     if like.shape[1] == 1:

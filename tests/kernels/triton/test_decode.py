@@ -96,6 +96,17 @@ def test_low_precision_inputs_lose_nothing_but_the_rounding_of_o(case: Case, dty
     assert_same(final.cpu(), expected, "final", 1e-5)
 
 
+@pytest.mark.parametrize("name", ["write_strength", "shared_write_strength"])
+def test_write_strengths_of_two_types(name: str, device: str) -> None:
+    case = dc.replace(ONE_EACH, delta=True)
+    inputs = rounded(case, torch.float32)
+    inputs[name] = inputs[name].bfloat16()
+    o, final = decode(case, inputs, device)
+    expected_o, expected = exact(case, inputs)
+    assert_same(o.cpu(), expected_o, "o", 1e-5)
+    assert_same(final.cpu(), expected, "final", 1e-5)
+
+
 @pytest.mark.parametrize("k_map", ["softmax", "silu", "relu", "l2", "identity"])
 @pytest.mark.parametrize("decay_normalizer", [None, 0.25, 16.0])
 @pytest.mark.parametrize("scaled", [False, True])

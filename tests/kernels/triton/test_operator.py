@@ -156,6 +156,32 @@ def test_a_strong_decay_does_not_blur_weak_ones_after_it(
     assert_right(trial, x)
 
 
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_one_of_many_inputs_is_common_to_the_partitions(name: str, delta: bool, device: str) -> None:
+    trial = Trial(lengths=(9,), per_partition=True, top_k=2, delta=delta)
+    x = trial.rounded(device)
+    assert_right(trial, {**x, name: x[name][:, 0].contiguous()})
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_gates_of_nothing_have_gradients(delta: bool, device: str) -> None:
+    class Gate:
+        needs_state = False
+
+        def __call__(self, logits: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
+            return logits
+
+    class Gated(Trial):
+        def options(self) -> dict[str, object]:
+            return {**super().options(), "partition_gate": Gate()}
+
+    trial = Gated(top_k=4, delta=delta)
+    x = trial.rounded(device)
+    x["router_logits"][:, :2] = 0.0
+    assert_right(trial, x)
+
+
 @pytest.mark.parametrize("normalizer", [None, 4.0])
 def test_infinite_decays(normalizer: float | None, device: str) -> None:
     """A state forgotten for good, at one token in one channel."""
