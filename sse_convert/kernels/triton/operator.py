@@ -29,8 +29,8 @@ PADDING_BEARABLE = 0.25
 def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor, Tensor | None]:
     """`sse_attention` for any number of tokens per sequence.
 
-    Without states, many short segments are packed into shared chunks; otherwise the results of a token depend on
-    nothing after it and on no other sequence, to the bit.
+    Without states, gated linear attention packs many short segments into shared chunks; otherwise the results of a
+    token depend on nothing after it and on no other sequence, to the bit.
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state [S, M, H, D, V] in float32 if wanted.
@@ -46,22 +46,17 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     packed = initial is None and not delta and _much_padding(x, used_k)
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
     layout = slot_layout(
-        used,
-        offsets,
-        num_partitions=x.num_partitions,
-        shared=x.shared is not None,
-        packed=packed,
-        states=initial is not None,
-        group_chunks=group,
-    )
+        used, offsets, num_partitions=x.num_partitions, shared=x.shared is not None, packed=packed,
+        states=initial is not None, group_chunks=group,
+    )  # fmt: skip
     (q, k, v, g), (shared_q, shared_k, shared_g, shared_v) = _tensors(x)
     tables, save = tables_of(layout), int(x.wants_grad())
     if delta:
-        settings = [layout.num_shared_chunks, group, save, x.num_sequences, x.top_k]
-        beta = slot_strengths(x, gate)
-        v, shared_v = correct(
-            k, v, g, beta, shared_k, shared_g, shared_v, initial, used, tables, settings, x.decay_normalizer
-        )[0], None  # fmt: skip
+        v = correct(
+            k, v, g, slot_strengths(x, gate), shared_k, shared_g, shared_v, initial, used, tables,
+            [layout.num_shared_chunks, group, save, x.num_sequences, x.top_k], x.decay_normalizer,
+        )[0]  # fmt: skip
+        shared_v = None
     o, final = _forward(
         q, k, v, g, gate, used, shared_q, shared_k, shared_g, shared_v,
         x.k_scale, initial, tables,
@@ -76,11 +71,11 @@ def _used(x: Inputs, offsets: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
     """The partitions of each token and what gates them, [T, K] both."""
     if x.partition_gate is None:
         used, gate = select(x.router_logits, x.router_bias, used_k)
-    else:
-        positions = x.positions
-        if positions is None:
-            positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
-        used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
+        return used, x.renormalised(gate)
+    positions = x.positions
+    if positions is None:
+        positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
+    used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
     return used, away_from_zero(x.renormalised(gate))
 
 
