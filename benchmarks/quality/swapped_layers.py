@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--resume", action="store_true", help="keep the variants that the JSON has")
     amount = p.add_mutually_exclusive_group()
     amount.add_argument("--short", action="store_true", help="a third of the rows, in smaller steps")
-    amount.add_argument("--long", action="store_true", help="a third more rows, in smaller steps")
+    amount.add_argument("--long", action="store_true", help="a third more tokens, in smaller steps")
     amount.add_argument("--tiny", action="store_true", help="a few short rows, to see that it runs")
     return p
 
