@@ -156,6 +156,8 @@ def decode_kernel(
         keys = tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0)
         keys = map_keys(keys, _softmax_norm(keys, key_scale, in_d, K_MAP), key_scale, K_MAP)
         strength = tl.where(writes, weight if WRITE_GATE else 1.0, 0.0)
+        if beta is None:
+            keys = keys * strength[:, None]
         given = tl.where(is_shared, v_shared, v) + v_row * V
         values = tl.load(given[:, None] + dv[None, :], mask=ok[:, None] & (dv < V)[None, :], other=0.0).to(tl.float32)
 
@@ -168,8 +170,8 @@ def decode_kernel(
         if beta is not None:
             given = tl.where(is_shared, beta_shared, beta) + b * H + h
             strength *= tl.load(given, mask=ok, other=0.0).to(tl.float32)
-            values -= tl.sum(keys[:, :, None] * tile, 1)
-        tile += keys[:, :, None] * (values * strength[:, None])[:, None, :]
+            values = (values - tl.sum(keys[:, :, None] * tile, 1)) * strength[:, None]
+        tile += keys[:, :, None] * values[:, None, :]
         tl.store(state + at, tile, mask=inside & writes[:, None, None])
         read_weight = tl.where(reads, weight if READ_GATE else 1.0, 0.0) * scale
         given = tl.where(is_shared, q_shared, q) + q_row * D
