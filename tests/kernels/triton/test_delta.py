@@ -37,8 +37,7 @@ TRIALS = (
 SLOW = (
     dc.replace(LONG, dim=64, value_dim=64, heads=2, dtype=BF16, lengths=(200, 30)),
     dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(200, 30)),
-    dc.replace(DELTA, dim=256, value_dim=256, dtype=BF16),
-    dc.replace(DELTA, lengths=tuple(range(12)), num_partitions=64, top_k=4, read_top_k=2),
+    dc.replace(DELTA, lengths=tuple(range(8)), num_partitions=24, top_k=4, read_top_k=2),
 )
 
 
