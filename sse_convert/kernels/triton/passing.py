@@ -12,6 +12,8 @@ from sse_convert.kernels.triton.routing import SlotLayout
 _SAVED = tuple(field.name for field in dc.fields(Forward) if field.name != "final")
 TABLES = tuple(field.name for field in dc.fields(SlotLayout) if field.name != "num_shared_chunks")
 """tensors of a layout, by name"""
+LEAST = 1e-20
+"""weights nearer to zero count as this, so that their gradients may be divided by them"""
 
 
 def tables_of(layout: SlotLayout) -> list[Tensor]:
@@ -38,10 +40,6 @@ def saved_forward(saved: list[Tensor]) -> Forward:
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
     """x, or what stands for None among the results of an operator."""
     return like.new_empty(0, dtype=torch.float32) if x is None else x
-
-
-LEAST = 1e-20
-"""weights nearer to zero count as this, so that their gradients may be divided by them"""
 
 
 def away_from_zero(weight: Tensor) -> Tensor:

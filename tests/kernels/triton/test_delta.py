@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.triton import launch
-from tests.kernels.triton.trials import Trial, assert_right, exact_results, results
+from tests.kernels.triton.trials import DELTA_TOLERANCE, Trial, assert_right, exact_results, results
 from tests.tolerance import assert_same
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -112,5 +112,5 @@ def test_mixed_dtypes(device: str) -> None:
     x = {name: t.to(BF16) if name in ("v", "write_strength") else t for name, t in DELTA.rounded(device).items()}
     found, exact = results(DELTA, x), exact_results(DELTA, x)
     for name, expected in exact.items():
-        assert_same(found[name], expected, name, 1e-2)
+        assert_same(found[name], expected, name, DELTA_TOLERANCE[BF16])
         assert found[name].dtype == x[name.removeprefix("d ") if name != "o" else "v"].dtype
