@@ -116,7 +116,7 @@ def _report(options: argparse.Namespace, device: torch.device, phases: tuple[Pha
 
 
 def _recipe(options: argparse.Namespace, variant: Variant, seed: int) -> Recipe:
-    swapped = {str(layer): variant.mixer for layer in options.layers}
+    swapped = {str(layer): variant.mixer_of(layer) for layer in options.layers}
     own = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
     layers = ["layers.pattern=[full]", "layers.keep=[]", f"layers.overrides={json.dumps(swapped)}"]
     return load_recipe(options.recipe, [*options.set, *layers, *own, f"train.seed={seed}"])
@@ -135,6 +135,7 @@ def _measure(recipe: Recipe, bed: Bed, variant: Variant, seed: int, phases: tupl
     before = text_scores(student, bed)
     trained = train(student, bed, rate=variant.rate, seed=seed, phases=phases)
     figures = {
+        "cache": api.plan(recipe).to_dict()["cache"],
         "before": before,
         "trained": dc.asdict(trained),
         "text": text_scores(student, bed),

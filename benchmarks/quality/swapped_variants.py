@@ -13,13 +13,19 @@ class Variant:
 
     mixer: str = "sse"
     """name of the mixer in the recipe"""
+    only: tuple[int, ...] | None = None
+    """layers that get the mixer; other swapped layers get windows alone. None: all get the mixer"""
     set: dict[str, Any] = dc.field(default_factory=dict)
     """recipe keys and their values"""
     rate: float = RATE
     """peak learning rate"""
 
+    def mixer_of(self, layer: int) -> str:
+        """Name of the mixer that a swapped layer gets."""
+        return self.mixer if self.only is None or layer in self.only else "sliding"
 
-_QUERY = {"num_partitions": 16, "k_feature_map": "relu", "state_heads": "query"}
+
+_QUERY = {"num_partitions": 16, "top_k": 1, "k_feature_map": "relu", "state_heads": "query"}
 
 
 def _sse(**fields: Any) -> Variant:
@@ -37,10 +43,16 @@ def _wide(rate: float = RATE, **fields: Any) -> Variant:
     return _piece(rate, None, **{"num_partitions": 64, "top_k": 4, **fields})
 
 
-def _beside(output_scale: str = "fit", **fields: Any) -> Variant:
+def _beside(output_scale: str = "fit", only: tuple[int, ...] | None = None, **fields: Any) -> Variant:
     """SSE with 16 partitions and ReLU keys beside a window."""
     own = {f"mixers.sse+sliding.{name}": value for name, value in {**_QUERY, "window": 128, **fields}.items()}
-    return Variant(mixer="sse+sliding", set={**own, "calibrate.output_scale": output_scale})
+    windows = {"mixers.sliding.window": 128, "calibrate.output_scale": output_scale}
+    return Variant(mixer="sse+sliding", only=only, set={**own, **windows})
+
+
+_GLA = {"num_partitions": 1, "top_k": 1, "shared_partition": False, "qk_rank": 0, "balance": "none"}
+"""SSE that is gated linear attention: one state per head"""
+_DELTA = {"update": "delta", "k_feature_map": "l2"}
 
 
 SETS: dict[str, dict[str, Variant]] = {
@@ -53,7 +65,10 @@ SETS: dict[str, dict[str, Variant]] = {
     "long": {
         "N=64, k=4": _wide(),
         "N=64, k=4, own decay": _wide(decay_params="separate"),
-        "N=64, k=4, own decay, delta rule": _wide(decay_params="separate", update="delta", k_feature_map="l2"),
+        "N=64, k=4, own decay, delta rule": _wide(decay_params="separate", **_DELTA),
+        "N=64, k=8, own decay, delta rule": _wide(decay_params="separate", top_k=8, **_DELTA),
+        "N=128, k=4, own decay, delta rule": _wide(decay_params="separate", num_partitions=128, **_DELTA),
+        "N=128, k=8, own decay, delta rule": _wide(decay_params="separate", num_partitions=128, top_k=8, **_DELTA),
     },
     "pieces": {
         "base": _piece(),
@@ -83,8 +98,8 @@ SETS: dict[str, dict[str, Variant]] = {
         "decay not calibrated": _piece(calibrate={"decay": False}),
         "scale not calibrated": _piece(calibrate={"output_scale": "none"}),
         "nothing calibrated": _piece(calibrate={"enabled": False}),
-        "delta rule": _piece(update="delta", k_feature_map="l2"),
-        "delta rule, k=2": _piece(update="delta", k_feature_map="l2", top_k=2),
+        "delta rule": _piece(**_DELTA),
+        "delta rule, k=2": _piece(**_DELTA, top_k=2),
         "k-means router": _piece(calibrate={"router": "kmeans"}),
         "rate 1e-2": _piece(rate=1e-2),
     },
@@ -112,15 +127,22 @@ SETS: dict[str, dict[str, Variant]] = {
         "rate 1e-2": _wide(rate=1e-2),
         "rate 6e-3": _wide(rate=6e-3),
     },
+    "bytes": {
+        "GLA in all": _beside("size", **_GLA),
+        "SSE in 7, N=7": _beside("size", only=(7,), num_partitions=7, top_k=2),
+        "SSE in 7, N=7, delta rule": _beside("size", only=(7,), num_partitions=7, top_k=2, **_DELTA),
+        "windows in all": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
+    },
     "mixers": {
         "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query"}),
         "gdn": Variant(mixer="gdn", set={"mixers.gdn.state_heads": "query"}),
         "mom": Variant(mixer="mom", set={"mixers.mom.state_heads": "query"}),
         "sse": _piece(top_k=2),
-        "sse, delta rule": _piece(top_k=2, update="delta", k_feature_map="l2"),
+        "sse, delta rule": _piece(top_k=2, **_DELTA),
     },
     "windows": {
         "window": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
+        "GLA beside, scale by size": _beside("size", **_GLA),
         "beside, k=1": _beside(),
         "beside, k=4": _beside(top_k=4),
         "beside, k=4, scale by size": _beside("size", top_k=4),
@@ -130,7 +152,7 @@ SETS: dict[str, dict[str, Variant]] = {
             "size", num_partitions=64, top_k=4, decay_params="separate"
         ),
         "beside, N=64, k=4, scale by size, own decay, delta rule": _beside(
-            "size", num_partitions=64, top_k=4, decay_params="separate", update="delta", k_feature_map="l2"
+            "size", num_partitions=64, top_k=4, decay_params="separate", **_DELTA
         ),
         "beside, N=64, k=8, scale by size": _beside("size", num_partitions=64, top_k=8),
         "beside, N=64, k=4, scale by size, renormalised": _beside(

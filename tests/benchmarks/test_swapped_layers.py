@@ -10,6 +10,7 @@ from benchmarks.quality.swapped_scores import needle_scores, text_scores
 from benchmarks.quality.swapped_states import Sizes, make_bed
 from benchmarks.quality.swapped_training import Phase, train
 from benchmarks.quality.swapped_variants import SETS
+from sse_convert import api
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import load_recipe
@@ -115,7 +116,21 @@ def test_resetting_states_changes_a_recurrent_layer_and_no_window(given):
 
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_every_variant_of_every_set_is_a_valid_recipe(given, name):
-    options = swapped_layers.parser().parse_args(arguments(given, "x"))
+    options = swapped_layers.parser().parse_args([*arguments(given, "x"), "--layers", "1", "7"])
     for variant in SETS[name].values():
         recipe = swapped_layers._recipe(options, variant, 0)
-        assert recipe.layers.overrides == {"1": variant.mixer}
+        first = variant.mixer if variant.only is None else "sliding"
+        assert recipe.layers.overrides == {"1": first, "7": variant.mixer}
+
+
+@pytest.mark.shared
+def test_a_state_in_one_layer_and_one_in_each_of_eight_have_the_same_bytes():
+    """What the set `bytes` is for, worked out from the plan of the small teacher."""
+    sizes = {}
+    for name, variant in SETS["bytes"].items():
+        options = swapped_layers.parser().parse_args(["bytes", "--out", "x", "--layers", *"01235678"])
+        recipe = swapped_layers._recipe(options, variant, 0)
+        sizes[name] = api.plan(recipe).to_dict()["cache"][0]["hybrid_bytes"]
+    alone = sizes.pop("windows in all")
+    assert len(set(sizes.values())) == 1
+    assert min(sizes.values()) > alone
