@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ RESET = 64
 """tokens; half of the window that some variants have"""
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("name", choices=sorted(SETS), help="set of variants")
+def parser(names: Iterable[str] = SETS, description: str | None = __doc__) -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("name", choices=sorted(names), help="set of variants")
     p.add_argument("--out", type=Path, required=True, help="JSON file to write; the plot lies beside it")
     p.add_argument("--recipe", default="recipes/teacher-qwen3-32m.yaml", help="teacher, text and mixers")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
@@ -60,20 +61,29 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything; the report as written."""
+def run(options: argparse.Namespace, variants: dict[str, Variant]) -> dict[str, Any]:
+    """Train and score all variants, writing the report after each; the report as written.
+
+    Args:
+        options: as `parser` gives them.
+        variants: by name.
+
+    Raises:
+        UsageError: a variant is asked for that there is not, or the report has other settings.
+        RecipeError, DataError, CheckpointError: recipe, text or teacher do not do.
+    """
     sizes, phases = _amount(options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = _report(options, device, phases)
-    wanted = [(name, seed) for name in _names(options) for seed in range(options.seeds)]
+    wanted = [(name, seed) for name in _names(options, variants) for seed in range(options.seeds)]
     kept = {(entry["name"], entry["seed"]) for entry in report["variants"]}
     bed: Bed | None = None
     for name, seed in (pair for pair in wanted if pair not in kept):
-        recipe = _recipe(options, SETS[options.name][name], seed)
+        recipe = _recipe(options, variants[name], seed)
         if bed is None:
             bed = _bed(recipe, options, device, sizes)
         try:
-            entry = _measure(recipe, bed, SETS[options.name][name], seed, phases)
+            entry = _measure(recipe, bed, variants[name], seed, phases)
         except torch.OutOfMemoryError as error:
             say(f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}")
         else:
@@ -93,10 +103,10 @@ def _amount(options: argparse.Namespace) -> tuple[Sizes, tuple[Phase, ...]]:
     return (SHORT_SIZES, SHORT_PHASES) if options.short else (Sizes(), PHASES)
 
 
-def _names(options: argparse.Namespace) -> list[str]:
-    names: list[str] = options.variants or list(SETS[options.name])
-    if unknown := [name for name in names if name not in SETS[options.name]]:
-        raise UsageError(f"variant {unknown[0]!r}", expected=f"of {options.name}: {', '.join(SETS[options.name])}")
+def _names(options: argparse.Namespace, variants: dict[str, Variant]) -> list[str]:
+    names: list[str] = options.variants or list(variants)
+    if unknown := [name for name in names if name not in variants]:
+        raise UsageError(f"variant {unknown[0]!r}", expected=f"of {options.name}: {', '.join(variants)}")
     return names
 
 
@@ -174,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     hush_libraries()
     try:
-        report = run(options)
+        report = run(options, SETS[options.name])
         draw(report, options.out.with_suffix(".png"))
     except SSEConvertError as error:
         say(f"error: {error}")

@@ -16,7 +16,10 @@ from sse_convert.evaluation.intervals import Z95, ratio_standard_error
 from sse_convert.row_sparse.model import ModelSettings
 from sse_convert.row_sparse.recall import Questions, Run
 
-STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+STUDENT = (
+    math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
+    2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
+)  # fmt: skip
 """two-sided 95% quantiles of Student's t by degrees of freedom; beyond them the normal one serves"""
 FAR = 0.5
 """queries at least this share of a row's length behind their key are far"""

@@ -14,23 +14,10 @@ from sse_convert import api
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import load_recipe
-from tests.surgery.models import recipe_file, save_source
 
 SIZES = Sizes(lengths=(64, 96, 192), rows=(4, 2, 2), text_rows=1, samples=2, needles=(("number", 1),))
 SHORT = (Phase(64, 6, 2), Phase(192, 2, 1), Phase(96, 50, 2))
 """the last one sees the same two rows in every step"""
-
-
-@pytest.fixture(scope="module")
-def given(tmp_path_factory):
-    """A recipe over a tiny model whose context holds the rows of --tiny."""
-    folder = tmp_path_factory.mktemp("swapped")
-    source = save_source(folder / "teacher", "llama", max_position_embeddings=512)
-    for name in ("train", "valid"):
-        (folder / f"{name}.txt").write_text(" ".join(f"w{i * 7 % 90 + 3}" for i in range(4000)))
-    data = {name: [{"path": str(folder / f"{name}.txt")}] for name in ("train", "valid")}
-    data["needles"] = {"share": 0.5, "keys": [1]}
-    return recipe_file(folder / "recipe.yaml", source, data=data, calibrate={"rows": 1, "seq_len": 64})
 
 
 def bed_and_student(given, *changes):

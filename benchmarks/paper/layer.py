@@ -1,0 +1,187 @@
+"""The paper's comparisons on one converted layer: the variants of a claim, trained alike, and whether they bear it out.
+
+    python -m benchmarks.paper.layer states --out benchmarks/paper/states.json         # one GPU, minutes
+    python -m benchmarks.paper.layer states --tiny --seeds 1 --out states.json        # a CPU: shows that it runs
+
+Each variant takes the place of layer 7 in the frozen 32M teacher and is trained and scored as in
+`benchmarks.quality.swapped_layers`, whose options these are: on the rows of --short (5.8M tokens, 64 needles of each
+kind, questions early in the rows), with two seeds. The claims and their variants are in `comparisons.py`. Judged are
+the needles found, of all kinds together, and the loss above the teacher's, at each length; see `verdicts.py`. A seed
+counts once all variants have it. COMMIT names the commit where the checkout has no git.
+"""
+
+import argparse
+import dataclasses as dc
+import sys
+from typing import Any
+
+from benchmarks.paper.comparisons import COMPARISONS, Comparison
+from benchmarks.paper.verdicts import Difference, combine, judge, loss_difference, mean, share_difference
+from benchmarks.quality import swapped_layers
+from benchmarks.quality.swapped_plot import draw
+from sse_convert.command import hush_libraries
+from sse_convert.console import say
+from sse_convert.errors import SSEConvertError
+from sse_convert.evaluation.files import write_json
+from sse_convert.row_sparse.results import Outcome
+
+EARLY = "data.needles.early=0.7"
+
+
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Something that variants are judged by."""
+
+    kind: str
+    """needles or loss"""
+    length: int
+    """tokens per row"""
+    figures: dict[str, list[float]]
+    """by variant, one per seed: share of needles found, or loss above the teacher's in nats per token"""
+    samples: int = 0
+    """needles asked for"""
+
+    @property
+    def name(self) -> str:
+        """For the report."""
+        return f"{self.kind}_{self.length}"
+
+    def difference(self, better: str, worse: str) -> Difference:
+        """How much better the first is."""
+        if self.kind == "loss":
+            return loss_difference(self.figures, better, worse)
+        return share_difference(self.figures, self.samples, better, worse)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = swapped_layers.parser(COMPARISONS, __doc__)
+    p.set_defaults(short=True, seeds=2, set=[EARLY])
+    return p
+
+
+def measures(entries: list[dict[str, Any]]) -> list[Measure]:
+    """Needles and losses at each length, of the seeds that all variants have."""
+    runs = _runs(entries)
+    first = entries[0]
+    found = []
+    for length in [text["length"] for text in first["text"]]:
+        needles = {name: [_found(entry, length) for entry in own] for name, own in runs.items()}
+        losses = {name: [_gap(entry, length) for entry in own] for name, own in runs.items()}
+        samples = sum(n["samples"] for n in first["needles"] if n["length"] == length)
+        found += [
+            Measure(kind="needles", length=length, figures=needles, samples=samples),
+            Measure(kind="loss", length=length, figures=losses),
+        ]
+    return found
+
+
+def verdicts(comparison: Comparison, found: list[Measure]) -> dict[str, Any]:
+    """Outcomes: of recall (needles) and of loss over all lengths, and of each measure with its differences."""
+    rows = []
+    for measure in found:
+        ahead, not_behind = (
+            [measure.difference(*pair) for pair in pairs] for pairs in (comparison.ahead, comparison.not_behind)
+        )
+        rows.append(
+            {
+                "measure": measure.kind,
+                "length": measure.length,
+                "outcome": judge(ahead, not_behind),
+                "ahead": [dc.asdict(difference) for difference in ahead],
+                "not_behind": [dc.asdict(difference) for difference in not_behind],
+            }
+        )
+    return {"recall": _overall(rows, "needles"), "loss": _overall(rows, "loss"), "measures": rows}
+
+
+def figures(entries: list[dict[str, Any]], found: list[Measure]) -> dict[str, dict[str, float]]:
+    """Means over the seeds that count, by variant, with the bytes of its state; and the needles of the teacher."""
+    needles = [m for m in found if m.kind == "needles"]
+    teacher = {m.name: _found(entries[0], m.length, "teacher") for m in needles}
+    own = {
+        entry["name"]: {
+            **{m.name: mean(m.figures[entry["name"]]) for m in found if m.figures},
+            "state_bytes": state_bytes(entry["cache"]),
+        }
+        for entry in entries
+    }
+    return {"teacher": teacher, **own}
+
+
+def state_bytes(cache: list[dict[str, int]]) -> int:
+    """Bytes of a sequence's states: what the cache has apart from what grows with the length.
+
+    Args:
+        cache: bytes at two lengths at least, as `plan` gives them.
+    """
+    short, long = cache[:2]
+    per_token = (long["hybrid_bytes"] - short["hybrid_bytes"]) / (long["length"] - short["length"])
+    return round(short["hybrid_bytes"] - per_token * short["length"])
+
+
+def _runs(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Entries by variant, of the seeds that all variants have; nothing where there is none."""
+    names = list(dict.fromkeys(entry["name"] for entry in entries))
+    by_run = {(entry["name"], entry["seed"]): entry for entry in entries}
+    seeds = [seed for seed in sorted({seed for _, seed in by_run}) if all((name, seed) in by_run for name in names)]
+    return {name: [by_run[name, seed] for seed in seeds] for name in names} if seeds else {}
+
+
+def _found(entry: dict[str, Any], length: int, key: str = "accuracy") -> float:
+    asked = [needles for needles in entry["needles"] if needles["length"] == length]
+    return sum(n[key] * n["samples"] for n in asked) / sum(n["samples"] for n in asked)
+
+
+def _gap(entry: dict[str, Any], length: int) -> float:
+    gap: float = next(text["gap"] for text in entry["text"] if text["length"] == length)
+    return gap
+
+
+def _overall(rows: list[dict[str, Any]], kind: str) -> Outcome:
+    return combine(row["outcome"] for row in rows if row["measure"] == kind)
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    """The verdicts with their differences, for a person."""
+    found = report["verdicts"]
+    lines = [f"{report['claim']}: recall {found['recall']}, loss {found['loss']} ({report['source']})"]
+    for row in found["measures"]:
+        unit = 100 if row["measure"] == "needles" else 1
+        differences = "; ".join(_difference(d, unit) for d in (*row["ahead"], *row["not_behind"]))
+        lines.append(f"    {row['measure']} at {row['length']:,}: {row['outcome']} ({differences})")
+    return lines
+
+
+def _difference(found: dict[str, Any], unit: int) -> str:
+    if found["by"] is None:
+        return f"{found['better']} or {found['worse']} not measured"
+    digits = 1 if unit == 100 else 3
+    doubt = "unknown, one seed" if found["doubt"] is None else f"{unit * found['doubt']:.{digits}f}"
+    return f"{found['better']} over {found['worse']} {unit * found['by']:+.{digits}f} ± {doubt}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    comparison = COMPARISONS[options.name]
+    hush_libraries()
+    try:
+        report = swapped_layers.run(options, comparison.variants)
+        found = measures(report["variants"])
+        report |= {
+            "claim": comparison.claim,
+            "source": comparison.source,
+            "differ_in": comparison.differ_in,
+            "figures": figures(report["variants"], found),
+            "verdicts": verdicts(comparison, found),
+        }
+        write_json(options.out, report)
+        draw(report, options.out.with_suffix(".png"))
+    except SSEConvertError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    say("\n".join(_lines(report)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

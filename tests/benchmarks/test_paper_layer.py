@@ -1,0 +1,129 @@
+"""The paper's comparisons on one layer: what they compare, and how they are judged."""
+
+import json
+
+import pytest
+
+from benchmarks.paper import layer
+from benchmarks.paper.comparisons import COMPARISONS
+from benchmarks.quality import swapped_layers
+from sse_convert.mixers import SSEMixer
+
+
+def settings(given, name):
+    """The layer that each variant makes, as SSE and as a dict."""
+    options = layer.parser().parse_args(
+        [name, "--out", "x", "--recipe", str(given), "--layers", "1", "--set", "mixers={}"]
+    )
+    found = {}
+    for variant, own in COMPARISONS[name].variants.items():
+        mixer = swapped_layers._recipe(options, own, 0).mixers[own.mixer]
+        sse = mixer if isinstance(mixer, SSEMixer) else mixer.as_sse()
+        found[variant] = {key: getattr(sse, key) for key in sse.__slots__}
+    return found
+
+
+def different(a, b):
+    return {key for key in a if a[key] != b[key]}
+
+
+@pytest.mark.parametrize("name", sorted(COMPARISONS))
+def test_variants_differ_in_what_is_compared_and_nothing_else(given, name):
+    comparison, found = COMPARISONS[name], settings(given, name)
+    compared = [own for variant, own in found.items() if variant not in comparison.beside]
+    assert set().union(*(different(compared[0], own) for own in compared[1:])) == set(comparison.differ_in)
+    assert all(different(a, b) for i, a in enumerate(compared) for b in compared[:i])
+    assert {variant.rate for variant in comparison.variants.values()} == {3e-3}
+    assert {name for pair in (*comparison.ahead, *comparison.not_behind) for name in pair} <= set(found)
+
+
+def test_gla_is_the_single_state_without_the_shared_partition(given):
+    found = settings(given, "states")
+    assert different(found["GLA"], found["N = 1"]) == {"shared_partition", "qk_rank", "balance"}
+
+
+def test_separate_parameters_are_two_steps_from_the_paper_s_sse(given):
+    found = settings(given, "parameters")
+    assert different(found["shared, side path"], found["shared"]) == {"qk_rank"}
+    assert different(found["shared"], found["separate"]) == {"shared_params"}
+
+
+def test_both_rules_are_expanded_alike(given):
+    """SSE is GLA with more states, and SSE over the delta rule is the gated delta rule with the same."""
+    found = settings(given, "conversion")
+    expansion = {"num_partitions", "top_k", "shared_partition", "qk_rank", "balance"}
+    assert different(found["GLA"], found["SSE"]) == expansion
+    assert different(found["GDN"], found["SSE, delta rule"]) == expansion
+    assert different(found["MoM"], found["SSE"]) == {"gate", "shared_params", "shared_queries", "qk_rank"}
+
+
+def entry(name, seed, *, found, gap):
+    """A run with 100 needles at each of two lengths."""
+    needles = [{"length": n, "samples": 100, "accuracy": found, "teacher": 1.0} for n in (2048, 8192)]
+    text = [{"length": n, "gap": gap} for n in (2048, 8192)]
+    cache = [{"length": n, "hybrid_bytes": 5 * n + 300} for n in (4096, 8192)]
+    return {"name": name, "seed": seed, "needles": needles, "text": text, "cache": cache}
+
+
+def judged(runs, name="keys"):
+    entries = [entry(variant, seed, found=found, gap=gap) for variant, seed, found, gap in runs]
+    return layer.verdicts(COMPARISONS[name], layer.measures(entries))
+
+
+def test_figures_that_agree_with_a_claim_or_do_not():
+    runs = [("softmax", 0, 0.8, 0.10), ("softmax", 1, 0.82, 0.102), ("silu", 0, 0.3, 0.2), ("silu", 1, 0.31, 0.201)]
+    found = judged(runs)
+    assert (found["recall"], found["loss"]) == ("holds", "holds")
+    swapped = [("silu" if name == "softmax" else "softmax", *rest) for name, *rest in runs]
+    assert (judged(swapped)["recall"], judged(swapped)["loss"]) == ("fails", "fails")
+    near = [(*run[:2], 0.5 + run[2] / 100, 0.1 + (-1) ** i * 0.01) for i, run in enumerate(runs)]
+    assert (judged(near)["recall"], judged(near)["loss"]) == ("undecided", "undecided")
+
+
+def test_only_seeds_that_all_variants_have_count():
+    runs = [("softmax", 0, 0.8, 0.1), ("softmax", 1, 0.0, 0.9), ("silu", 0, 0.3, 0.2)]
+    found = judged(runs)
+    assert found["recall"] == "undecided"
+    (difference,) = found["measures"][0]["ahead"]
+    assert (difference["by"], difference["doubt"]) == (pytest.approx(0.5), None)
+    assert judged([("softmax", 0, 0.8, 0.1), ("silu", 1, 0.3, 0.2)])["measures"][0]["ahead"][0]["by"] is None
+
+
+def test_a_step_that_falls_stops_growth_from_holding():
+    shares = {"k = 1": 0.2, "k = 2": 0.9, "k = 3": 0.5, "k = 4": 0.6}
+    runs = [(name, seed, share + seed / 100, 0.1) for name, share in shares.items() for seed in (0, 1)]
+    assert judged(runs, "top_k")["recall"] == "mixed"
+
+
+def test_states_are_what_does_not_grow():
+    assert layer.state_bytes(entry("a", 0, found=0, gap=0)["cache"]) == 300
+
+
+def test_a_comparison_runs_and_goes_on(given, tmp_path, capsys):
+    out = tmp_path / "keys.json"
+    call = [
+        "keys",
+        "--recipe",
+        str(given),
+        "--layers",
+        "1",
+        "--tiny",
+        "--out",
+        str(out),
+        "--variants",
+        "softmax",
+        "silu",
+    ]
+    assert layer.main([*call, "--seeds", "1"]) == 0
+    assert json.loads(out.read_text())["verdicts"]["recall"] == "undecided"
+    assert layer.main([*call, "--resume"]) == 0
+    report = json.loads(out.read_text())
+    assert [(run["name"], run["seed"]) for run in report["variants"]] == [
+        ("softmax", 0), ("silu", 0), ("softmax", 1), ("silu", 1)
+    ]  # fmt: skip
+    assert (report["claim"], report["differ_in"]) == (COMPARISONS["keys"].claim, ["k_feature_map"])
+    assert report["settings"]["overrides"] == ["data.needles.early=0.7"]
+    assert set(report["figures"]) == {"teacher", "softmax", "silu"}
+    assert all(row["ahead"][0]["doubt"] is not None for row in report["verdicts"]["measures"])
+    assert out.with_suffix(".png").stat().st_size > 0
+    assert "softmax keys recall more than SiLU keys" in capsys.readouterr().err
