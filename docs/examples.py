@@ -3,7 +3,7 @@
 - A block with a `title="name"` is a file; it is written before what comes after it runs.
 - ```` ```console ```` holds commands (`$ `, continued after a backslash) and what they print on stdout and stderr.
   Classes say how the output is checked: none exactly, `.figures` apart from numbers, `.sample` only for being there;
-  `.fails` commands must fail.
+  `.fails` commands must fail, `.eval` commands need the extra `eval`; where that is not installed they are not run.
 - ```` ```python ```` without a title is a script that must succeed.
 - What stands in an admonition `!!! hub`, `gpu`, `setup` or `slow` is not run; `docs/parsing.py` checks its options.
 """
@@ -15,12 +15,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "pages"
 NOT_RUN = ("hub", "gpu", "setup", "slow")
 """admonitions whose commands need what a test machine may lack"""
+EXTRAS = {"eval": ("lm_eval", "wonderwords")}
+"""classes of blocks whose commands need an extra, and packages that it brings"""
 LINKED = ("demo", "recipes", "benchmarks")
 """folders of the checkout that commands find beside them"""
 TIMEOUT = 600
@@ -56,6 +59,12 @@ class Block:
     def is_run(self) -> bool:
         """Whether tests execute what the block holds."""
         return self.admonition not in NOT_RUN
+
+    @property
+    def is_run_here(self) -> bool:
+        """The same, with the packages that are installed."""
+        packages = (name for word in self.classes for name in EXTRAS.get(word, ()))
+        return self.is_run and all(map(find_spec, packages))
 
 
 @dc.dataclass(frozen=True, slots=True)

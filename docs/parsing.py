@@ -20,6 +20,7 @@ def check(command: str) -> None:
         ValueError: it names something that does not exist, or a program that is not known here.
         Exception: Typer's, if an option does not exist or a value is not accepted.
     """
+    command = command.partition(" 2>&1 | ")[0]  # what trims the output is not looked at
     words = shlex.split(command.replace("\\\n", " "), comments=True)
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]

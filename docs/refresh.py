@@ -23,7 +23,7 @@ def refreshed(text: str, workplace: Workplace) -> str:
             workplace.write(block)
         elif block.language == "python" and block.is_run:
             workplace.run_script(block)
-        elif block.language == "console" and block.is_run:
+        elif block.language == "console" and block.is_run_here:
             body = "".join(
                 f"$ {command.text}\n{workplace.run(command.text, fails='fails' in block.classes)}"
                 for command in commands(block.body)

@@ -75,7 +75,8 @@ def select(
         source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
         keep: layers to keep.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
-        methods: greedy, kl-restore, sensitivity, recall-ratio, gates, uniform; the first one decides.
+        methods: greedy, kl-restore, sensitivity, recall-ratio, gates, uniform; the first one decides. Without recall
+            (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
         text: file or folder to use in place of the recipe's `data.valid`.
         stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's.
         tokens: running text to predict.
@@ -87,7 +88,7 @@ def select(
         overrides: `a.b=c` assignments (for a file, a name or a model).
 
     Raises:
-        UsageError: a setting is out of range.
+        UsageError: a setting is out of range, or recall-ratio is the only method and there is no recall.
         RecipeError: the recipe is malformed.
         TrainingError: `out` was made from other inputs.
         DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.

@@ -8,6 +8,8 @@ import dataclasses as dc
 from typing import Any, Literal
 
 FULL = "full"
+HOMOGENEOUS = ("relu", "identity")
+"""feature maps with phi(c k) = c phi(k) for c > 0: a scale of the keys only scales the output, which has its own"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +52,8 @@ class SSEMixer:
     shared_partition: bool = True
     """add the always-selected, ungated partition"""
     qk_rank: int = 64
-    """rank of the low-rank side path on q and k; 0 for none"""
+    """rank of the low-rank side path on q and k; 0 for none. With it the shared partition can use other keys than the
+    sparse ones; without it almost nothing was retrieved"""
     qk_rank_on: Literal["shared", "sparse"] = "shared"
     """which partitions the side path serves (the paper: shared)"""
     shared_params: bool = True
@@ -58,7 +61,7 @@ class SSEMixer:
     shared_queries: bool = False
     """with shared_params: false, leave out the offsets of q: the partitions differ in k and v"""
     decay: Literal["gla", "scalar", "none"] = "gla"
-    """data-dependent decay per key channel, per head, or none"""
+    """data-dependent decay per key channel, per head, or none: a state that forgets nothing blurs"""
     decay_params: Literal["shared", "separate"] = "shared"
     """one projection of decay (and of the delta rule's write strength) for sparse and shared partitions, or one each"""
     decay_rank: int = 16
@@ -66,9 +69,11 @@ class SSEMixer:
     decay_normalizer: float = 16.0
     """log decay = logsigmoid(.) / decay_normalizer"""
     state_heads: Literal["kv", "query"] = "kv"
-    """one state per key-value head, or one per query head (own decay and own low-rank key)"""
+    """one state per key-value head, or one per query head (own decay and own low-rank key), since query heads look back
+    differently far: more memory, and more is retrieved"""
     rope: Literal["none", "keep"] = "none"
-    """rotate q and k with the teacher's rotary embedding before the feature map"""
+    """rotate q and k with the teacher's rotary embedding before the feature map; none, since decays tell distance
+    already and rotated keys did worse"""
     output_norm: Literal["rms", "none"] = "rms"
     """per-head normalisation of the output, followed by a learned scale"""
     output_gate: bool = False
@@ -152,15 +157,17 @@ class _Baseline:
     k_feature_map: Literal["softmax", "silu", "relu", "l2", "identity"] = "l2"
     """phi, applied to each key over its head dimension; l2 is SiLU scaled to unit norm"""
     decay: Literal["gla", "scalar", "none"] = "scalar"
-    """data-dependent decay per key channel, per head, or none"""
+    """data-dependent decay per key channel, per head, or none: a state that forgets nothing blurs"""
     decay_rank: int = 16
     """low rank of the decay projection"""
     decay_normalizer: float = 16.0
     """log decay = logsigmoid(.) / decay_normalizer"""
     state_heads: Literal["kv", "query"] = "kv"
-    """one state (of each partition) per key-value head, or per query head"""
+    """one state (of each partition) per key-value head, or per query head, since query heads look back differently far:
+    more memory, and more is retrieved"""
     rope: Literal["none", "keep"] = "none"
-    """rotate q and k with the teacher's rotary embedding before the feature map"""
+    """rotate q and k with the teacher's rotary embedding before the feature map; none, since decays tell distance
+    already and rotated keys did worse"""
     output_norm: Literal["rms", "none"] = "rms"
     """per-head normalisation of the output, followed by a learned scale"""
     output_gate: bool = False
@@ -187,7 +194,7 @@ class GLAMixer(_Baseline):
     k_feature_map: Literal["softmax", "silu", "relu", "l2", "identity"] = "softmax"
     """phi, applied to each key over its head dimension; l2 is SiLU scaled to unit norm"""
     decay: Literal["gla", "scalar", "none"] = "gla"
-    """data-dependent decay per key channel, per head, or none"""
+    """data-dependent decay per key channel, per head, or none: a state that forgets nothing blurs"""
 
     def as_sse(self) -> SSEMixer:
         """The same layer as the N = 1, k = 1, no-shared-partition case of SSE."""
@@ -208,7 +215,8 @@ class GDNMixer(_Baseline):
     k_feature_map: Literal["l2", "softmax"] = "l2"
     """phi, applied to each key over its head dimension; l2 (the paper's) is SiLU scaled to unit norm"""
     decay: Literal["gla", "scalar", "none"] = "scalar"
-    """data-dependent decay per key channel (Kimi Linear), per head (the paper's), or none (DeltaNet)"""
+    """data-dependent decay per key channel (Kimi Linear), per head (the paper's), or none (DeltaNet): a state that
+    forgets nothing blurs, even where a write takes out what it replaces"""
 
     def as_sse(self) -> SSEMixer:
         """The same layer as the N = 1, k = 1, no-shared-partition case of SSE under the delta rule."""
@@ -282,7 +290,8 @@ class SSESlidingMixer(SSEMixer):
     sinks: int = 4
     """first tokens of the document that stay visible to the window branch"""
     branch_dropout: float = 0.0
-    """probability that a training step leaves out a layer's window branch, so that SSE cannot be idle"""
+    """probability that a training step leaves out a layer's window branch: what a window that is always there does
+    well, SSE need not learn, and it may stay idle"""
 
     def _checks(self) -> list[tuple[bool, str]]:
         return [

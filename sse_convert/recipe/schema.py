@@ -166,18 +166,31 @@ class Calibrate:
     """Set new tensors from teacher statistics before training."""
 
     enabled: bool = True
-    """run the calibrate stage"""
+    """run the calibrate stage, so that training does not begin with what a look at the teacher can settle"""
     rows: int = 8
-    """calibration rows, from the training sources"""
+    """calibration rows, from the training sources; few are enough for means over their tokens"""
     seq_len: int = 512
-    """tokens per calibration row"""
+    """tokens per calibration row; distances beyond it are not seen, and attention takes memory by its square"""
     decay: bool = True
-    """decay bias from the teacher's mean attention distance per head"""
+    """decay bias from the teacher's mean attention distance per head, so that a state remembers about as far as its
+    head looks back: from decays that do not know the teacher, retrieval hardly came about"""
     output_scale: Literal["fit", "size", "none"] = "fit"
     """output scale per head: least squares to the teacher's head outputs, their size, or left alone; beside a window,
-    to what the window misses"""
+    to what the window misses. Norms hide how loud the teacher's heads are, and heads that do not point there yet should
+    start quietly; beside a window `size` lets SSE learn sooner"""
+    key_scale: Literal["fit", "none"] = "none"
+    """temperature of the keys before their feature map, per state head: the power of two from 1/16 to 16 that brings
+    the head nearest to the teacher's output, or 1. The teacher's keys were made for a softmax over tokens and may be
+    too sharp for a map over channels; relu and identity have no temperature. Off: it lowers the error that alignment
+    starts from, but not always the loss after distillation"""
     router: Literal["random", "kmeans"] = "random"
-    """router rows: small random, or centroids of the layer's inputs"""
+    """router rows: small random, or centroids of the layer's inputs, which would give like tokens one partition from
+    the start; small random ones break ties and have not been beaten"""
+
+    @property
+    def fits_scales(self) -> bool:
+        """Whether the new layers have to run, to see which scales they need."""
+        return self.output_scale != "none" or self.key_scale != "none"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

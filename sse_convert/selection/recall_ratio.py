@@ -16,7 +16,8 @@ FLOOR = 0.1
 def recall_ratio(meter: Meter, keep: int) -> Choice:
     """Score: (max R - R_l) / (max C - C_l + FLOOR), at most CAP, with layer l alone replaced.
 
-    R and C are the mean probabilities (geometric, per cent) of the tokens to be recalled and of running text.
+    R and C are the mean probabilities (geometric, per cent) of the tokens to be recalled and of running text. A
+    weight of recall would scale all scores alike, so the meter's is not read; where it is 0 the method is not used.
     """
     found = {i: meter.without(i) for i in meter.layers}
     recall = {i: 100 * math.exp(-m.recall_loss) for i, m in found.items()}

@@ -32,12 +32,14 @@ class SelectReport:
     """settings of what stood in for replaced layers"""
     recall: str
     """what the recall rows were, and why"""
+    left_out: list[str]
+    """methods asked for that rank by recall, which has weight 0 here"""
     teacher: Measurement
     """nothing replaced"""
     nothing: Measurement
     """every layer replaced"""
     choices: list[Choice]
-    """the first is the one in the fragment"""
+    """of the methods that can be used; the first is the one in the fragment"""
     agreements: list[Agreement]
     cache_length: int
     """tokens of the sequence whose cache is counted"""
@@ -47,7 +49,7 @@ class SelectReport:
 
     @property
     def chosen(self) -> Choice:
-        """The first method's choice."""
+        """The choice of the first method that can be used."""
         return self.choices[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class SelectReport:
         return [
             f"wrote {self.folder}: keep layers {layers} ({self.chosen.method}), {FRAGMENT}, {SCORES}, {REPORT}",
             f"recall: {self.recall}",
+            *(f"{name} left out: it ranks layers by recall, which has weight 0 here" for name in self.left_out),
             *table(("kept", "by", "text loss", "text KL", "recall loss", "recalled", "longest run", "cost", "seconds"),
                    [*self._rows(), *self._bounds()]),
             f"no training yet: replaced layers are {format_mixer(self.stand_in)}; cost in tokens read; "

@@ -10,7 +10,7 @@ from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.choice import agreements
 from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.report import SelectReport
-from sse_convert.selection.setup import Settings, known_mixers, run_method, set_up
+from sse_convert.selection.setup import Settings, known_mixers, run_method, set_up, usable
 from sse_convert.surgery.budget import layer_bytes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.teacher import Teacher
@@ -37,7 +37,8 @@ def select(
         device: unset picks the accelerator, or the CPU.
 
     Raises:
-        UsageError: a setting is out of range, or needs what the model has not.
+        UsageError: a setting is out of range, or needs what the model has not; or every method ranks by recall, and the
+            model recalls nothing.
         TrainingError: `out` was made from other inputs.
         OutputError: `out` is something else, or cannot be written.
         DataError: there is no usable text, or too little.
@@ -48,7 +49,8 @@ def select(
     with progress("choosing layers", _steps(settings, layers)) as bar:
         meter.bar = bar
         recall, nothing = settle_recall(meter, settings.recall_weight)
-        choices = [run_method(method, meter, settings, out, bar) for method in settings.methods]
+        methods = usable(settings.methods, meter.recall_weight)
+        choices = [run_method(method, meter, settings, out, bar) for method in methods]
         report = SelectReport(
             model=recipe.model,
             folder=out,
@@ -56,6 +58,7 @@ def select(
             mixer=_replacement(recipe),
             stand_in=mixer_to_dict(setup.stand_in),
             recall=recall,
+            left_out=[method for method in settings.methods if method not in methods],
             teacher=meter.measure(meter.layers),
             nothing=nothing,
             choices=choices,

@@ -3,7 +3,7 @@
 import dataclasses as dc
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ METHODS: dict[str, Callable[[Meter, int], Choice]] = {
 }
 GATES = "gates"
 """the method that trains"""
+BY_RECALL = ("recall-ratio",)
+"""methods whose score is 0 or noise where recall says nothing; the others then go by text alone"""
 INPUTS = "inputs.json"
 MEASUREMENTS = "measurements.csv"
 
@@ -48,7 +50,7 @@ class Settings:
     keep: int
     """layers to keep"""
     methods: tuple[str, ...] = ("greedy",)
-    """the first one decides"""
+    """the first that can be used decides"""
     stand_in: str = "sliding"
     """mixer that replaces layers while choosing, untrained"""
     tokens: int = 8192
@@ -121,6 +123,23 @@ def run_method(method: str, meter: Meter, settings: Settings, out: Path, bar: Ba
     return dc.replace(choice, tokens=cost.tokens, seconds=round(cost.seconds, 1), measured=meter.measure(choice.kept))
 
 
+def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
+    """The methods that can choose: where recall has weight 0, not those that rank by it.
+
+    Raises:
+        UsageError: none is left.
+    """
+    left = tuple(method for method in methods if recall_weight > 0 or method not in BY_RECALL)
+    if not left:
+        others = [method for method in (*METHODS, GATES) if method not in BY_RECALL]
+        raise UsageError(
+            f"method is {methods[0]!r}, which ranks layers by recall, and recall has weight 0: text alone decides",
+            expected=f"one of {', '.join(others)}",
+            fix=f"choose with --method {others[0]}",
+        )
+    return left
+
+
 def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
     """The stand-in, after a look at everything that can be found wrong without text."""
     layers, limit = teacher.num_layers, context_limit(teacher.config)
@@ -157,6 +176,7 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
         raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
     if settings.recall_weight < 0:
         raise UsageError(f"recall_weight is {settings.recall_weight}", expected="0 or more")
+    usable(settings.methods, settings.recall_weight)
     return stand_in
 
 

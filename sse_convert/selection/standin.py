@@ -21,7 +21,7 @@ from sse_convert.modeling.tensors import as_sse
 from sse_convert.modeling.window_attention import Sees, use_window_attention
 from sse_convert.modeling.window_branch import attention_layer
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.formulas import branch_windows, decay_and_router, output_scale
+from sse_convert.surgery.formulas import branch_windows, decay_and_router, key_scales, scales
 from sse_convert.surgery.statistics import Collector
 
 Forward = Callable[..., tuple[Any, ...]]
@@ -137,7 +137,7 @@ class Swap:
 def calibrated_layers(
     model: PreTrainedModel, mixer: RecurrentMixer, recipe: Recipe, rows: Tensor
 ) -> list[SSEAttention]:
-    """Untrained recurrent layers on a teacher's modules, their decays and output scales set by what it does on `rows`.
+    """Untrained recurrent layers on a teacher's modules, their decays and scales set by what it does on `rows`.
 
     Args:
         model: the teacher.
@@ -147,7 +147,7 @@ def calibrated_layers(
     """
     spec, dims, sse = source_spec(model.config.model_type), attention_dims(model.config), as_sse(mixer)
     layers = range(model.config.num_hidden_layers)
-    kind, scaling = model.config._attn_implementation, recipe.calibrate.output_scale
+    kind = model.config._attn_implementation
     windows = branch_windows(dict.fromkeys(layers, sse))
     collector = Collector(model, spec, list(layers), windows=windows, keep_inputs=recipe.calibrate.router == "kmeans")
     _run(collector, rows)
@@ -156,18 +156,18 @@ def calibrated_layers(
         statistics = collector.statistics[i]
         values = fresh_sse_tensors(dims, mixer, torch.Generator().manual_seed(recipe.train.seed + i))
         values |= decay_and_router(recipe, sse, dims, statistics)
-        if scaling != "none":
+        if recipe.calibrate.output_scale != "none":
             values["sse_out_scale"] = torch.ones_like(values["sse_out_scale"])
         source = model.get_submodule(spec.attention_path(i))
         layer = attention_layer(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
         layer.load_state_dict(values, strict=False)
         made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
-    if scaling != "none":
-        second = Collector(model, spec, list(layers), windows=windows, students=made)
+    if recipe.calibrate.fits_scales:
+        tried = dict.fromkeys(layers, key_scales(recipe, sse))
+        second = Collector(model, spec, list(layers), windows=windows, students=made, key_scales=tried)
         _run(second, rows)
         for i, layer in made.items():
-            scale_H = output_scale(scaling, sse, second.statistics[i])
-            layer.sse_out_scale.copy_(scale_H.repeat_interleave(dims.head_dim))
+            layer.load_state_dict(scales(recipe, sse, dims, second.statistics[i]), strict=False)
     model.set_attn_implementation(kind)
     return list(made.values())
 

@@ -1,8 +1,8 @@
-"""Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay, output scale, router.
+"""Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay, scales, router.
 
 Only `sse_*` tensors change: the folder gets a new version of the added shard, and the teacher's shards linked again.
 Follows Taylor-Calibrate in setting decays by the mean attention distance; scales are set last, by what the layers with
-these decays give.
+these decays give, the key scale where it is asked for and the output scale for that key scale.
 """
 
 import dataclasses as dc
@@ -29,7 +29,7 @@ from sse_convert.report import table
 from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD
 from sse_convert.surgery.fit import calibration_problems
-from sse_convert.surgery.formulas import branch_windows, decay_and_router, half_lives, output_scale
+from sse_convert.surgery.formulas import branch_windows, decay_and_router, half_lives, key_scales, scales
 from sse_convert.surgery.match import match_recipe
 from sse_convert.surgery.output import check_output, new_folder, place
 from sse_convert.surgery.provenance import UNTRAINED, read_provenance
@@ -38,7 +38,7 @@ from sse_convert.surgery.statistics import Collector, LayerStatistics
 from sse_convert.surgery.teacher import Teacher, source_view
 from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 
-_LEFT = "their decays and output scales stay as convert set them"
+_LEFT = "their decays and scales stay as convert set them"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,14 @@ class CalibratedLayer:
     index: int
     half_life: tuple[float, float] | None
     """tokens, shortest and longest over the state heads; None where decay was left alone"""
+    key_scale: tuple[float, float] | None
+    """smallest and largest over the state heads; None where it was left alone"""
     output_scale: tuple[float, float] | None
     """smallest and largest over the query heads; None where scales were left alone"""
     router: str
     """random (left alone), kmeans, or none"""
     measured: bool = True
-    """false where no document of the rows is longer than the layer's window: decay and scale are left alone"""
+    """false where no document of the rows is longer than the layer's window: decay and scales are left alone"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +74,13 @@ class CalibrateReport:
     def lines(self) -> list[str]:
         """The result for a person."""
         rows = [
-            (str(layer.index), _range(layer.half_life), _range(layer.output_scale), layer.router)
+            (str(layer.index), *map(_range, (layer.half_life, layer.key_scale, layer.output_scale)), layer.router)
             for layer in self.layers
         ]
         short = [str(layer.index) for layer in self.layers if not layer.measured]
         return [
             f"wrote {self.out}: {len(self.layers)} layers set from {self.rows} rows ({self.tokens:,} tokens)",
-            *table(("layer", "half-life (tokens)", "output scale", "router"), rows),
+            *table(("layer", "half-life (tokens)", "key scale", "output scale", "router"), rows),
             *([f"note: no document reaches beyond the window of layers {', '.join(short)}; {_LEFT}"] if short else []),
         ]
 
@@ -102,7 +104,7 @@ def calibrate(
     Raises:
         CheckpointError: the folder is not a converted, untrained checkpoint.
         RecipeError: the recipe gives the model other layers than the checkpoint has, or rows that are too long, or too
-            short for what a window misses.
+            short for what a window misses, or asks for key scales where none matters.
         DataError: the training text cannot be used.
         OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
@@ -132,15 +134,20 @@ def calibrate(
         layer: decay_and_router(recipe, mixer, teacher.dims, collector.statistics[layer])
         for layer, mixer in mixers.items()
     }
-    if settings.output_scale != "none":
+    if settings.fits_scales:
         students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
-        second = Collector(model, teacher.spec, list(mixers), windows=branch_windows(mixers), students=students)
+        second = Collector(
+            model,
+            teacher.spec,
+            list(mixers),
+            windows=branch_windows(mixers),
+            students=students,
+            key_scales={i: key_scales(recipe, mixer) for i, mixer in mixers.items()},
+        )
         _run(second, batches, "measuring the new layers")
         for layer, mixer in mixers.items():
-            if not second.statistics[layer].measured:
-                continue
-            scale_H = output_scale(settings.output_scale, mixer, second.statistics[layer])
-            values[layer]["sse_out_scale"] = scale_H.repeat_interleave(teacher.dims.head_dim)
+            if second.statistics[layer].measured:
+                values[layer] |= scales(recipe, mixer, teacher.dims, second.statistics[layer])
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
     return CalibrateReport(
@@ -165,11 +172,12 @@ def _summary(
     layer: int, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics, values: dict[str, Tensor]
 ) -> CalibratedLayer:
     half_life = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
-    scale = values.get("sse_out_scale")
+    key_scale, scale = (values.get(f"sse_{name}_scale") for name in ("k", "out"))
     router = "kmeans" if "sse_router.weight" in values else "random"
     return CalibratedLayer(
         index=layer,
         half_life=_bounds(half_life) if "sse_decay_up.bias" in values else None,
+        key_scale=None if key_scale is None else _bounds(key_scale),
         output_scale=None if scale is None else _bounds(scale),
         router=router if mixer.num_partitions > 1 else "none",
         measured=statistics.measured,
@@ -208,7 +216,7 @@ def _check_input(recipe: Recipe, files: CheckpointFiles, limit: int | None) -> d
     if limit is not None and (problems := calibration_problems(recipe, match.mixers, limit)):
         raise RecipeError(
             "\n".join(problems),
-            expected="rows that calibration can measure",
+            expected="settings that calibration can follow",
             fix="correct these keys, or use --set; for another window convert the model anew",
         )
     by_layer = ((layer, match.mixers[name]) for layer, name in enumerate(match.names) if name in match.mixers)

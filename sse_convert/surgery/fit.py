@@ -3,7 +3,7 @@
 import copy
 
 from sse_convert.errors import RecipeError, UsageError
-from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
+from sse_convert.mixers import HOMOGENEOUS, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.tensors import as_sse
 from sse_convert.recipe.schema import Calibrate, Recipe
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
@@ -82,7 +82,8 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 
 
 def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -> list[str]:
-    """Calibration rows that are too long, or too short for what is to be measured beside a window.
+    """Calibration rows that are too long, or too short for what is to be measured beside a window; and a key scale that
+    is to be fitted where none matters.
 
     Args:
         recipe: `calibrate` is read.
@@ -97,21 +98,39 @@ def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -
     for name, mixer in mixers.items():
         if isinstance(mixer, SSESlidingMixer):
             problems += _window_problems(recipe.calibrate, f"mixers.{name}", mixer, longest)
-    return problems
+    return problems + _key_scale_problems(recipe.calibrate, mixers)
+
+
+def _key_scale_problems(calibrate: Calibrate, mixers: dict[str, Mixer]) -> list[str]:
+    """A fit that no layer has a use for; where some have, the others are left alone."""
+    maps = {name: as_sse(mixer).k_feature_map for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)}
+    if calibrate.key_scale == "none" or not maps or not set(maps.values()) <= set(HOMOGENEOUS):
+        return []
+    found = ", ".join(f"mixers.{name}.k_feature_map is {kind}" for name, kind in maps.items())
+    return [
+        f"calibrate.key_scale is fit, and {found}: scaled keys only scale the output, which has a scale of its own; "
+        "use calibrate.key_scale: none, or another k_feature_map"
+    ]
 
 
 def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, longest: int) -> list[str]:
     """Rows too short to show what a window misses: two windows for a scale, more than one for a decay."""
-    scales, decays = calibrate.output_scale != "none", calibrate.decay and mixer.decay != "none"
+    outputs, decays = calibrate.output_scale != "none", calibrate.decay and mixer.decay != "none"
+    keys = calibrate.key_scale == "fit" and mixer.k_feature_map not in HOMOGENEOUS
     beyond = mixer.window + mixer.sinks + 1
-    needed = {"output scale": max(2 * mixer.window, beyond) if scales else 0, "decay": beyond if decays else 0}
+    of_scale = max(2 * mixer.window, beyond)
+    needed = {"output scale": outputs * of_scale, "key scale": keys * of_scale, "decay": decays * beyond}
     rows, asked = calibrate.seq_len, max(needed.values())
     if rows >= asked:
         return []
-    off = {"output scale": "calibrate.output_scale: none", "decay": "calibrate.decay: false"}
+    off = {
+        "output scale": "calibrate.output_scale: none",
+        "key scale": "calibrate.key_scale: none",
+        "decay": "calibrate.decay: false",
+    }
     short = [name for name, length in needed.items() if rows < length]
     ways = [f"raise calibrate.seq_len to {asked}"] if asked <= longest else []
-    if (window := min(rows // 2, rows - mixer.sinks - 1) if scales else rows - mixer.sinks - 1) >= 1:
+    if (window := min(rows // 2, rows - mixer.sinks - 1) if outputs or keys else rows - mixer.sinks - 1) >= 1:
         ways.append(f"lower {key}.window to {window}")
     ways.append(f"keep convert's {' and '.join(short)} ({', '.join(off[name] for name in short)})")
     return [

@@ -1,4 +1,4 @@
-"""From what a teacher's layer does to the values of new tensors: decay bias, output scale, router rows."""
+"""From what a teacher's layer does to the values of new tensors: decay bias, key and output scale, router rows."""
 
 import math
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import CheckpointError
-from sse_convert.mixers import SSEMixer, SSESlidingMixer
+from sse_convert.mixers import HOMOGENEOUS, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe import Recipe
@@ -20,6 +20,8 @@ SPREAD = 2.0
 """the channels of a head lie between half-life / SPREAD and half-life * SPREAD, evenly in the logarithm"""
 LOGIT_STD = 1.0
 """spread of the router's logits over tokens when its rows are centroids"""
+KEY_SCALES = (1, 1 / 2, 2, 1 / 4, 4, 1 / 8, 8, 1 / 16, 16)
+"""what `key_scale: fit` chooses from; of equals the first is taken, so a head without a best one keeps 1"""
 MIN_SCALE = 1e-4
 """smallest output scale, so that a head that is silent on the calibration text can still learn"""
 
@@ -54,8 +56,50 @@ def decay_and_router(
     return values
 
 
+def key_scales(recipe: Recipe, mixer: SSEMixer) -> tuple[float, ...]:
+    """The key scales that a layer is to try; none where they are left alone or its feature map cancels them."""
+    tries = recipe.calibrate.key_scale == "fit" and mixer.k_feature_map not in HOMOGENEOUS
+    return KEY_SCALES if tries else ()
+
+
+def scales(recipe: Recipe, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics) -> dict[str, Tensor]:
+    """New values of one layer's key scale and output scale, by name below the attention module, float32.
+
+    Args:
+        recipe: `calibrate` is read.
+        mixer: settings of the layer.
+        dims: attention sizes.
+        statistics: of the teacher's layer and of the new one, which tried `key_scales`.
+    """
+    values: dict[str, Tensor] = {}
+    row_H = best_key_scale(statistics, state_heads(dims, mixer))
+    if tried := key_scales(recipe, mixer):
+        values["sse_k_scale"] = torch.tensor(tried)[row_H]
+    if recipe.calibrate.output_scale != "none":
+        row_Q = row_H.repeat_interleave(dims.query_heads // len(row_H))
+        scale_SQ = output_scale(recipe.calibrate.output_scale, mixer, statistics)
+        values["sse_out_scale"] = scale_SQ.gather(0, row_Q[None])[0].repeat_interleave(dims.head_dim)
+    return values
+
+
+def best_key_scale(statistics: LayerStatistics, heads: int) -> Tensor:
+    """Which of the key scales tried each state head takes, int64 [H]: that with the least error of its query heads.
+
+    At its best output scale, if not negative, a head y leaves |t|^2 - max(<t, y>, 0)^2 / |y|^2 of what it is to give,
+    t: the error that alignment starts from. It counts attention weights by the values they fetch, with the layer's own
+    decays, partitions, rotation and norm, and has no need of the weights themselves.
+
+    Args:
+        statistics: of the teacher's layer and of the new one.
+        heads: H, a divisor of Hq; query head h reads state h // (Hq // H).
+    """
+    smallest = torch.finfo(torch.float64).tiny
+    given_SQ = statistics.student_product_SH.clamp_min(0) ** 2 / statistics.student_square_SH.clamp_min(smallest)
+    return given_SQ.view(len(given_SQ), heads, -1).sum(2).argmax(0)
+
+
 def output_scale(kind: Literal["fit", "size"], mixer: SSEMixer, statistics: LayerStatistics) -> Tensor:
-    """Scale [Hq] of each head's output y at scale one, for what it is to give, t.
+    """Scale [S, Hq] of each head's output y at scale one, for what it is to give, t, by key scale tried.
 
     t is the teacher's head output; beside a window, what the window misses of it. `fit` is least squares,
     <t, y> / <y, y>, with an error of 1 - c^2 at correlation c, no larger than without the head; `size` gives y the root
@@ -68,11 +112,11 @@ def output_scale(kind: Literal["fit", "size"], mixer: SSEMixer, statistics: Laye
     """
     if kind == "fit":
         smallest = torch.finfo(torch.float64).tiny
-        scale_H = statistics.student_product_H / statistics.student_square_H.clamp_min(smallest)
+        scale_SH = statistics.student_product_SH / statistics.student_square_SH.clamp_min(smallest)
     else:
         target_H = statistics.missed_rms() if isinstance(mixer, SSESlidingMixer) else statistics.output_rms()
-        scale_H = target_H / statistics.student_rms().clamp_min(MIN_SCALE)
-    return scale_H.clamp_min(MIN_SCALE).float()
+        scale_SH = target_H / statistics.student_rms().clamp_min(MIN_SCALE)
+    return scale_SH.clamp_min(MIN_SCALE).float()
 
 
 def half_lives(distance_Q: Tensor, heads: int) -> Tensor:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import examples
 from docs.examples import Workplace, agrees, blocks, commands, without_figures
 from docs.parsing import check
 from docs.refresh import refreshed
@@ -38,6 +39,13 @@ def test_blocks_know_their_language_title_classes_and_admonition() -> None:
     assert (hub.admonition, hub.is_run, hub.body) == ("hub", False, "$ sse-convert push out/x ME/X\n")
     assert (run.language, run.classes, run.admonition, run.is_run) == ("console", {"figures"}, "", True)
     assert [block.line for block in (file, hub, run)] == [3, 10, 14]
+
+
+def test_a_block_that_needs_an_extra_is_run_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, extra = blocks("```console\n$ ls\n```\n\n```{ .console .eval }\n$ ls\n```\n")
+    for installed in (True, False):
+        monkeypatch.setattr(examples, "find_spec", lambda name, found=installed: found or None)
+        assert [plain.is_run_here, extra.is_run_here, extra.is_run] == [True, installed, True]
 
 
 def test_a_block_after_an_admonition_is_outside_of_it() -> None:
@@ -94,6 +102,7 @@ def test_a_failing_command_is_an_error_and_a_succeeding_one_where_it_should_fail
         "python -m benchmarks.paper.propositions --out there  # a comment",
         "COMMIT=1 make demo",
         "pip install '.[eval,train]'",
+        "sse-convert plan qwen3-0.6b 2>&1 | sed 1q",
     ],
 )
 def test_commands_that_parse(command: str) -> None:

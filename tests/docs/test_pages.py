@@ -1,5 +1,6 @@
 """Every command and snippet of the pages is run, or, where it needs what a test machine lacks, checked for parsing."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from sse_convert.cli import app
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.presets import preset_names, preset_text
 
-LANGUAGES = {"console", "python", "yaml"}
-SLOW = {"tutorial.md"}
+LANGUAGES = {"console", "python", "yaml", "json"}
+TASKS = "tasks/"
+"""where pages put files of the lm-evaluation-harness, whose YAML is no recipe"""
+SLOW = {"tutorial.md", "guide/evaluate.md"}
 TEXTS = {str(path.relative_to(PAGES)): path.read_text(encoding="utf-8") for path in page_paths()}
 RECIPE: dict[str, Any] = {
     "recipe_version": 1,
@@ -46,7 +49,7 @@ def test_the_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
             place.write(block)
         elif block.language == "python" and block.is_run:
             place.run_script(block)
-        elif block.language == "console" and block.is_run:
+        elif block.language == "console" and block.is_run_here:
             for command in commands(block.body):
                 printed = place.run(command.text, fails="fails" in block.classes)
                 assert agrees(command.output, printed, block.classes), (
@@ -60,14 +63,23 @@ def test_the_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", blocks_of("console"))
 def test_commands_that_are_not_run_parse(block: Block) -> None:
     for command in commands(block.body):
-        if not block.is_run:
+        if not block.is_run_here:
             check(command.text)
+        if not block.is_run:
             assert command.output == "", "nobody can say whether this output is right"
 
 
 @pytest.mark.parametrize("block", blocks_of("yaml"))
 def test_recipes_load(block: Block) -> None:
-    assert recipe_from_dict({**RECIPE, **yaml.safe_load(block.body)})
+    if (block.title or "").startswith(TASKS):
+        assert yaml.safe_load(block.body)["task"] == Path(block.title or "").stem
+    else:
+        assert recipe_from_dict({**RECIPE, **yaml.safe_load(block.body)})
+
+
+@pytest.mark.parametrize("block", blocks_of("json"))
+def test_lines_of_json_parse(block: Block) -> None:
+    assert all(json.loads(line) for line in block.body.splitlines())
 
 
 def test_blocks_are_of_kinds_that_are_tested() -> None:

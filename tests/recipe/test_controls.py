@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer, SSESlidingMixer
@@ -99,6 +101,16 @@ def test_the_tuned_teacher_runs_the_stages_that_teach_it_something():
     assert [(stage.name, stage.train) for stage in tuned.stages] == [("long", "all"), ("last", "all")]
     assert not tuned.calibrate.enabled
     assert recipe.stages[-1].train == "mixers"
+
+
+def test_what_is_said_of_a_teacher_without_training_gives_it_some():
+    align, kl = small()["stages"]
+    stages = [align, kl, {**kl, "name": "second"}]
+    said = controls(stages=stages)[1]["teacher_tuned"]
+    named = [int(i) for i in re.findall(r"--set stages\.(\d)\.loss=ce", said)]
+    assert said.startswith("no stage of loss ce, and KL to itself gives the teacher no gradient")
+    again = [{**stage, "loss": "ce"} if i in named else stage for i, stage in enumerate(stages)]
+    assert [stage.name for stage in controls(stages=again)[1]["teacher_tuned"].stages] == [kl["name"], "second"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import dataclasses as dc
 import json
+import shutil
 
 import pytest
 import torch
@@ -147,15 +148,42 @@ def test_untrained_sse_can_stand_in(tmp_path):
     assert report.chosen.measured.loss(1.0) < report.nothing.loss(1.0)  # text and recall, by which it was chosen
 
 
-def test_a_teacher_without_recall_is_told_so(tmp_path):
+@pytest.fixture
+def random_teacher(tmp_path):
+    """What `choose` needs for a teacher of random weights, which recalls nothing."""
     source = save_source(tmp_path / "random", max_position_embeddings=256)
     (tmp_path / "text.txt").write_text(" ".join(f"w{i * 7 % 90 + 3}" for i in range(2000)))
-    report = choose(
-        tmp_path / "out", source=source, text=tmp_path / "text.txt", length=128, overrides=["mixers.sliding.window=8"]
-    )
+    overrides = ["mixers.sliding.window=8"]
+    return {"source": source, "text": tmp_path / "text.txt", "length": 128, "overrides": overrides}
+
+
+def test_a_teacher_without_recall_is_told_so(random_teacher, tmp_path):
+    report = choose(tmp_path / "out", **random_teacher)
     assert "the needle probe carries no signal, because the teacher itself answers 0% of it" in report.recall
     assert "Text alone decides" in report.recall
     assert report.chosen.measured.probe == "copy"
+
+
+def test_without_recall_no_method_ranks_by_it(random_teacher, tmp_path):
+    out, asked = tmp_path / "out", ["recall-ratio", "sensitivity", "kl-restore"]
+    report = choose(out, methods=asked, **random_teacher)
+    assert [report.left_out, report.chosen.method] == [["recall-ratio"], "sensitivity"]
+    assert [choice.method for choice in report.choices] == asked[1:]
+    assert [(a.first, a.second) for a in report.agreements] == [("sensitivity", "kl-restore")]
+    assert "recall-ratio left out: it ranks layers by recall, which has weight 0 here" in report.lines()
+    assert "recall-ratio" not in (out / "scores.csv").read_text()
+    assert json.loads((out / "selection.json").read_text())["left_out"] == ["recall-ratio"]
+    with pytest.raises(UsageError, match="method is 'recall-ratio', which ranks layers by recall") as caught:
+        choose(out, methods=["recall-ratio"], **random_teacher)
+    assert caught.value.expected == "one of greedy, kl-restore, sensitivity, uniform, gates"
+
+
+def test_weight_zero_leaves_recall_out_though_the_teacher_recalls(done, tmp_path):
+    out, report = done
+    assert report.left_out == []
+    again = choose(shutil.copytree(out, tmp_path / "out"), methods=["recall-ratio", "uniform"], recall_weight=0.0)
+    assert again.recall.startswith("needles")
+    assert [again.left_out, again.chosen.method, again.agreements] == [["recall-ratio"], "uniform", []]
 
 
 def test_copies_stand_in_for_needles(recipe, probe, tmp_path):
@@ -192,6 +220,7 @@ def test_copies_stand_in_for_needles(recipe, probe, tmp_path):
         ({"samples": 0}, UsageError, "samples is 0"),
         ({"gate_steps": 0}, UsageError, "gate_steps is 0"),
         ({"recall_weight": -1.0}, UsageError, "recall_weight is -1.0"),
+        ({"methods": ["recall-ratio"], "recall_weight": 0.0}, UsageError, "recall has weight 0: text alone decides"),
         ({"text": None}, DataError, "no text to choose by"),
         ({"text": "nowhere.txt"}, DataError, "nowhere.txt does not exist"),
         ({"overrides": ["mixers.sliding.windw=3"]}, RecipeError, "did you mean 'window'"),

@@ -376,8 +376,8 @@ def statistics(product, square):
         weight_H=zeros,
         square_H=zeros,
         missed_square_H=zeros,
-        student_square_H=torch.tensor(square, dtype=torch.float64),
-        student_product_H=torch.tensor(product, dtype=torch.float64),
+        student_square_SH=torch.tensor(square, dtype=torch.float64),
+        student_product_SH=torch.tensor(product, dtype=torch.float64),
         tokens=1,
     )
 
