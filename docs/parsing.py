@@ -4,6 +4,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def check(command: str) -> None:
         case ["accelerate", "launch", *arguments]:
             _check_launch(arguments)
         case ["python", "-m", module, *arguments]:
-            _check_script(_module_file(module), arguments)
+            _check_module(module, arguments)
         case ["python", script, *arguments]:
             _check_script(ROOT / script, arguments)
         case ["make", target, *_]:
@@ -67,6 +68,17 @@ def _module_file(module: str) -> Path:
     if spec is None or spec.origin is None:
         raise ValueError(f"there is no module {module}")
     return Path(spec.origin)
+
+
+def _check_module(module: str, arguments: Sequence[str]) -> None:
+    """Its own parser accepts the arguments, where it offers one; else it names the options."""
+    script = _module_file(module)
+    if "\ndef parser(" not in script.read_text(encoding="utf-8"):
+        return _check_script(script, arguments)
+    try:
+        import_module(module).parser().parse_args(list(arguments))
+    except SystemExit as error:
+        raise ValueError(f"{module} refuses {shlex.join(arguments)}") from error
 
 
 def _check_script(script: Path, arguments: Sequence[str]) -> None:
