@@ -47,6 +47,17 @@ def test_nothing_is_judged_before_the_window_is_full_nor_without_zscore():
     assert off.verdict(1e9) is None
 
 
+def test_text_of_another_kind_scores_as_a_spike():
+    """Why no limit is the default: one row in 25 with a loss of its own does not move the median deviation."""
+    rng = random.Random(0)
+    watch = SpikeWatch(Spikes(zscore=20.0))
+    for i in range(100):
+        watch.accept(rng.gauss(4.0 if i % 25 == 0 else 1.8, 0.08))
+    assert watch.verdict(4.0) == "loss spike"
+    assert watch.verdict(2.0) is None
+    assert Spikes().zscore is None
+
+
 def test_spread_of_a_load():
     assert load_spread([0.25] * 4, 1) == pytest.approx(1.0)
     assert load_spread([1.0, 0.0, 0.0, 0.0], 1) == 0.0
