@@ -138,11 +138,11 @@ class Rope:
 class Spikes:
     """Steps that are left out: loss or gradient not finite and, with `zscore`, a loss far above the ones before.
 
-    `zscore` is off by default, because on small teachers no limit parted bad steps from good ones. Under `ce` a few rows
-    of another kind of text score as high as steps of random tokens, and left out they would never be learned. Under
-    `layer_mse` and `kl` the teacher does not know random tokens either, and they hardly stand out. A step at far too
-    large a rate shows in the steps after it alone: trained on they heal it, left out it stays and the stage ends. Choose
-    a limit by your own losses: with `zscore: 1.0e+9` the metrics have every score, and no step is left out.
+    `zscore` is off by default, because on small teachers no limit parted bad steps from good ones. Under `ce` rows of
+    another kind of text score as high as steps of random tokens, and left out they would never be learned. Under
+    `layer_mse` and `kl` the teacher does not know random tokens either, and they hardly stand out. A step at too large
+    a rate shows in the steps after it alone: trained on they heal it, left out it stays and the stage ends. Choose a
+    limit by your own losses: with `zscore: 1.0e+9` the metrics have every score, and no step is left out.
     """
 
     zscore: float | None = None
