@@ -127,7 +127,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     return {
         "schema": 1,
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "settings": {"recipe": options.recipe, "overrides": overrides, "seeds": options.seeds, "margin": MARGIN},
         "seconds": round(time.monotonic() - began),
         "claim": CLAIM,
