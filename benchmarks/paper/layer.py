@@ -1,18 +1,20 @@
 """The paper's comparisons on one converted layer: the variants of a claim, trained alike, and whether they bear it out.
 
-    python -m benchmarks.paper.layer states --out benchmarks/paper/states.json         # one GPU, minutes
-    python -m benchmarks.paper.layer states --tiny --seeds 1 --out states.json        # a CPU: shows that it runs
+    python -m benchmarks.paper.layer states --out benchmarks/paper         # one GPU, minutes: states.json, states.png
+    python -m benchmarks.paper.layer states --tiny --seeds 1 --out out     # a CPU: shows that it runs
 
 Each variant takes the place of layer 7 in the frozen 32M teacher and is trained and scored as in
 `benchmarks.quality.swapped_layers`, whose options these are: on the rows of --short (5.8M tokens, 64 needles of each
-kind, questions early in the rows), with two seeds. The claims and their variants are in `comparisons.py`. Judged are
-the needles found, of all kinds together, and the loss above the teacher's, at each length; see `verdicts.py`. A seed
-counts once all variants have it. COMMIT names the commit where the checkout has no git.
+kind, questions early in the rows), with two seeds. Several comparisons share the teacher's run and the variants that
+stand in more than one of them. The claims and their variants are in `comparisons.py`. Judged are the needles found, of
+all kinds together, and the loss above the teacher's, at each length; see `verdicts.py`. A seed counts once all variants
+have it. COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
 import dataclasses as dc
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks.paper.comparisons import COMPARISONS, Comparison
@@ -54,7 +56,10 @@ class Measure:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = swapped_layers.parser(COMPARISONS, __doc__)
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("names", nargs="+", choices=sorted(COMPARISONS), metavar="NAME", help=", ".join(sorted(COMPARISONS)))
+    p.add_argument("--out", type=Path, required=True, help="folder for NAME.json and NAME.png")
+    swapped_layers.add_settings(p)
     p.set_defaults(short=True, seeds=2, set=[EARLY])
     return p
 
@@ -160,26 +165,37 @@ def _difference(found: dict[str, Any], unit: int) -> str:
     return f"{found['better']} over {found['worse']} {unit * found['by']:+.{digits}f} ± {doubt}"
 
 
+def compare(runner: swapped_layers.Runner, name: str, folder: Path) -> None:
+    """Run a comparison, judge it, and write and say what came out.
+
+    Raises:
+        UsageError, RecipeError, DataError, CheckpointError: as of `Runner.run`.
+    """
+    comparison, out = COMPARISONS[name], folder / f"{name}.json"
+    report = runner.run(name, comparison.variants, out)
+    found = measures(report["variants"])
+    report |= {
+        "claim": comparison.claim,
+        "source": comparison.source,
+        "differ_in": comparison.differ_in,
+        "figures": figures(report["variants"], found),
+        "verdicts": verdicts(comparison, found),
+    }
+    write_json(out, report)
+    draw(report, out.with_suffix(".png"))
+    say("\n".join(_lines(report)))
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    comparison = COMPARISONS[options.name]
     hush_libraries()
     try:
-        report = swapped_layers.run(options, comparison.variants)
-        found = measures(report["variants"])
-        report |= {
-            "claim": comparison.claim,
-            "source": comparison.source,
-            "differ_in": comparison.differ_in,
-            "figures": figures(report["variants"], found),
-            "verdicts": verdicts(comparison, found),
-        }
-        write_json(options.out, report)
-        draw(report, options.out.with_suffix(".png"))
+        runner = swapped_layers.Runner(options)
+        for name in options.names:
+            compare(runner, name, options.out)
     except SSEConvertError as error:
         say(f"error: {error}")
         return error.exit_code
-    say("\n".join(_lines(report)))
     return 0
 
 

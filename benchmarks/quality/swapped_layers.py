@@ -18,7 +18,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,16 @@ RESET = 64
 """tokens; half of the window that some variants have"""
 
 
-def parser(names: Iterable[str] = SETS, description: str | None = __doc__) -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("name", choices=sorted(names), help="set of variants")
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("name", choices=sorted(SETS), help="set of variants")
     p.add_argument("--out", type=Path, required=True, help="JSON file to write; the plot lies beside it")
+    add_settings(p)
+    return p
+
+
+def add_settings(p: argparse.ArgumentParser) -> None:
+    """What a `Runner` is told, beside sets and files."""
     p.add_argument("--recipe", default="recipes/teacher-qwen3-32m.yaml", help="teacher, text and mixers")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
     p.add_argument("--layers", type=int, nargs="+", default=[7], help="layers to swap")
@@ -58,41 +63,73 @@ def parser(names: Iterable[str] = SETS, description: str | None = __doc__) -> ar
     amount.add_argument("--short", action="store_true", help="a third of the rows, in smaller steps")
     amount.add_argument("--long", action="store_true", help="a third more tokens, in smaller steps")
     amount.add_argument("--tiny", action="store_true", help="a few short rows, to see that it runs")
-    return p
 
 
-def run(options: argparse.Namespace, variants: dict[str, Variant]) -> dict[str, Any]:
-    """Train and score all variants, writing the report after each; the report as written.
+class Runner:
+    """Trains and scores sets of variants on the same rows; a variant that stands in several sets is run once.
 
     Args:
-        options: as `parser` gives them.
-        variants: by name.
-
-    Raises:
-        UsageError: a variant is asked for that there is not, or the report has other settings.
-        RecipeError, DataError, CheckpointError: recipe, text or teacher do not do.
+        options: what `add_settings` adds.
     """
-    sizes, phases = _amount(options)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report = _report(options, device, phases)
-    wanted = [(name, seed) for name in _names(options, variants) for seed in range(options.seeds)]
-    kept = {(entry["name"], entry["seed"]) for entry in report["variants"]}
-    bed: Bed | None = None
-    for name, seed in (pair for pair in wanted if pair not in kept):
-        recipe = _recipe(options, variants[name], seed)
-        if bed is None:
-            bed = _bed(recipe, options, device, sizes)
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._sizes, self._phases = _amount(options)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._bed: Bed | None = None
+        self._known: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def run(self, name: str, variants: dict[str, Variant], out: Path) -> dict[str, Any]:
+        """The report of a set, written after each variant.
+
+        Args:
+            name: of the set.
+            variants: by name.
+            out: JSON file.
+
+        Raises:
+            UsageError: a variant is asked for that there is not, or the report has other settings.
+            RecipeError, DataError, CheckpointError: recipe, text or teacher do not do.
+        """
+        names = _names(self._options, name, variants)
+        report = _report(self._options, name, out, self._device, self._phases)
+        kept = {(entry["name"], entry["seed"]): entry for entry in report["variants"]}
+        for (own, seed), entry in kept.items():
+            self._known.setdefault(_identity(variants[own], seed), (name, entry))
+        wanted = [(own, seed) for own in names for seed in range(self._options.seeds)]
+        for own, seed in (pair for pair in wanted if pair not in kept):
+            identity = _identity(variants[own], seed)
+            if identity in self._known:
+                of, entry = self._known[identity]
+                entry = {**entry, "name": own, "run_of": entry.get("run_of", f"{of}: {entry['name']}")}
+            elif figures := self._figures(own, variants[own], seed):
+                entry = {"name": own, "commit": report["environment"]["commit"], **figures}
+                self._known[identity] = name, entry
+            else:
+                continue
+            report["variants"].append(entry)
+            write_json(out, report)
+            say(_line(entry))
+        return report
+
+    def _figures(self, name: str, variant: Variant, seed: int) -> dict[str, Any] | None:
+        """What a variant learns and scores; None if the GPU has no memory for it."""
+        recipe = _recipe(self._options, variant, seed)
+        if self._bed is None:
+            self._bed = _bed(recipe, self._options, self._device, self._sizes)
         try:
-            entry = _measure(recipe, bed, variants[name], seed, phases)
+            return _measure(recipe, self._bed, variant, seed, self._phases)
         except torch.OutOfMemoryError as error:
             say(f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}")
-        else:
-            report["variants"].append({"name": name, "commit": report["environment"]["commit"], **entry})
-            write_json(options.out, report)
-            say(_line(report["variants"][-1]))
-        gc.collect()
-        torch.cuda.empty_cache()  # nothing on a CPU
-    return report
+            return None
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()  # nothing on a CPU
+
+
+def _identity(variant: Variant, seed: int) -> str:
+    """Equal for runs that only their names tell apart."""
+    return json.dumps([dc.asdict(variant), seed], sort_keys=True)
 
 
 def _amount(options: argparse.Namespace) -> tuple[Sizes, tuple[Phase, ...]]:
@@ -103,24 +140,26 @@ def _amount(options: argparse.Namespace) -> tuple[Sizes, tuple[Phase, ...]]:
     return (SHORT_SIZES, SHORT_PHASES) if options.short else (Sizes(), PHASES)
 
 
-def _names(options: argparse.Namespace, variants: dict[str, Variant]) -> list[str]:
+def _names(options: argparse.Namespace, set_name: str, variants: dict[str, Variant]) -> list[str]:
     names: list[str] = options.variants or list(variants)
     if unknown := [name for name in names if name not in variants]:
-        raise UsageError(f"variant {unknown[0]!r}", expected=f"of {options.name}: {', '.join(variants)}")
+        raise UsageError(f"variant {unknown[0]!r}", expected=f"of {set_name}: {', '.join(variants)}")
     return names
 
 
-def _report(options: argparse.Namespace, device: torch.device, phases: tuple[Phase, ...]) -> dict[str, Any]:
+def _report(
+    options: argparse.Namespace, name: str, out: Path, device: torch.device, phases: tuple[Phase, ...]
+) -> dict[str, Any]:
     """A new report, or the one that is there with other surroundings."""
     settings = {
-        "set": options.name, "recipe": options.recipe, "overrides": options.set, "layers": options.layers,
+        "set": name, "recipe": options.recipe, "overrides": options.set, "layers": options.layers,
         "reset_every": RESET, "phases": [dc.asdict(phase) for phase in phases],
     }  # fmt: skip
     report = {"schema": 1, "environment": environment(device), "settings": settings, "variants": []}
-    if options.resume and options.out.is_file():
-        earlier = json.loads(options.out.read_text(encoding="utf-8"))
+    if options.resume and out.is_file():
+        earlier = json.loads(out.read_text(encoding="utf-8"))
         if earlier["settings"] != settings:
-            raise UsageError(f"{options.out} was measured with other settings", fix="leave out --resume")
+            raise UsageError(f"{out} was measured with other settings", fix="leave out --resume")
         report["variants"] = earlier["variants"]
     return report
 
@@ -184,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     hush_libraries()
     try:
-        report = run(options, SETS[options.name])
+        report = Runner(options).run(options.name, SETS[options.name], options.out)
         draw(report, options.out.with_suffix(".png"))
     except SSEConvertError as error:
         say(f"error: {error}")

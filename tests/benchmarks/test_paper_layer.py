@@ -99,25 +99,16 @@ def test_states_are_what_does_not_grow():
     assert layer.state_bytes(entry("a", 0, found=0, gap=0)["cache"]) == 300
 
 
+def call(given, out, *names):
+    return [*names, "--recipe", str(given), "--layers", "1", "--tiny", "--out", str(out)]
+
+
 def test_a_comparison_runs_and_goes_on(given, tmp_path, capsys):
-    out = tmp_path / "keys.json"
-    call = [
-        "keys",
-        "--recipe",
-        str(given),
-        "--layers",
-        "1",
-        "--tiny",
-        "--out",
-        str(out),
-        "--variants",
-        "softmax",
-        "silu",
-    ]
-    assert layer.main([*call, "--seeds", "1"]) == 0
-    assert json.loads(out.read_text())["verdicts"]["recall"] == "undecided"
-    assert layer.main([*call, "--resume"]) == 0
-    report = json.loads(out.read_text())
+    two = [*call(given, tmp_path, "keys"), "--variants", "softmax", "silu"]
+    assert layer.main([*two, "--seeds", "1"]) == 0
+    assert json.loads((tmp_path / "keys.json").read_text())["verdicts"]["recall"] == "undecided"
+    assert layer.main([*two, "--resume"]) == 0
+    report = json.loads((tmp_path / "keys.json").read_text())
     assert [(run["name"], run["seed"]) for run in report["variants"]] == [
         ("softmax", 0), ("silu", 0), ("softmax", 1), ("silu", 1)
     ]  # fmt: skip
@@ -125,5 +116,24 @@ def test_a_comparison_runs_and_goes_on(given, tmp_path, capsys):
     assert report["settings"]["overrides"] == ["data.needles.early=0.7"]
     assert set(report["figures"]) == {"teacher", "softmax", "silu"}
     assert all(row["ahead"][0]["doubt"] is not None for row in report["verdicts"]["measures"])
-    assert out.with_suffix(".png").stat().st_size > 0
+    assert (tmp_path / "keys.png").stat().st_size > 0
     assert "softmax keys recall more than SiLU keys" in capsys.readouterr().err
+
+
+def test_a_variant_that_stands_in_several_comparisons_runs_once(given, tmp_path, monkeypatch):
+    """k = 4 with N = 16 is in `ratio` and `top_k`; one that an earlier run has written counts as well."""
+    made = []
+    measure = swapped_layers._measure
+    monkeypatch.setattr(swapped_layers, "_measure", lambda *given: made.append(1) or measure(*given))
+    options = layer.parser().parse_args([*call(given, tmp_path, "top_k", "ratio"), "--seeds", "1", "--resume"])
+    few = {
+        name: {key: COMPARISONS[name].variants[key]} for name, key in (("top_k", "k = 4"), ("ratio", "N = 16, k = 4"))
+    }
+    reports = []
+    for _ in range(2):
+        runner = swapped_layers.Runner(options)
+        reports.append([runner.run(name, variants, tmp_path / f"{name}.json") for name, variants in few.items()])
+    assert reports[0] == reports[1]
+    assert len(made) == 1
+    (first,), (second,) = (report["variants"] for report in reports[0])
+    assert second == {**first, "name": "N = 16, k = 4", "run_of": "top_k: k = 4"}
