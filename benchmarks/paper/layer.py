@@ -7,8 +7,9 @@ Each variant takes the place of layer 7 in the frozen 32M teacher and is trained
 `benchmarks.quality.swapped_layers`, whose options these are: on the rows of --short (5.8M tokens, 64 needles of each
 kind, questions early in the rows), with two seeds. Several comparisons share the teacher's run and the variants that
 stand in more than one of them. The claims and their variants are in `comparisons.py`. Judged are the needles found, of
-all kinds together, and the loss above the teacher's, at each length; see `verdicts.py`. A seed counts once all variants
-have it. COMMIT names the commit where the checkout has no git.
+all kinds together, the loss of their answers (mean of the kinds) and the loss of text above the teacher's, at each
+length; see `verdicts.py`. A seed counts once all variants have it. COMMIT names the commit where
+the checkout has no git.
 """
 
 import argparse
@@ -25,7 +26,6 @@ from sse_convert.command import hush_libraries
 from sse_convert.console import say
 from sse_convert.errors import SSEConvertError
 from sse_convert.evaluation.files import write_json
-from sse_convert.row_sparse.results import Outcome
 
 EARLY = "data.needles.early=0.7"
 
@@ -35,11 +35,12 @@ class Measure:
     """Something that variants are judged by."""
 
     kind: str
-    """needles or loss"""
+    """needles, answers or loss"""
     length: int
     """tokens per row"""
     figures: dict[str, list[float]]
-    """by variant, one per seed: share of needles found, or loss above the teacher's in nats per token"""
+    """by variant, one per seed: share of needles found; loss of their answers, or loss above the teacher's, in nats per
+    token"""
     samples: int = 0
     """needles asked for"""
 
@@ -50,9 +51,9 @@ class Measure:
 
     def difference(self, better: str, worse: str) -> Difference:
         """How much better the first is."""
-        if self.kind == "loss":
-            return loss_difference(self.figures, better, worse)
-        return share_difference(self.figures, self.samples, better, worse)
+        if self.kind == "needles":
+            return share_difference(self.figures, self.samples, better, worse)
+        return loss_difference(self.figures, better, worse)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,23 +66,23 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measures(entries: list[dict[str, Any]]) -> list[Measure]:
-    """Needles and losses at each length, of the seeds that all variants have."""
+    """Needles, losses of their answers and of text at each length, of the seeds that all variants have."""
     runs = _runs(entries)
     first = entries[0]
+    of = {"needles": _found, "answers": _answer_loss, "loss": _gap}
+    if any("answer_loss" not in asked for own in runs.values() for entry in own for asked in entry["needles"]):
+        del of["answers"]  # reports from before it was measured
     found = []
     for length in [text["length"] for text in first["text"]]:
-        needles = {name: [_found(entry, length) for entry in own] for name, own in runs.items()}
-        losses = {name: [_gap(entry, length) for entry in own] for name, own in runs.items()}
         samples = sum(n["samples"] for n in first["needles"] if n["length"] == length)
-        found += [
-            Measure(kind="needles", length=length, figures=needles, samples=samples),
-            Measure(kind="loss", length=length, figures=losses),
-        ]
+        for kind, figure in of.items():
+            by_seed = {name: [figure(entry, length) for entry in own] for name, own in runs.items()}
+            found.append(Measure(kind=kind, length=length, figures=by_seed, samples=samples))
     return found
 
 
 def verdicts(comparison: Comparison, found: list[Measure]) -> dict[str, Any]:
-    """Outcomes: of recall (needles) and of loss over all lengths, and of each measure with its differences."""
+    """Outcomes by kind of measure over all lengths, and of each measure with its differences."""
     rows = []
     for measure in found:
         ahead, not_behind = (
@@ -96,13 +97,16 @@ def verdicts(comparison: Comparison, found: list[Measure]) -> dict[str, Any]:
                 "not_behind": [dc.asdict(difference) for difference in not_behind],
             }
         )
-    return {"recall": _overall(rows, "needles"), "loss": _overall(rows, "loss"), "measures": rows}
+    kinds = dict.fromkeys(measure.kind for measure in found)
+    return {
+        **{kind: combine(row["outcome"] for row in rows if row["measure"] == kind) for kind in kinds},
+        "measures": rows,
+    }
 
 
 def figures(entries: list[dict[str, Any]], found: list[Measure]) -> dict[str, dict[str, float]]:
     """Means over the seeds that count, by variant, with the bytes of its state; and the needles of the teacher."""
-    needles = [m for m in found if m.kind == "needles"]
-    teacher = {m.name: _found(entries[0], m.length, "teacher") for m in needles}
+    teacher = {m.name: _found(entries[0], m.length, "teacher") for m in found if m.kind == "needles"}
     own = {
         entry["name"]: {
             **{m.name: mean(m.figures[entry["name"]]) for m in found if m.figures},
@@ -137,19 +141,21 @@ def _found(entry: dict[str, Any], length: int, key: str = "accuracy") -> float:
     return sum(n[key] * n["samples"] for n in asked) / sum(n["samples"] for n in asked)
 
 
+def _answer_loss(entry: dict[str, Any], length: int) -> float:
+    asked = [needles for needles in entry["needles"] if needles["length"] == length]
+    return mean([n["answer_loss"] for n in asked])
+
+
 def _gap(entry: dict[str, Any], length: int) -> float:
     gap: float = next(text["gap"] for text in entry["text"] if text["length"] == length)
     return gap
 
 
-def _overall(rows: list[dict[str, Any]], kind: str) -> Outcome:
-    return combine(row["outcome"] for row in rows if row["measure"] == kind)
-
-
 def _lines(report: dict[str, Any]) -> list[str]:
     """The verdicts with their differences, for a person."""
     found = report["verdicts"]
-    lines = [f"{report['claim']}: recall {found['recall']}, loss {found['loss']} ({report['source']})"]
+    outcomes = ", ".join(f"{kind} {outcome}" for kind, outcome in found.items() if kind != "measures")
+    lines = [f"{report['claim']}: {outcomes} ({report['source']})"]
     for row in found["measures"]:
         unit = 100 if row["measure"] == "needles" else 1
         differences = "; ".join(_difference(d, unit) for d in (*row["ahead"], *row["not_behind"]))

@@ -1,8 +1,10 @@
 """Held-out loss and needles of a model with swapped layers, and of the same model that forgets every few tokens."""
 
+import dataclasses as dc
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -33,14 +35,44 @@ def text_scores(student: PreTrainedModel, bed: Bed, *, reset_every: int | None =
 
 @torch.no_grad()
 def needle_scores(student: PreTrainedModel, bed: Bed, *, reset_every: int | None = None) -> list[dict[str, Any]]:
-    """Needles found by length, kind and number of keys, with Wilson intervals. Arguments as of `text_scores`."""
+    """Needles found by length, kind and number of keys, with Wilson intervals. Arguments as of `text_scores`.
+
+    The loss of their answers (nats per token) tells variants apart that find none or next to none.
+    """
     student.eval()
     scores = []
     for samples, states in bed.needles:
         own, teacher = _found(student, bed, samples, states, reset_every)
         setting = {"kind": samples[0].kind, "keys": samples[0].keys, "length": len(samples[0].token_ids)}
-        scores.append({**setting, **own.to_dict(), "teacher": teacher.value})
+        losses = {"answer_loss": own.loss, "teacher_answer_loss": teacher.loss}
+        scores.append({**setting, **own.accuracy.to_dict(), "teacher": teacher.accuracy.value, **losses})
     return scores
+
+
+@dc.dataclass(slots=True)
+class _Answers:
+    """What a model makes of the answers of some samples."""
+
+    samples: int = 0
+    right: int = 0
+    tokens: int = 0
+    nats: float = 0.0
+
+    def add(self, logits_TV: Tensor, answer_T: Tensor) -> None:
+        self.samples += 1
+        self.right += bool((logits_TV.argmax(-1) == answer_T).all())
+        self.tokens += len(answer_T)
+        self.nats += float(F.cross_entropy(logits_TV.float(), answer_T, reduction="sum"))
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Answers right token by token."""
+        return Accuracy(self.right, self.samples)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
 
 
 def _climb(student: PreTrainedModel, bed: Bed, states: States, reset_every: int | None) -> Tensor:
@@ -69,15 +101,15 @@ def _losses(student: PreTrainedModel, bed: Bed, states: States, reset_every: int
 
 def _found(
     student: PreTrainedModel, bed: Bed, samples: list[NeedleSample], states: States, reset_every: int | None
-) -> tuple[Accuracy, Accuracy]:
-    """How many answers are right token by token, the student's and the teacher's."""
-    hits = [0, 0]
+) -> tuple[_Answers, _Answers]:
+    """The student's answers and the teacher's."""
+    answers = _Answers(), _Answers()
     left = iter(samples)
     for part in states.batches():
         both = (student, _climb(student, bed, part, reset_every)), (bed.teacher, part.last_RTD)
         for row, ids in enumerate(part.ids_RT):
-            answer = next(left).answer_len
-            for i, (model, hidden) in enumerate(both):
-                logits = Head.of(model).logits(hidden[row, -answer - 1 : -1].to(bed.teacher.dtype))
-                hits[i] += bool((logits.argmax(-1).cpu() == ids[-answer:]).all())
-    return Accuracy(hits[0], len(samples)), Accuracy(hits[1], len(samples))
+            length = next(left).answer_len
+            answer = ids[-length:].long().to(student.device)
+            for found, (model, hidden) in zip(answers, both, strict=True):
+                found.add(Head.of(model).logits(hidden[row, -length - 1 : -1].to(bed.teacher.dtype)), answer)
+    return answers

@@ -65,25 +65,43 @@ def entry(name, seed, *, found, gap):
     return {"name": name, "seed": seed, "needles": needles, "text": text, "cache": cache}
 
 
-def judged(runs, name="keys"):
-    entries = [entry(variant, seed, found=found, gap=gap) for variant, seed, found, gap in runs]
+def judge(entries, name="keys"):
     return layer.verdicts(COMPARISONS[name], layer.measures(entries))
+
+
+def judged(runs, name="keys"):
+    return judge([entry(variant, seed, found=found, gap=gap) for variant, seed, found, gap in runs], name)
 
 
 def test_figures_that_agree_with_a_claim_or_do_not():
     runs = [("softmax", 0, 0.8, 0.10), ("softmax", 1, 0.82, 0.102), ("silu", 0, 0.3, 0.2), ("silu", 1, 0.31, 0.201)]
     found = judged(runs)
-    assert (found["recall"], found["loss"]) == ("holds", "holds")
+    assert (found["needles"], found["loss"]) == ("holds", "holds")
     swapped = [("silu" if name == "softmax" else "softmax", *rest) for name, *rest in runs]
-    assert (judged(swapped)["recall"], judged(swapped)["loss"]) == ("fails", "fails")
+    assert (judged(swapped)["needles"], judged(swapped)["loss"]) == ("fails", "fails")
     near = [(*run[:2], 0.5 + run[2] / 100, 0.1 + (-1) ** i * 0.01) for i, run in enumerate(runs)]
-    assert (judged(near)["recall"], judged(near)["loss"]) == ("undecided", "undecided")
+    assert (judged(near)["needles"], judged(near)["loss"]) == ("undecided", "undecided")
+
+
+def test_the_loss_of_answers_is_judged_where_all_runs_have_it():
+    losses = {("softmax", 0): 0.50, ("softmax", 1): 0.52, ("silu", 0): 0.90, ("silu", 1): 0.93}
+    entries = [entry(*run, found=0.0, gap=0.1) for run in losses]
+    for own in entries:
+        own["needles"] = [{**n, "answer_loss": losses[own["name"], own["seed"]]} for n in own["needles"]]
+    found = judge(entries)
+    assert {kind: found[kind] for kind in ("needles", "answers", "loss")} == {
+        "needles": "undecided", "answers": "holds", "loss": "undecided"
+    }  # fmt: skip
+    (difference,) = next(row for row in found["measures"] if row["measure"] == "answers")["ahead"]
+    assert difference["by"] == pytest.approx(0.405)
+    del entries[0]["needles"][1]["answer_loss"]
+    assert "answers" not in judge(entries)
 
 
 def test_only_seeds_that_all_variants_have_count():
     runs = [("softmax", 0, 0.8, 0.1), ("softmax", 1, 0.0, 0.9), ("silu", 0, 0.3, 0.2)]
     found = judged(runs)
-    assert found["recall"] == "undecided"
+    assert found["needles"] == "undecided"
     (difference,) = found["measures"][0]["ahead"]
     assert (difference["by"], difference["doubt"]) == (pytest.approx(0.5), None)
     assert judged([("softmax", 0, 0.8, 0.1), ("silu", 1, 0.3, 0.2)])["measures"][0]["ahead"][0]["by"] is None
@@ -92,7 +110,7 @@ def test_only_seeds_that_all_variants_have_count():
 def test_a_step_that_falls_stops_growth_from_holding():
     shares = {"k = 1": 0.2, "k = 2": 0.9, "k = 3": 0.5, "k = 4": 0.6}
     runs = [(name, seed, share + seed / 100, 0.1) for name, share in shares.items() for seed in (0, 1)]
-    assert judged(runs, "top_k")["recall"] == "mixed"
+    assert judged(runs, "top_k")["needles"] == "mixed"
 
 
 def test_states_are_what_does_not_grow():
@@ -106,7 +124,7 @@ def call(given, out, *names):
 def test_a_comparison_runs_and_goes_on(given, tmp_path, capsys):
     two = [*call(given, tmp_path, "keys"), "--variants", "softmax", "silu"]
     assert layer.main([*two, "--seeds", "1"]) == 0
-    assert json.loads((tmp_path / "keys.json").read_text())["verdicts"]["recall"] == "undecided"
+    assert json.loads((tmp_path / "keys.json").read_text())["verdicts"]["needles"] == "undecided"
     assert layer.main([*two, "--resume"]) == 0
     report = json.loads((tmp_path / "keys.json").read_text())
     assert [(run["name"], run["seed"]) for run in report["variants"]] == [

@@ -77,7 +77,23 @@ def test_a_window_as_long_as_the_rows_is_the_teacher(given):
     bed, student = bed_and_student(given, "layers.overrides={1: sliding}", "mixers.sliding.window=192")
     for entry in text_scores(student, bed):
         assert entry["loss"] == pytest.approx(entry["teacher"], abs=1e-6)
-    assert all(entry["accuracy"] == entry["teacher"] for entry in needle_scores(student, bed))
+    for entry in needle_scores(student, bed):
+        assert entry["accuracy"] == entry["teacher"]
+        assert entry["answer_loss"] == pytest.approx(entry["teacher_answer_loss"], abs=1e-5)
+
+
+def test_the_loss_of_answers_is_the_models_own_on_their_tokens(given):
+    bed, student = bed_and_student(given, "layers.overrides={1: gla}")
+    for (samples, states), entry in zip(bed.needles, needle_scores(student, bed), strict=True):
+        ids = states.ids_RT.long()
+        logits = student(input_ids=ids, use_cache=False).logits
+        count = samples[0].answer_len
+        expected = torch.nn.functional.cross_entropy(
+            logits[:, -count - 1 : -1].flatten(0, 1), ids[:, -count:].flatten()
+        )
+        assert all(sample.answer_len == count for sample in samples)
+        assert entry["answer_loss"] == pytest.approx(float(expected), abs=1e-5)
+        assert entry["answer_loss"] != pytest.approx(entry["teacher_answer_loss"], abs=1e-3)
 
 
 def test_only_the_swapped_attention_moves(given):
