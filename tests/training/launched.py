@@ -1,9 +1,10 @@
-"""Run by `accelerate launch` in the distributed tests: every stage of a recipe, all from the same checkpoint.
+"""Run by `accelerate launch` in the distributed tests: every stage of some recipes, a recipe's all from one checkpoint.
 
 Accelerate enables FSDP on accelerators only. To test it on two CPU processes, Accelerate is told here, before anything
 else, that the process group it has made is one of accelerators; all that follows is its own FSDP2 path.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -21,26 +22,27 @@ STOPPED = "stopped"
 """the stage of this name is interrupted in its fourth step"""
 
 
-def main(recipe_file, checkpoint, out):
+def main(runs_file, out):
     torch.set_num_threads(1)
     offline.MOST_ROWS = 5  # so that there are shards for both processes to write
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         PartialState(cpu=True)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    recipe = recipe_from_dict(json.loads(Path(recipe_file).read_text()))
-    for stage in recipe.stages:
-        if stage.name == STOPPED:
-            interrupt_after(3)
-        try:
-            run_stage(recipe, stage, Path(checkpoint), Path(out) / stage.name)
-        except KeyboardInterrupt:
-            assert stage.name == STOPPED
+    for name, (recipe, checkpoint) in json.loads(Path(runs_file).read_text()).items():
+        run_stages(recipe_from_dict(recipe), Path(checkpoint), Path(out, name))
     state = PartialState()
     Path(out, f"process-{state.process_index}").write_text(str(state.num_processes))
     state.destroy_process_group()
 
 
-def interrupt_after(steps):
+def run_stages(recipe, checkpoint, out):
+    for stage in recipe.stages:
+        with interrupted_after(3) if stage.name == STOPPED else contextlib.nullcontext():
+            run_stage(recipe, stage, checkpoint, out / stage.name)
+
+
+@contextlib.contextmanager
+def interrupted_after(steps):
     real, calls = loop._gradients, []
 
     def gradients(*args):
@@ -50,6 +52,9 @@ def interrupt_after(steps):
         return real(*args)
 
     loop._gradients = gradients
+    with contextlib.suppress(KeyboardInterrupt):
+        yield
+    loop._gradients = real
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,43 @@ STAGES = [
 ]
 
 
-HOW = pytest.mark.parametrize(
-    "how", [pytest.param(["--multi_gpu"], id="DDP"), pytest.param(["--use_fsdp", "--fsdp_version=2"], id="FSDP2")]
+WINDOWS = {
+    "layers": {"pattern": ["sse+sliding", "sse+sliding", "full"]},
+    "mixers": {"sse+sliding": {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}},
+    "calibrate": {"seq_len": 32},
+    "stages": [
+        ("align", {**SIZE, "tokens": 384}),
+        ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True}),
+    ],
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(["--multi_gpu"], id="DDP"), pytest.param(["--use_fsdp", "--fsdp_version=2"], id="FSDP2")],
 )
+def how(request):
+    """Options of `accelerate launch`."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def recipe(teacher_folder, text_folder):
-    return recipe_for(teacher_folder, text_folder, "unused", stages=STAGES)
+def build(teacher_folder, text_folder):
+    """Builds recipes for the tiny teacher."""
+    return partial(recipe_for, teacher_folder, text_folder, "unused")
+
+
+@pytest.fixture(scope="module")
+def recipe(build):
+    return build(stages=STAGES)
+
+
+@pytest.fixture(scope="module")
+def windows(build, tmp_path_factory):
+    """The recipe of windows beside SSE, and what it starts from."""
+    folder, recipe = tmp_path_factory.mktemp("windows") / "converted", build(**WINDOWS)
+    convert(recipe, folder)
+    return recipe, folder
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +80,29 @@ def alone(recipe, converted, tmp_path_factory):
     return folder
 
 
-def launch(recipe, checkpoint, out, *how):
+@pytest.fixture(scope="module")
+def launched(how, build, recipe, windows, converted, tmp_path_factory):
+    """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
+    folder = tmp_path_factory.mktemp("launched")
+    early = build(stages=early_stages(how, folder / "cache"))
+    runs = {"early": (early, converted), "windows": windows, "all": (recipe, converted)}
+    assert launch(runs, folder, *how) == [2, 2]
+    return folder
+
+
+def early_stages(how, cache):
+    """An alignment that stops early, in groups of layers where these can be, and an offline teacher."""
+    groups = {} if "--use_fsdp" in how else {"layers_at_once": 1}
+    return [
+        ("align", {**SIZE, "tokens": 768, "stop": {"window": 2, "improvement": 0.9}, **groups}),
+        ("distill", {**SIZE, "tokens": 384, "offline": {"top_k": 8, "dir": str(cache)}}),
+    ]
+
+
+def launch(runs, out, *how):
     """Run `launched.py` in two processes; the number of processes that each of them sees."""
-    (out / "recipe.json").write_text(json.dumps(recipe.to_dict()))
+    told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}
+    (out / "runs.json").write_text(json.dumps(told))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -60,7 +110,7 @@ def launch(recipe, checkpoint, out, *how):
     arguments += ["--mixed_precision=no", "--dynamo_backend=no", str(LAUNCHED)]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", *arguments, str(out / "recipe.json"), checkpoint, out],
+        [sys.executable, "-m", "accelerate.commands.launch", *arguments, str(out / "runs.json"), out],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -73,14 +123,12 @@ def launch(recipe, checkpoint, out, *how):
     return [int(path.read_text()) for path in seen]
 
 
-@HOW
-def test_two_processes_give_the_losses_of_one(recipe, converted, alone, tmp_path, how):
-    assert launch(recipe, converted, tmp_path, *how) == [2, 2]
-    stopped = recipe.stages[-1]
-    assert [path.name for path in (tmp_path / f"{STOPPED}.work").glob("step-*")] == ["step-000002"]
-    assert run_stage(recipe, stopped, converted, tmp_path / STOPPED).steps == 6  # continued by one process
+def test_two_processes_give_the_losses_of_one(recipe, converted, alone, launched):
+    together, stopped = launched / "all", recipe.stages[-1]
+    assert [path.name for path in (together / f"{STOPPED}.work").glob("step-*")] == ["step-000002"]
+    assert run_stage(recipe, stopped, converted, together / STOPPED).steps == 6  # continued by one process
     for stage in recipe.stages:
-        one, two = alone / stage.name, tmp_path / stage.name
+        one, two = alone / stage.name, together / stage.name
         for key in ("loss", "grad_norm"):
             expected, found = (torch.tensor(losses(folder, key)) for folder in (one, two))
             rtol = 1e-4 if stage is stopped else 1e-5  # after three steps Adam has magnified the rounding
@@ -91,31 +139,16 @@ def test_two_processes_give_the_losses_of_one(recipe, converted, alone, tmp_path
             assert (after[name] - value).norm() <= 2e-3 * value.norm(), name
 
 
-@HOW
-def test_early_stop_groups_and_offline_teacher_in_two_processes(
-    teacher_folder, text_folder, converted, tmp_path, monkeypatch, how
-):
+def test_early_stop_groups_and_offline_teacher_in_two_processes(how, build, converted, launched, tmp_path, monkeypatch):
     """Both processes stop layers at the same step, write the cache together, and get what one process gets."""
     monkeypatch.setattr(offline, "MOST_ROWS", 5)
-    groups = {} if "--use_fsdp" in how else {"layers_at_once": 1}
-    runs = {}
-    for name in ("one", "two"):
-        stages = [
-            ("align", {**SIZE, "tokens": 768, "stop": {"window": 2, "improvement": 0.9}, **groups}),
-            ("distill", {**SIZE, "tokens": 384, "offline": {"top_k": 8, "dir": str(tmp_path / f"cache-{name}")}}),
-        ]
-        runs[name] = recipe_for(teacher_folder, text_folder, "unused", stages=stages)
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    for stage in runs["one"].stages:
-        run_stage(runs["one"], stage, converted, one / stage.name)
-    assert launch(runs["two"], converted, two, *how) == [2, 2]
-    for stage in runs["one"].stages:
-        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (one, two))
-        assert len(expected) == (4 * (1 + len(groups)) if stage.name == "align" else 3)
+    recipe = build(stages=early_stages(how, tmp_path / "cache"))
+    for stage in recipe.stages:
+        run_stage(recipe, stage, converted, tmp_path / stage.name)
+        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (tmp_path, launched / "early"))
+        assert len(expected) == (4 * (2 if stage.layers_at_once else 1) if stage.name == "align" else 3)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    ours, theirs = (predictions(tmp_path / f"cache-{name}") for name in ("one", "two"))
+    ours, theirs = (predictions(folder / "cache") for folder in (tmp_path, launched))
     assert torch.equal(ours["teacher_index"], theirs["teacher_index"])
     torch.testing.assert_close(ours["teacher_log_p"], theirs["teacher_log_p"], rtol=2**-10, atol=0)
 
@@ -125,21 +158,10 @@ def predictions(folder):
     return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
 
 
-@HOW
-def test_windows_beside_sse_are_left_out_alike_in_two_processes(teacher_folder, text_folder, tmp_path, how):
+def test_windows_beside_sse_are_left_out_alike_in_two_processes(windows, launched, tmp_path):
     """Which layers leave their window out is drawn from seed and step, so that two processes give one's losses."""
-    mixer = {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
-    stages = [("align", {**SIZE, "tokens": 384}), ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True})]
-    recipe = recipe_for(
-        teacher_folder, text_folder, "unused", stages=stages, calibrate={"seq_len": 32},
-        layers={"pattern": ["sse+sliding", "sse+sliding", "full"]}, mixers={"sse+sliding": mixer},
-    )  # fmt: skip
-    convert(recipe, tmp_path / "converted")
-    one, two = tmp_path / "one", tmp_path / "two"
-    two.mkdir()
+    recipe, checkpoint = windows
     for stage in recipe.stages:
-        run_stage(recipe, stage, tmp_path / "converted", one / stage.name)
-    assert launch(recipe, tmp_path / "converted", two, *how) == [2, 2]
-    for stage in recipe.stages:
-        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (one, two))
+        run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
+        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (tmp_path, launched / "windows"))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

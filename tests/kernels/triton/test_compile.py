@@ -32,12 +32,12 @@ BEARABLE_IN_FLOAT32 = {
     "correct_backward_kernel": 6144,
 }
 """the same where products are in float32 throughout: that path is for exactness, and has not been made fast"""
-GROUPS = ("bf16", "fp16", "fp32", "others")
+GROUPS = ("16 bits", "others")
 """slow cases that share a process, whose start takes longer than most of them"""
 
 
 def _group(case: str) -> str:
-    return case[-4:] if case[-4:] in GROUPS else "others"
+    return "16 bits" if case.endswith(("bf16", "fp16")) else "others"
 
 
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
