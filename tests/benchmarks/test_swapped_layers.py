@@ -86,7 +86,8 @@ def test_the_loss_of_answers_is_the_models_own_on_their_tokens(given):
     bed, student = bed_and_student(given, "layers.overrides={1: gla}")
     for (samples, states), entry in zip(bed.needles, needle_scores(student, bed), strict=True):
         ids = states.ids_RT.long()
-        logits = student(input_ids=ids, use_cache=False).logits
+        with torch.no_grad():
+            logits = student(input_ids=ids, use_cache=False).logits
         count = samples[0].answer_len
         expected = torch.nn.functional.cross_entropy(
             logits[:, -count - 1 : -1].flatten(0, 1), ids[:, -count:].flatten()
