@@ -15,6 +15,7 @@ the checkout has no git.
 import argparse
 import dataclasses as dc
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ class Measure:
     def name(self) -> str:
         """For the report."""
         return f"{self.kind}_{self.length}"
+
+    def without(self, names: Collection[str]) -> "Measure":
+        """The same without some variants, so that they do not count towards the spread of seeds."""
+        return dc.replace(self, figures={name: own for name, own in self.figures.items() if name not in names})
 
     def difference(self, better: str, worse: str) -> Difference:
         """How much better the first is."""
@@ -84,7 +89,7 @@ def measures(entries: list[dict[str, Any]]) -> list[Measure]:
 def verdicts(comparison: Comparison, found: list[Measure]) -> dict[str, Any]:
     """Outcomes by kind of measure over all lengths, and of each measure with its differences."""
     rows = []
-    for measure in found:
+    for measure in (m.without(comparison.beside) for m in found):
         ahead, not_behind = (
             [measure.difference(*pair) for pair in pairs] for pairs in (comparison.ahead, comparison.not_behind)
         )

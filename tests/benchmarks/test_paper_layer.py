@@ -114,6 +114,15 @@ def test_a_step_that_falls_stops_growth_from_holding():
     assert judged(runs, "top_k")["needles"] == "mixed"
 
 
+def test_variants_for_orientation_decide_nothing():
+    """Their seeds hardly differ, which would narrow the interval of the others."""
+    names = COMPARISONS["states"].variants
+    runs = [(name, seed, 0.1 * i + 0.04 * (i % 2 == seed), 0.1) for i, name in enumerate(names) for seed in (0, 1)]
+    others = [run for run in runs if run[0] != "GLA"]
+    assert judged(runs, "states") == judged(others, "states")
+    assert judged([*others, ("GLA", 0, 0.9, 0.0), ("GLA", 1, 0.9, 0.0)], "states") == judged(others, "states")
+
+
 def test_states_are_what_does_not_grow():
     assert layer.state_bytes(entry("a", 0, found=0, gap=0)["cache"]) == 300
 
