@@ -92,25 +92,29 @@ class Runner:
             RecipeError, DataError, CheckpointError: recipe, text or teacher do not do.
         """
         names = _names(self._options, name, variants)
-        report = _report(self._options, name, out, self._device, self._phases)
+        report = self._report(name, out)
         kept = {(entry["name"], entry["seed"]): entry for entry in report["variants"]}
         for (own, seed), entry in kept.items():
+            if own not in variants:  # a set that has changed since
+                continue
             self._known.setdefault(_identity(variants[own], seed), (name, entry))
         wanted = [(own, seed) for own in names for seed in range(self._options.seeds)]
         for own, seed in (pair for pair in wanted if pair not in kept):
-            identity = _identity(variants[own], seed)
-            if identity in self._known:
-                of, entry = self._known[identity]
-                entry = {**entry, "name": own, "run_of": entry.get("run_of", f"{of}: {entry['name']}")}
-            elif figures := self._figures(own, variants[own], seed):
-                entry = {"name": own, "commit": report["environment"]["commit"], **figures}
-                self._known[identity] = name, entry
-            else:
+            entry = self._copy(own, variants[own], seed) or self._figures(own, variants[own], seed)
+            if entry is None:
                 continue
-            report["variants"].append(entry)
+            report["variants"].append({"commit": report["environment"]["commit"], **entry})
+            self._known.setdefault(_identity(variants[own], seed), (name, report["variants"][-1]))
             write_json(out, report)
             say(_line(entry))
         return report
+
+    def _copy(self, name: str, variant: Variant, seed: int) -> dict[str, Any] | None:
+        """Figures of a variant that has been run, of this set or another; None if it has not."""
+        if (known := self._known.get(_identity(variant, seed))) is None:
+            return None
+        of, entry = known
+        return {**entry, "name": name, "run_of": entry.get("run_of", f"{of}: {entry['name']}")}
 
     def _figures(self, name: str, variant: Variant, seed: int) -> dict[str, Any] | None:
         """What a variant learns and scores; None if the GPU has no memory for it."""
@@ -118,13 +122,28 @@ class Runner:
         if self._bed is None:
             self._bed = _bed(recipe, self._options, self._device, self._sizes)
         try:
-            return _measure(recipe, self._bed, variant, seed, self._phases)
+            return {"name": name, **_measure(recipe, self._bed, variant, seed, self._phases)}
         except torch.OutOfMemoryError as error:
             say(f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}")
             return None
         finally:
             gc.collect()
             torch.cuda.empty_cache()  # nothing on a CPU
+
+    def _report(self, name: str, out: Path) -> dict[str, Any]:
+        """A new report, or the one that is there with other surroundings."""
+        options = self._options
+        settings = {
+            "set": name, "recipe": options.recipe, "overrides": options.set, "layers": options.layers,
+            "reset_every": RESET, "phases": [dc.asdict(phase) for phase in self._phases],
+        }  # fmt: skip
+        report = {"schema": 1, "environment": environment(self._device), "settings": settings, "variants": []}
+        if options.resume and out.is_file():
+            earlier = json.loads(out.read_text(encoding="utf-8"))
+            if earlier["settings"] != settings:
+                raise UsageError(f"{out} was measured with other settings", fix="leave out --resume")
+            report["variants"] = earlier["variants"]
+        return report
 
 
 def _identity(variant: Variant, seed: int) -> str:
@@ -145,23 +164,6 @@ def _names(options: argparse.Namespace, set_name: str, variants: dict[str, Varia
     if unknown := [name for name in names if name not in variants]:
         raise UsageError(f"variant {unknown[0]!r}", expected=f"of {set_name}: {', '.join(variants)}")
     return names
-
-
-def _report(
-    options: argparse.Namespace, name: str, out: Path, device: torch.device, phases: tuple[Phase, ...]
-) -> dict[str, Any]:
-    """A new report, or the one that is there with other surroundings."""
-    settings = {
-        "set": name, "recipe": options.recipe, "overrides": options.set, "layers": options.layers,
-        "reset_every": RESET, "phases": [dc.asdict(phase) for phase in phases],
-    }  # fmt: skip
-    report = {"schema": 1, "environment": environment(device), "settings": settings, "variants": []}
-    if options.resume and out.is_file():
-        earlier = json.loads(out.read_text(encoding="utf-8"))
-        if earlier["settings"] != settings:
-            raise UsageError(f"{out} was measured with other settings", fix="leave out --resume")
-        report["variants"] = earlier["variants"]
-    return report
 
 
 def _recipe(options: argparse.Namespace, variant: Variant, seed: int) -> Recipe:

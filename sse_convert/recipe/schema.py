@@ -3,7 +3,7 @@
 import dataclasses as dc
 from typing import Any, Literal, get_args
 
-from sse_convert.mixers import Mixer
+from sse_convert.mixers import HOMOGENEOUS, Mixer
 from sse_convert.recipe.training import Collapse, EarlyStop, Offline, Rope, Spikes
 
 RulerName = Literal[
@@ -191,6 +191,10 @@ class Calibrate:
     def fits_scales(self) -> bool:
         """Whether the new layers have to run, to see which scales they need."""
         return self.output_scale != "none" or self.key_scale != "none"
+
+    def fits_keys(self, k_feature_map: str) -> bool:
+        """Whether keys with this feature map get a fitted scale; of some it would only scale the output."""
+        return self.key_scale == "fit" and k_feature_map not in HOMOGENEOUS
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 import copy
 
 from sse_convert.errors import RecipeError, UsageError
-from sse_convert.mixers import HOMOGENEOUS, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
+from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.tensors import as_sse
 from sse_convert.recipe.schema import Calibrate, Recipe
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
@@ -104,7 +104,7 @@ def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -
 def _key_scale_problems(calibrate: Calibrate, mixers: dict[str, Mixer]) -> list[str]:
     """A fit that no layer has a use for; where some have, the others are left alone."""
     maps = {name: as_sse(mixer).k_feature_map for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)}
-    if calibrate.key_scale == "none" or not maps or not set(maps.values()) <= set(HOMOGENEOUS):
+    if calibrate.key_scale == "none" or not maps or any(map(calibrate.fits_keys, maps.values())):
         return []
     found = ", ".join(f"mixers.{name}.k_feature_map is {kind}" for name, kind in maps.items())
     return [
@@ -116,7 +116,7 @@ def _key_scale_problems(calibrate: Calibrate, mixers: dict[str, Mixer]) -> list[
 def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, longest: int) -> list[str]:
     """Rows too short to show what a window misses: two windows for a scale, more than one for a decay."""
     outputs, decays = calibrate.output_scale != "none", calibrate.decay and mixer.decay != "none"
-    keys = calibrate.key_scale == "fit" and mixer.k_feature_map not in HOMOGENEOUS
+    keys = calibrate.fits_keys(mixer.k_feature_map)
     beyond = mixer.window + mixer.sinks + 1
     of_scale = max(2 * mixer.window, beyond)
     needed = {"output scale": outputs * of_scale, "key scale": keys * of_scale, "decay": decays * beyond}

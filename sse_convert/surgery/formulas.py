@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import CheckpointError
-from sse_convert.mixers import HOMOGENEOUS, SSEMixer, SSESlidingMixer
+from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe import Recipe
@@ -58,8 +58,7 @@ def decay_and_router(
 
 def key_scales(recipe: Recipe, mixer: SSEMixer) -> tuple[float, ...]:
     """The key scales that a layer is to try; none where they are left alone or its feature map cancels them."""
-    tries = recipe.calibrate.key_scale == "fit" and mixer.k_feature_map not in HOMOGENEOUS
-    return KEY_SCALES if tries else ()
+    return KEY_SCALES if recipe.calibrate.fits_keys(mixer.k_feature_map) else ()
 
 
 def scales(recipe: Recipe, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics) -> dict[str, Tensor]:

@@ -49,6 +49,14 @@ def test_every_variant_is_trained_and_scored_and_a_run_goes_on(given, tmp_path, 
     assert "sse N=4 (seed 0" in capsys.readouterr().err
 
 
+def test_a_report_goes_on_though_its_set_has_lost_a_variant(given, tmp_path):
+    out = tmp_path / "result.json"
+    assert swapped_layers.main(arguments(given, out, "--variants", "gla")) == 0
+    out.write_text(out.read_text().replace('"name": "gla"', '"name": "older"'))
+    assert swapped_layers.main(arguments(given, out, "--variants", "gla", "--resume")) == 0
+    assert [entry["name"] for entry in json.loads(out.read_text())["variants"]] == ["older", "gla"]
+
+
 def test_a_variant_without_memory_is_left_out(given, tmp_path, monkeypatch):
     """The next one is measured, and a later run with --resume makes up for it."""
     measure, out = swapped_layers._measure, tmp_path / "result.json"
