@@ -101,11 +101,16 @@ def format_bytes(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
-def format_rate(rate: float | dict[str, float | None]) -> str:
-    """A stage's learning rate, as a recipe stores it: one, or those given by group."""
+def format_rate(stage: dict[str, Any]) -> str:
+    """A stage's learning rate, as a recipe stores it: one, or those given by group; and who steps, if not AdamW.
+
+    Args:
+        stage: as a recipe stores it; those written before there was a choice name no optimizer.
+    """
+    rate, muon = stage["lr"], ", Muon" if stage.get("optimizer") == "muon" else ""
     if not isinstance(rate, dict):
-        return f"{rate:g}"
-    return ", ".join(f"{value:g} ({group})" for group, value in rate.items() if value is not None)
+        return f"{rate:g}{muon}"
+    return ", ".join(f"{value:g} ({group})" for group, value in rate.items() if value is not None) + muon
 
 
 def format_mixer(settings: dict[str, Any]) -> str:

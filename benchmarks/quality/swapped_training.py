@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.quality.swapped_states import Bed, arguments, climb
+from sse_convert.training.optimizer import BETAS
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.setup import BETAS, converted_attention
+from sse_convert.training.setup import converted_attention
 
 CLIP = 1.0
 WARMUP, FLOOR = 0.05, 0.1

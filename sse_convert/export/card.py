@@ -168,7 +168,7 @@ def _training(recipe: dict[str, Any]) -> str:
     if not recipe["stages"]:
         return "## Training\n\nNone: converted only."
     rows = [
-        (s["name"], s["loss"], format_number(s["tokens"]), s["seq_len"], format_rate(s["lr"]), s["train"])
+        (s["name"], s["loss"], format_number(s["tokens"]), s["seq_len"], format_rate(s), s["train"])
         for s in recipe["stages"]
     ]
     return "## Training\n\n" + _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)

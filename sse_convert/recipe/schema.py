@@ -79,10 +79,13 @@ class Stage:
     """rows per forward pass and process"""
     warmup: float = 0.05
     """share of the steps with a linearly rising learning rate"""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """adamw, or muon for the matrices of decoder layers and adamw for the rest, at the same learning rates: steps of
+    equal size in all directions of a matrix, which teach more in as many tokens"""
     min_lr: float = 0.1
     """end of the cosine as a share of the peak"""
     weight_decay: float = 0.0
-    """AdamW weight decay"""
+    """weight decay of matrices"""
     clip: float = 1.0
     """gradient norm limit"""
     gradient_checkpointing: bool = False

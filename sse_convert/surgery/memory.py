@@ -1,9 +1,9 @@
 """How much GPU memory a training stage takes, and the longest row that fits. Estimates, on one GPU, without sharding.
 
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
-trained ones 4 for the gradient and 8 for AdamW's moments. A teacher takes 2 under bfloat16, else 4, and none
-where its predictions come from disk. `layer_mse` has the
-attention of converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient.
+trained ones 4 for the gradient and 8 for AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher
+takes 2 under bfloat16, else 4, and none where its predictions come from disk. `layer_mse` has the attention of
+converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient.
 
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
 kv = Hkv*D, a = 2 under bfloat16 autocast or 4):

@@ -28,8 +28,9 @@ from sse_convert.training.checkpoint import full_state, writing
 from sse_convert.training.layer_error import LayerError, error_sums
 from sse_convert.training.metrics import WITHOUT_WINDOW
 from sse_convert.training.objective import Batch, Call, Calls, Objective, Part, frozen_teacher
+from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.setup import converted_attention, decoder_layers, make_optimizer, shard_by
+from sse_convert.training.setup import converted_attention, decoder_layers, shard_by
 from sse_convert.training.stopping import LayerStops
 
 _FILE = "layers.safetensors"
@@ -211,8 +212,13 @@ class Align(Objective):
 
     def _part(self, index: int, error: LayerError, stage: Stage) -> Part:
         shard_by(self.accelerator, None)
-        fused = self.accelerator.device.type == "cuda"
-        optimizer, rates = make_optimizer(error.named_parameters(), stage, lambda name: True, fused=fused)
+        optimizer, rates = make_optimizer(
+            error.named_parameters(),
+            stage,
+            is_mixer=lambda name: True,
+            is_inner=lambda name: True,
+            fused=self.accelerator.device.type == "cuda",
+        )
         module, prepared = self.accelerator.prepare(error, optimizer)
         return Part(f"layer_{index}", module, prepared, rates)
 

@@ -7,7 +7,6 @@ precision. The teacher is frozen, in bfloat16 on a GPU and float32 on a CPU.
 import datetime as dt
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
-from sse_convert.recipe.schema import LearningRates, Recipe, Stage, Train
+from sse_convert.recipe.schema import Recipe, Stage, Train
 from sse_convert.surgery.checkpoint import download, open_checkpoint
 from sse_convert.surgery.positions import stretch
-from sse_convert.surgery.teacher import is_new_tensor
 from sse_convert.training.lora import add_lora, lora_targets
 
-BETAS = (0.9, 0.95)
 WAIT = dt.timedelta(hours=12)
 """how long processes wait for one that converts, samples, evaluates or saves alone"""
 MOST_PROGRAMS = 32
@@ -235,19 +232,6 @@ def compile_layers(model: PreTrainedModel) -> None:
         layer.compile()
 
 
-def learning_rates(stage: Stage) -> LearningRates:
-    """The peak rates of all groups."""
-    return stage.lr if isinstance(stage.lr, LearningRates) else LearningRates(mixers=stage.lr, rest=stage.lr)
-
-
-def _rate_of(name: str, rates: LearningRates, is_mixer: Callable[[str], bool]) -> float:
-    """The peak rate of a parameter."""
-    if not is_mixer(name):
-        assert rates.rest is not None, "recipe checks see to it"
-        return rates.rest
-    return rates.new if rates.new is not None and is_new_tensor(name) else rates.mixers
-
-
 def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:
     """Freeze what the stage does not train, and add LoRA where it asks for that.
 
@@ -261,37 +245,3 @@ def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> No
     for name, parameter in model.named_parameters():
         adapter = ".lora_" in name
         parameter.requires_grad_(adapter or name.startswith(attention) or stage.train == "all")
-
-
-def make_optimizer(
-    named: Iterable[tuple[str, nn.Parameter]], stage: Stage, is_mixer: Callable[[str], bool], *, fused: bool
-) -> tuple[torch.optim.AdamW, list[float]]:
-    """AdamW over the trainable parameters, in groups by learning rate; weight decay only on matrices.
-
-    Args:
-        named: names and parameters; frozen ones are left out.
-        stage: learning rates and weight decay.
-        is_mixer: whether a parameter of this name belongs to a converted layer's mixer.
-        fused: use the fused GPU implementation.
-
-    Returns:
-        The optimizer, and the peak learning rate of each of its groups.
-
-    Raises:
-        TrainingError: nothing is trainable.
-    """
-    rates = learning_rates(stage)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in named:
-        if parameter.requires_grad:
-            rate = _rate_of(name, rates, is_mixer)
-            decay = stage.weight_decay if parameter.dim() > 1 else 0.0
-            groups.setdefault((rate, decay), []).append(parameter)
-    if not groups:
-        raise TrainingError(f"stage {stage.name}: nothing to train", expected="converted layers, or train: all")
-    optimizer = torch.optim.AdamW(
-        [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()],
-        betas=BETAS,
-        fused=fused,
-    )
-    return optimizer, [rate for rate, _ in groups]

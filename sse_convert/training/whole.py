@@ -6,15 +6,16 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.modeling.architectures import source_spec
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.objective import Batch, Objective, Part
+from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.setup import (
     compile_layers,
     converted_attention,
     decoder_layers,
-    make_optimizer,
     prepare_parameters,
     recompute_activations,
     shard_by,
@@ -46,10 +47,15 @@ class WholeModel(Objective):
             recompute_activations(student)
         if train.compile:
             compile_layers(student)
+        spec = source_spec(student.config.model_type)
+        layers = f"{_STUDENT}{spec.backbone}.{spec.layers}."
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
-        fused = accelerator.device.type == "cuda"
         optimizer, rates = make_optimizer(
-            loss.named_parameters(), stage, lambda name: name.startswith(mixers), fused=fused
+            loss.named_parameters(),
+            stage,
+            is_mixer=lambda name: name.startswith(mixers),
+            is_inner=lambda name: name.startswith(layers),
+            fused=accelerator.device.type == "cuda",
         )
         shard_by(accelerator, type(decoder_layers(student)[0]).__name__)
         module, prepared = accelerator.prepare(loss, optimizer)

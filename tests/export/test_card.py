@@ -53,15 +53,16 @@ def test_body_says_what_a_reader_needs(recipe, config):
 
 
 @pytest.mark.parametrize(
-    ("rates", "told"),
+    ("settings", "told"),
     [
-        (LearningRates(mixers=1e-3, new=4e-3, rest=1e-4), "0.001 (mixers), 0.004 (new), 0.0001 (rest)"),
-        (LearningRates(mixers=1e-3, new=4e-3), "0.001 (mixers), 0.004 (new)"),
-        (2e-3, "0.002"),
+        ({"lr": LearningRates(mixers=1e-3, new=4e-3, rest=1e-4)}, "0.001 (mixers), 0.004 (new), 0.0001 (rest)"),
+        ({"lr": LearningRates(mixers=1e-3, new=4e-3), "optimizer": "muon"}, "0.001 (mixers), 0.004 (new), Muon"),
+        ({"lr": 2e-3}, "0.002"),
+        ({"lr": 2e-3, "optimizer": "muon"}, "0.002, Muon"),
     ],
 )
-def test_learning_rates_are_told_by_group(recipe, config, rates, told):
-    stage = Stage(name="s", loss="kl", tokens=1_000_000, seq_len=512, lr=rates)
+def test_learning_rates_are_told_by_group(recipe, config, settings, told):
+    stage = Stage(name="s", loss="kl", tokens=1_000_000, seq_len=512, **settings)
     text = model_card("tiny", config, dc.replace(recipe, stages=[stage]).to_dict(), None, 12345)
     assert f"| s | kl | 1M | 512 | {told} | all |" in text
 

@@ -27,6 +27,7 @@ STAGES = [
     ("align", {**SIZE, "tokens": 384}),
     ("distill", {**SIZE, "tokens": 384, "hidden_loss": 0.1, "gradient_checkpointing": True}),
     ("uptrain", {**SIZE, "tokens": 384}),
+    ("distill", {**SIZE, "tokens": 384, "name": "muon", "optimizer": "muon"}),
     ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
     ("uptrain", {**SIZE, "tokens": 768, "name": STOPPED, "checkpoint_steps": 2}),
 ]
@@ -129,14 +130,21 @@ def test_two_processes_give_the_losses_of_one(recipe, converted, alone, launched
     assert run_stage(recipe, stopped, converted, together / STOPPED).steps == 6  # continued by one process
     for stage in recipe.stages:
         one, two = alone / stage.name, together / stage.name
+        on_losses, on_weights = tolerances(stage)
         for key in ("loss", "grad_norm"):
             expected, found = (torch.tensor(losses(folder, key)) for folder in (one, two))
-            rtol = 1e-4 if stage is stopped else 1e-5  # after three steps Adam has magnified the rounding
-            torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
+            torch.testing.assert_close(found, expected, rtol=on_losses, atol=0)
         before, after = load(one).state_dict(), load(two).state_dict()
         assert before.keys() == after.keys()
         for name, value in before.items():
-            assert (after[name] - value).norm() <= 2e-3 * value.norm(), name
+            assert (after[name] - value).norm() <= on_weights * value.norm(), name
+
+
+def tolerances(stage):
+    """On losses and gradient norms, and on weights, some of which start at zero and are the sum of the steps."""
+    if stage.optimizer == "muon":  # sharded, its products are summed in another order in bf16: steps differ by 2% to 5%
+        return 2e-2, 5e-2
+    return (1e-4 if stage.name == STOPPED else 1e-5), 2e-3  # after three steps Adam has magnified the rounding
 
 
 def test_early_stop_groups_and_offline_teacher_in_two_processes(how, build, converted, launched, tmp_path, monkeypatch):

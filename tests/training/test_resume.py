@@ -1,5 +1,6 @@
 """Killed or interrupted at any moment and continued, training gives the uninterrupted run's curve, to the last bit."""
 
+import functools
 import json
 import os
 import resource
@@ -47,18 +48,20 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(weights(a).values(), weights(b).values(), strict=True))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("name", NAMES)
-def test_interrupted_and_continued(train, monkeypatch, capsys, tmp_path, name):
-    whole, _ = train(name, "whole", checkpoint_steps=2)
+def test_interrupted_and_continued(train, monkeypatch, capsys, tmp_path, name, optimizer):
+    train = functools.partial(train, checkpoint_steps=2, optimizer=optimizer)
+    whole, _ = train(name, "whole")
     assert len(losses(whole)) == 6
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_gradients", steps_then(loop._gradients, 3, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            train(name, "stopped", checkpoint_steps=2)
+            train(name, "stopped")
     stopped = tmp_path / "stopped"
     assert not stopped.exists()
     assert f"{name}: 2 of 6 steps are saved in {stopped}.work" in capsys.readouterr().err
-    folder, report = train(name, "stopped", checkpoint_steps=2)
+    folder, report = train(name, "stopped")
     assert losses(folder) == losses(whole)
     assert losses(folder, "grad_norm") == losses(whole, "grad_norm")
     assert report.steps == 6

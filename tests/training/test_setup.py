@@ -1,6 +1,5 @@
 """What is refused before anything is loaded, and what the recipe decides about precision and trackers."""
 
-import dataclasses as dc
 import importlib.util
 
 import pytest
@@ -9,10 +8,10 @@ from accelerate.utils import DistributedType
 
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.kernels import dispatch
-from sse_convert.recipe.schema import LearningRates, Stage, Train
+from sse_convert.recipe.schema import Train
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.training.inputs import check_stage
-from sse_convert.training.setup import learning_rates, load_student, make_accelerator, make_optimizer
+from sse_convert.training.setup import load_student, make_accelerator
 
 
 @pytest.mark.parametrize(("mode", "word"), [("tp", "tensor"), ("cp", "context"), ("sp", "sequence")])
@@ -73,37 +72,6 @@ def test_backends_are_checked(converted, monkeypatch):
     with pytest.raises(HardwareError, match="'triton': not available: the kernels are on strike"):
         load_student(converted, "triton", sse)
     assert {layer.backend for layer in load_student(converted, "masked", sse).sse_layers().values()} == {"masked"}
-
-
-def test_optimizer_groups():
-    parameters = {
-        "mixer.w": torch.nn.Parameter(torch.ones(2, 2)),
-        "mixer.b": torch.nn.Parameter(torch.ones(2)),
-        "rest.w": torch.nn.Parameter(torch.ones(2, 2)),
-        "frozen": torch.nn.Parameter(torch.ones(2, 2), requires_grad=False),
-    }
-    stage = Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=LearningRates(mixers=2.0, rest=1.0), weight_decay=0.5)
-    optimizer, rates = make_optimizer(parameters.items(), stage, lambda name: name.startswith("mixer"), fused=False)
-    groups = [(g["lr"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
-    assert groups == [(2.0, 0.5, 1), (2.0, 0.0, 1), (1.0, 0.5, 1)]
-    assert rates == [2.0, 2.0, 1.0]
-    assert optimizer.defaults["betas"] == (0.9, 0.95)
-    added = {"mixer.sse_router.weight": torch.nn.Parameter(torch.ones(2, 2)), **parameters}
-    faster = dc.replace(stage, lr=LearningRates(mixers=2.0, new=3.0, rest=1.0))
-    assert make_optimizer(added.items(), faster, lambda name: name.startswith("mixer"), fused=False)[1] == [
-        3.0,
-        2.0,
-        2.0,
-        1.0,
-    ]
-    assert make_optimizer(added.items(), stage, lambda name: name.startswith("mixer"), fused=False)[1] == [
-        2.0,
-        2.0,
-        1.0,
-    ]
-    with pytest.raises(TrainingError, match="nothing to train"):
-        make_optimizer([("frozen", parameters["frozen"])], stage, bool, fused=False)
-    assert learning_rates(Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=3.0)).rest == 3.0
 
 
 def test_bf16_autocast_keeps_float32_weights(make, train):

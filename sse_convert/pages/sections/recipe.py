@@ -27,7 +27,7 @@ def _stages(recipe: dict[str, Any]) -> tuple[Table, ...]:
             stage["loss"],
             format_number(stage["tokens"]),
             f"{stage['seq_len']:,}",
-            format_rate(stage["lr"]),
+            format_rate(stage),
             stage["train"],
         )
         for stage in recipe["stages"]

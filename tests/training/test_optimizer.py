@@ -1,0 +1,150 @@
+import copy
+import dataclasses as dc
+
+import pytest
+import torch
+
+from sse_convert.errors import TrainingError
+from sse_convert.recipe.schema import LearningRates, Stage
+from sse_convert.training import whole
+from sse_convert.training.optimizer import MuonAdamW, learning_rates, make_optimizer
+from tests.training.conftest import losses
+
+STAGE = Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=LearningRates(mixers=2.0, rest=1.0), weight_decay=0.5)
+
+
+def parameter(*shape, seed=0):
+    return torch.nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def parameters():
+    return {
+        "layers.mixer.w": parameter(2, 3),
+        "layers.mixer.b": parameter(2),
+        "layers.w": parameter(3, 2),
+        "embed.w": parameter(4, 2),
+        "layers.own": parameter(2, 2, 2),
+        "layers.frozen": parameter(2, 2).requires_grad_(False),
+    }
+
+
+def make(named, **changes):
+    return make_optimizer(
+        named.items(),
+        dc.replace(STAGE, **changes),
+        is_mixer=lambda name: "mixer" in name,
+        is_inner=lambda name: name.startswith("layers."),
+        fused=False,
+    )
+
+
+def test_groups_by_rate_and_decay():
+    optimizer, rates = make(parameters())
+    groups = [(g["lr"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+    assert groups == [(2.0, 0.5, 1), (2.0, 0.0, 1), (1.0, 0.5, 3)]
+    assert rates == [2.0, 2.0, 1.0]
+    assert optimizer.defaults["betas"] == (0.9, 0.95)
+    assert type(optimizer) is torch.optim.AdamW
+    added = {"layers.mixer.sse_router.weight": parameter(2, 2), **parameters()}
+    assert make(added, lr=LearningRates(mixers=2.0, new=3.0, rest=1.0))[1] == [3.0, 2.0, 2.0, 1.0]
+    assert make(added)[1] == [2.0, 2.0, 1.0]
+    assert learning_rates(Stage(name="s", loss="ce", tokens=1, seq_len=1, lr=3.0)).rest == 3.0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_nothing_to_train(optimizer):
+    with pytest.raises(TrainingError, match="nothing to train"):
+        make({"layers.frozen": parameters()["layers.frozen"]}, optimizer=optimizer)
+
+
+def test_muon_takes_the_matrices_of_decoder_layers():
+    named = parameters()
+    optimizer, rates = make(named, optimizer="muon")
+    assert isinstance(optimizer, MuonAdamW)
+    names = {id(p): name for name, p in named.items()}
+    found = {name: "momentum" in g for g in optimizer.param_groups for name in (names[id(p)] for p in g["params"])}
+    assert found == {
+        "layers.mixer.w": True, "layers.w": True, "layers.mixer.b": False, "embed.w": False, "layers.own": False
+    }  # fmt: skip
+    assert rates == [g["lr"] for g in optimizer.param_groups] == [2.0, 1.0, 2.0, 1.0]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.5, 0.5, 0.0, 0.5]
+
+
+def gradients(named, step):
+    for i, p in enumerate(named.values()):
+        p.grad = parameter(*p.shape, seed=100 * step + i).data if p.requires_grad else None
+
+
+def test_muon_steps_are_near_orthogonal_and_as_long_as_adams():
+    """Root mean square 0.2 times the rate, all singular values within the bounds of Newton-Schulz's five iterations."""
+    w = parameter(24, 16)
+    (optimizer, _), before = make({"layers.w": w}, optimizer="muon", weight_decay=0.0, lr=1e-3), w.detach().clone()
+    w.grad = parameter(24, 16, seed=1).data
+    optimizer.step()
+    moved = (before - w.detach()) / 1e-3
+    values = torch.linalg.svdvals(moved) / (0.2 * 24**0.5)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    assert torch.cosine_similarity(moved.flatten(), w.grad.flatten(), 0) > 0.8
+
+
+def test_muon_beside_adamw_is_each_of_them_alone():
+    named, alone = parameters(), parameters()
+    optimizer, rates = make(named, optimizer="muon")
+    inner = [
+        torch.optim.Muon([alone["layers.mixer.w"]], lr=2.0, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon([alone["layers.w"]], lr=1.0, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([alone["layers.mixer.b"]], lr=2.0, weight_decay=0.0, betas=(0.9, 0.95)),
+        torch.optim.AdamW([alone["embed.w"], alone["layers.own"]], lr=1.0, weight_decay=0.5, betas=(0.9, 0.95)),
+    ]
+    for step in range(3):
+        factor = 1 - step / 4  # rates are set as the loop sets them
+        for group, rate, other in zip(optimizer.param_groups, rates, inner, strict=True):
+            group["lr"] = other.param_groups[0]["lr"] = rate * factor
+        gradients(named, step)
+        gradients(alone, step)
+        for one in (optimizer, *inner):
+            one.step()
+    for name, value in named.items():
+        assert torch.equal(value, alone[name]), name
+
+
+def test_muon_goes_on_from_its_state():
+    named, later = parameters(), parameters()
+    optimizer, _ = make(named, optimizer="muon")
+    gradients(named, 0)
+    optimizer.step()
+    with torch.no_grad():
+        for name, p in later.items():
+            p.copy_(named[name])
+    resumed, _ = make(later, optimizer="muon")
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, held in ((optimizer, named), (resumed, later)):
+        gradients(held, 1)
+        for group in one.param_groups:
+            group["lr"] *= 0.5
+        one.step()
+    for name, value in named.items():
+        assert torch.equal(value, later[name]), name
+
+
+def test_embeddings_and_head_stay_with_adamw(train, monkeypatch):
+    """In a whole model: what Muon moves are matrices of decoder layers, all of them."""
+    made = []
+    real = whole.make_optimizer
+
+    def seen(named, stage, **rest):
+        named = dict(named)
+        made.append((named, real(named.items(), stage, **rest)[0]))
+        return made[-1][1], real(named.items(), stage, **rest)[1]
+
+    monkeypatch.setattr(whole, "make_optimizer", seen)
+    folder, _ = train("distill", optimizer="muon", tokens=8192)
+    ((named, optimizer),) = made
+    muon = {id(p) for g in optimizer.param_groups if "momentum" in g for p in g["params"]}
+    matrices = {n for n, p in named.items() if p.requires_grad and p.dim() == 2 and ".layers." in n}
+    assert {n for n, p in named.items() if id(p) in muon} == matrices
+    assert any("embed_tokens" in n for n in named)
+    assert len(matrices) > 20
+    curve = losses(folder)
+    assert sum(curve[-4:]) < 0.8 * sum(curve[:4])
