@@ -148,8 +148,7 @@ def training_row(
         DataError: not even one needle and its question fit, or the text is shorter than the row needs.
     """
     kind = rng.choice(needles.kinds)
-    times = 1 if needles.keys_per is None else max(1, seq_len // needles.keys_per)
-    keys = rng.sample(words.train, min(times * rng.choice(needles.keys), len(words.train)))
+    keys = rng.sample(words.train, min(rng.choice(needles.keys), len(words.train)))
     pairs = [(key, make_value(rng, kind, words.train)) for key in keys]
     planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
     asked = [prompt + answer for prompt, answer in _questions(tokenizer, kind, pairs)]

@@ -223,7 +223,7 @@ def _needles(needles: Needles) -> Iterator[Problem]:
     if not 0 <= needles.early <= 1:
         yield Problem(("early",), f"{needles.early} is not a share of the questions, expected 0 to 1")
     yield from _not_empty(needles, "keys", "kinds")
-    yield from _at_least(needles, 1, "keys", *(["keys_per"] if needles.keys_per is not None else []))
+    yield from _at_least(needles, 1, "keys")
 
 
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:

@@ -142,8 +142,6 @@ class Needles:
     """share of rows that carry needles"""
     keys: list[int] = dc.field(default_factory=lambda: [1, 2, 4, 8])
     """numbers of needles in a row, drawn uniformly"""
-    keys_per: int | None = None
-    """tokens that `keys` are meant for: a row n times as long gets n times as many; unset: as many in any row"""
     kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number", "word", "code"])
     """kinds of needle values, drawn uniformly"""
     early: float = 0.0

@@ -1,4 +1,3 @@
-import dataclasses as dc
 import json
 import random
 import re
@@ -81,17 +80,6 @@ def test_a_share_of_early_questions_disturbs_no_other_draw(tokenizer, haystack):
         for early in (0.0, 1e-12)
     ]
     assert rows[0] == rows[1]
-
-
-@pytest.mark.parametrize(("per", "expected"), [(None, 2), (1200, 2), (600, 4), (250, 8), (9000, 2)])
-def test_longer_rows_get_as_many_more_needles(tokenizer, haystack, per, expected):
-    settings = Needles(keys=[2], kinds=["number"], keys_per=per)
-    row = needle.training_row(random.Random(9), haystack, 1200, settings, tokenizer, WORDS)
-    assert len(row) == 1200
-    assert len(re.findall(r"numbers for \w+ is: \d+\.", tokenizer.decode(row))) == expected
-    if expected == 2:
-        same = dc.replace(settings, keys_per=None)
-        assert row == needle.training_row(random.Random(9), haystack, 1200, same, tokenizer, WORDS)
 
 
 def test_short_training_row_keeps_one_needle_with_its_question(tokenizer, haystack):

@@ -227,7 +227,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"data": {"train": [{"path": "x"}], "needles": {"share": 2}}}, "data.needles.share: 2.0 is not a share"),
         ({"data": {"train": [{"path": "x"}], "needles": {"early": -1}}}, "data.needles.early: -1.0 is not a share"),
         ({"data": {"train": [{"path": "x"}], "needles": {"keys": []}}}, "data.needles.keys: is empty"),
-        ({"data": {"train": [{"path": "x"}], "needles": {"keys_per": 0}}}, "data.needles.keys_per: 0 is too small"),
         ({"eval": {"needle": {"lengths": []}}}, "eval.needle.lengths: is empty, name at least one"),
         ({"eval": {"ruler": {"tasks": ["niah_single_4"]}}}, "eval.ruler.tasks.0: expected one of niah_single_1,"),
         ({"eval": {"ruler": {}}}, "eval.ruler.text: niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue,"),
