@@ -22,27 +22,16 @@ def kept(run: dict[str, Any]) -> str:
     return " ".join(str(i) for i, mixer in enumerate(run["layers"]) if mixer == "full") or "none"
 
 
-def label(run: dict[str, Any]) -> str:
-    """The kept layers, what the others became, and the training tokens."""
-    others = [name + sizes(run["recipe"]["mixers"].get(name, {})) for name in sorted({*run["layers"]} - {"full"})]
-    return f"softmax {kept(run)}; {', '.join(others)}; {run['training_tokens'] / 1e6:.0f}M"
-
-
-def sizes(mixer: dict[str, Any]) -> str:
-    """Partitions and how many of them a token takes, if the mixer has any, and the delta rule."""
-    if "num_partitions" not in mixer:
-        return ""
-    return f" N={mixer['num_partitions']} k={mixer['top_k']}" + (" delta" if mixer.get("update") == "delta" else "")
-
-
-def draw(runs: list[dict[str, Any]], png: Path) -> None:
-    """One panel per needle setting and one of loss gaps, with 95% intervals.
+def draw(by_name: dict[str, dict[str, Any]], png: Path) -> None:
+    """One panel per needle setting and one of loss gaps, with 95% intervals; a line per run, by gap.
 
     Args:
-        runs: what `convert.py` writes, all evaluated on needles of the same kinds.
+        by_name: what `convert.py` writes, all evaluated on needles of the same kinds.
         png: file to write.
     """
     plt = _pyplot()
+    names = sorted(by_name, key=lambda name: by_name[name]["after"]["loss_gaps"][-1]["gap"])
+    runs = [by_name[name] for name in names]
     kinds = list(dict.fromkeys((n["kind"], n["keys"]) for n in _needles(runs[0])))
     lengths = sorted({gap["length"] for run in runs for gap in run["after"]["loss_gaps"]})
     colours = dict(zip(lengths, COLOURS, strict=False))
@@ -60,7 +49,7 @@ def draw(runs: list[dict[str, Any]], png: Path) -> None:
             error = 1.96 * gap["gap_se"]
             axes[-1].errorbar(gap["gap"], row, xerr=error, fmt="o", capsize=2, color=colours[gap["length"]])
     axes[-1].set(title="loss above the teacher", xlabel="nats per token")
-    axes[0].set_yticks(range(len(runs)), [label(run) for run in runs])
+    axes[0].set_yticks(range(len(runs)), names)
     axes[0].invert_yaxis()
     handles = [plt.Line2D([], [], marker="o", ls="", color=colours[n], label=f"{n:,} tokens") for n in lengths]
     axes[-1].legend(handles=handles, fontsize=7)
@@ -71,7 +60,7 @@ def draw_frontier(runs: list[dict[str, Any]], png: Path) -> None:
     """Loss above the teacher and needles found at the longest length, against bytes of cache and state there.
 
     Args:
-        runs: as for `draw`.
+        runs: those of `draw`.
         png: file to write.
     """
     plt = _pyplot()
@@ -121,10 +110,10 @@ def main() -> None:
     parser.add_argument("--png", type=Path, required=True, help="file to write")
     parser.add_argument("--frontier", type=Path, metavar="PNG", help="file to write of quality against cache size")
     options = parser.parse_args()
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.runs]
-    draw(sorted(runs, key=lambda run: run["after"]["loss_gaps"][-1]["gap"]), options.png)
+    runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in options.runs}
+    draw(runs, options.png)
     if options.frontier:
-        draw_frontier(runs, options.frontier)
+        draw_frontier(list(runs.values()), options.frontier)
 
 
 if __name__ == "__main__":
