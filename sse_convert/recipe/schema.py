@@ -77,11 +77,11 @@ class Stage:
     """tokens per optimizer step, over all processes; a multiple of seq_len * micro_batch (unset: rounded up to one)"""
     micro_batch: int = 1
     """rows per forward pass and process"""
-    warmup: float = 0.05
-    """share of the steps with a linearly rising learning rate"""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon for the matrices of decoder layers and adamw for the rest, at the same learning rates: steps of
-    equal size in all directions of a matrix, which teach more in as many tokens"""
+    equal size in all directions of a matrix, which taught more in as many tokens"""
+    warmup: float = 0.05
+    """share of the steps with a linearly rising learning rate"""
     min_lr: float = 0.1
     """end of the cosine as a share of the peak"""
     weight_decay: float = 0.0

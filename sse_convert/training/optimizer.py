@@ -54,13 +54,13 @@ class StackedMuon(torch.optim.Muon):
         gradients: list[Any] = [p.grad for p in alike]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
         ahead_NAB = torch.stack(torch._foreach_lerp(gradients, means, group["momentum"]))
-        step_NAB = orthogonal(ahead_NAB, group["ns_coefficients"], group["ns_steps"]).to(ahead_NAB.dtype)
+        step_NAB = orthogonal(ahead_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"])
         torch._foreach_mul_(alike, 1 - group["lr"] * group["weight_decay"])
         length = 0.2 * max(alike[0].shape) ** 0.5
-        torch._foreach_add_(alike, list(step_NAB.unbind()), alpha=-group["lr"] * length)
+        torch._foreach_add_(alike, list(step_NAB.to(ahead_NAB.dtype).unbind()), alpha=-group["lr"] * length)
 
 
-def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Each matrix with its singular values brought near one, bfloat16 [N, A, B].
 
     Newton-Schulz: X <- a X + (b G + c G^2) X with G = X X^T, from X / |X|. Five steps with torch's coefficients bring
@@ -70,11 +70,12 @@ def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: i
         x_NAB: N matrices.
         coefficients: a, b, c.
         steps: of the iteration.
+        eps: smallest norm to divide by.
     """
     a, b, c = coefficients
     wide = x_NAB.shape[1] <= x_NAB.shape[2]
     x = x_NAB.bfloat16() if wide else x_NAB.bfloat16().mT
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(torch.finfo(torch.bfloat16).tiny)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(eps)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
