@@ -13,6 +13,8 @@ from sse_convert.surgery.teacher import is_new_tensor
 
 BETAS = (0.9, 0.95)
 """AdamW's"""
+AT_ONCE = 2**26
+"""elements of the matrices that are made orthogonal together: all of a small model's, one of a large one's"""
 
 
 def learning_rates(stage: Stage) -> LearningRates:
@@ -29,7 +31,7 @@ def _rate_of(name: str, rates: LearningRates, is_mixer: Callable[[str], bool]) -
 
 
 class StackedMuon(torch.optim.Muon):
-    """torch's Muon, with the matrices of a shape in one product: small ones cost as much as it takes to launch them."""
+    """torch's Muon, with matrices of a shape in one product: small ones cost as much as it takes to launch them."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -42,8 +44,10 @@ class StackedMuon(torch.optim.Muon):
             for p in group["params"]:
                 if p.grad is not None:
                     by_shape.setdefault(p.shape, []).append(p)
-            for alike in by_shape.values():
-                self._move(alike, group)
+            for shape, alike in by_shape.items():
+                count = max(1, AT_ONCE // shape.numel())
+                for i in range(0, len(alike), count):
+                    self._move(alike[i : i + count], group)
 
     def _move(self, alike: list[Tensor], group: dict[str, Any]) -> None:
         """One step of matrices of one shape."""

@@ -6,6 +6,7 @@ import torch
 
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.schema import LearningRates, Stage
+from sse_convert.training import optimizer as module
 from sse_convert.training import whole
 from sse_convert.training.optimizer import MuonAdamW, learning_rates, make_optimizer, orthogonal
 from tests.training.conftest import losses
@@ -107,6 +108,20 @@ def test_matrices_of_a_shape_are_made_orthogonal_together(shape):
         expected = newton_schulz(x, coefficients, 5)
         assert (found - expected).norm() < 0.05 * expected.norm()  # what bf16 makes of the iteration
     assert not orthogonal(torch.zeros(shape), coefficients, 5, 1e-7).any()
+
+
+@pytest.mark.parametrize(("at_once", "counts"), [(5 * 24, [5]), (2 * 24, [2, 2, 1]), (1, [1] * 5)])
+def test_large_matrices_are_not_stacked(monkeypatch, at_once, counts):
+    """What a step takes beside the weights does not grow with the number of layers."""
+    stacks, real = [], module.orthogonal
+    monkeypatch.setattr(module, "orthogonal", lambda x_NAB, *rest: stacks.append(x_NAB) or real(x_NAB, *rest))
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    named = {f"layers.{i}": parameter(4, 6, seed=i) for i in range(5)}
+    gradients(named, 0)
+    make(named, optimizer="muon")[0].step()
+    assert [len(stack) for stack in stacks] == counts
+    for p, x in zip(named.values(), torch.cat(stacks), strict=True):
+        torch.testing.assert_close(x, p.grad + 0.95 * (0.05 * p.grad - p.grad))  # Nesterov's, in the first step
 
 
 def test_muon_beside_adamw_is_each_of_them_alone():
