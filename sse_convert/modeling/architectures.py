@@ -69,9 +69,14 @@ class ArchSpec:
         """`model_type` of a converted model."""
         return SSE_PREFIX + self.model_type
 
+    @property
+    def layers_path(self) -> str:
+        """Path of the decoder layers in the causal LM's state dict."""
+        return f"{self.backbone}.{self.layers}"
+
     def attention_path(self, layer: int) -> str:
-        """Path of a layer's attention in the causal LM's state dict."""
-        return f"{self.backbone}.{self.layers}.{layer}.{self.attention}"
+        """Path of a layer's attention there."""
+        return f"{self.layers_path}.{layer}.{self.attention}"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -146,10 +146,9 @@ class Collector:
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
-        blocks = getattr(self.model.get_submodule(self.spec.backbone), self.spec.layers)
         handles = []
         for layer, statistics in self.statistics.items():
-            attention = getattr(blocks[layer], self.spec.attention)
+            attention = self.model.get_submodule(self.spec.attention_path(layer))
             inputs = functools.partial(self._inputs, layer, statistics)
             handles += [
                 attention.register_forward_pre_hook(inputs, with_kwargs=True),

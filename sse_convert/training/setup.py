@@ -186,8 +186,7 @@ def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = Fals
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of a converted or plain model of a known family."""
-    spec = source_spec(model.config.model_type)
-    layers = model.get_submodule(f"{spec.backbone}.{spec.layers}")
+    layers = model.get_submodule(source_spec(model.config.model_type).layers_path)
     assert isinstance(layers, nn.ModuleList)
     return layers
 

@@ -47,8 +47,7 @@ class WholeModel(Objective):
             recompute_activations(student)
         if train.compile:
             compile_layers(student)
-        spec = source_spec(student.config.model_type)
-        layers = f"{_STUDENT}{spec.backbone}.{spec.layers}."
+        layers = f"{_STUDENT}{source_spec(student.config.model_type).layers_path}."
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
         optimizer, rates = make_optimizer(
             loss.named_parameters(),

@@ -171,13 +171,13 @@ def test_muon_goes_on_from_its_state():
 
 def test_embeddings_and_head_stay_with_adamw(train, monkeypatch):
     """In a whole model: what Muon moves are matrices of decoder layers, all of them."""
-    made = []
-    real = whole.make_optimizer
+    made, real = [], whole.make_optimizer
 
     def seen(named, stage, **rest):
         named = dict(named)
-        made.append((named, real(named.items(), stage, **rest)[0]))
-        return made[-1][1], real(named.items(), stage, **rest)[1]
+        optimizer, rates = real(named.items(), stage, **rest)
+        made.append((named, optimizer))
+        return optimizer, rates
 
     monkeypatch.setattr(whole, "make_optimizer", seen)
     folder, _ = train("distill", optimizer="muon", tokens=8192)
