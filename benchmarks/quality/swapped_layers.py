@@ -184,7 +184,8 @@ def _measure(recipe: Recipe, bed: Bed, variant: Variant, seed: int, phases: tupl
     start = time.monotonic()
     student = _student(recipe, bed.teacher.device)
     before = text_scores(student, bed)
-    trained = train(student, bed, rate=variant.rate, seed=seed, phases=phases)
+    own_phases = tuple(phase.finer(variant.finer) for phase in phases)
+    trained = train(student, bed, rate=variant.rate, seed=seed, phases=own_phases, optimizer=variant.optimizer)
     figures = {
         "cache": api.plan(recipe).to_dict()["cache"],
         "before": before,

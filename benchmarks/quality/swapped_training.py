@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.quality.swapped_states import Bed, arguments, climb
-from sse_convert.training.optimizer import BETAS
+from benchmarks.quality.swapped_variants import Optimizer
+from sse_convert.recipe.schema import Stage
+from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention
 
@@ -32,6 +34,10 @@ class Phase:
     step_rows: int
     """rows per optimizer step"""
 
+    def finer(self, times: int) -> "Phase":
+        """The same rows in steps of so many times fewer, but one at least."""
+        return dc.replace(self, step_rows=max(1, self.step_rows // times))
+
 
 PHASES = (Phase(512, 4096, 32), Phase(2048, 6144, 8), Phase(8192, 512, 2))
 """18.9M tokens in 1,152 steps"""
@@ -47,7 +53,15 @@ class Trained:
     """KL to the teacher in nats per token, mean of each tenth of the steps"""
 
 
-def train(student: PreTrainedModel, bed: Bed, *, rate: float, seed: int, phases: tuple[Phase, ...] = PHASES) -> Trained:
+def train(
+    student: PreTrainedModel,
+    bed: Bed,
+    *,
+    rate: float,
+    seed: int,
+    phases: tuple[Phase, ...] = PHASES,
+    optimizer: Optimizer = "adamw",
+) -> Trained:
     """Train the attention of the converted layers; all else is frozen. Linear warm-up, then a cosine to a tenth.
 
     Args:
@@ -56,19 +70,19 @@ def train(student: PreTrainedModel, bed: Bed, *, rate: float, seed: int, phases:
         rate: peak learning rate.
         seed: order of the rows.
         phases: what to train on.
+        optimizer: adamw, or muon for matrices and adamw for the rest.
     """
     paths = tuple(f"{path}." for path in converted_attention(student).values())
     for name, parameter in student.named_parameters():
         parameter.requires_grad_(name.startswith(paths))
     parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    cuda = student.device.type == "cuda"
     own_rate = torch.tensor(0.0, device=student.device)
-    optimizer = torch.optim.AdamW(parameters, lr=own_rate, betas=BETAS, weight_decay=0.0, fused=cuda, capturable=cuda)
+    own_optimizer = _optimizer(student, optimizer, own_rate)
     order = torch.Generator().manual_seed(seed)
     plan = [(phase, rows) for phase in phases for rows in _draws(bed, phase, order)]
     # of a schedule whose steps differ in rows and their length, as these do, only the factor has a meaning
     schedule = Schedule(len(plan), rows=0, seq_len=0, warmup=math.ceil(WARMUP * len(plan)), floor=FLOOR)
-    steps = {phase: _Step(student, bed, optimizer, parameters, phase) for phase in phases}
+    steps = {phase: _Step(student, bed, own_optimizer, parameters, phase) for phase in phases}
     losses = []
     student.train()
     for i, (phase, rows) in enumerate(plan):
@@ -76,6 +90,19 @@ def train(student: PreTrainedModel, bed: Bed, *, rate: float, seed: int, phases:
         losses.append(steps[phase](rows))
     curve = torch.stack(losses).cpu().split(math.ceil(len(losses) / 10))
     return Trained(len(plan), sum(p.length * len(rows) for p, rows in plan), [float(part.mean()) for part in curve])
+
+
+def _optimizer(student: PreTrainedModel, name: Optimizer, rate: Tensor) -> torch.optim.Optimizer:
+    """A stage's optimizer of what is trained, without weight decay; its steps can be recorded and read `rate`, 0-d."""
+    cuda = student.device.type == "cuda"
+    # of a stage, only optimizer and weight decay have a meaning here
+    stage = Stage(name="swapped", loss="kl", tokens=0, seq_len=0, lr=0.0, weight_decay=0.0, optimizer=name)
+    made, _ = make_optimizer(
+        student.named_parameters(), stage, is_mixer=lambda _: True, is_inner=lambda _: True, fused=cuda
+    )
+    for group in made.param_groups:
+        group.update(lr=rate, capturable=cuda)
+    return made
 
 
 def _draws(bed: Bed, phase: Phase, order: torch.Generator) -> list[Tensor]:

@@ -1,8 +1,12 @@
 """What is compared: sets of variants, each a mixer and what it changes in the recipe."""
 
 import dataclasses as dc
-from typing import Any
+from typing import Any, Literal, get_args
 
+from sse_convert.errors import UsageError
+
+Optimizer = Literal["adamw", "muon"]
+"""as of `stages[].optimizer` in recipes"""
 SSE = "mixers.sse"
 RATE = 3e-3
 
@@ -19,6 +23,14 @@ class Variant:
     """recipe keys and their values"""
     rate: float = RATE
     """peak learning rate"""
+    optimizer: Optimizer = "adamw"
+    """adamw, or muon for matrices and adamw for the rest, at the same rate. Reports without it are of adamw"""
+    finer: int = 1
+    """steps have so many times fewer rows, but one at least; the rows of all steps together stay the same"""
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in get_args(Optimizer):
+            raise UsageError(f"optimizer {self.optimizer!r}", expected=f"one of {', '.join(get_args(Optimizer))}")
 
     def mixer_of(self, layer: int) -> str:
         """Name of the mixer that a swapped layer gets."""
@@ -55,6 +67,9 @@ _GLA = {"num_partitions": 1, "top_k": 1, "shared_partition": False, "qk_rank": 0
 _DELTA = {"update": "delta", "k_feature_map": "l2"}
 _FAR = {"rows": 2, "seq_len": 4096}
 """calibration on the longest rows that it takes: half-lives grow with the rows they are measured on"""
+_BEST = _wide(decay_params="separate", **_DELTA)
+_BEST_128 = _wide(decay_params="separate", num_partitions=128, **_DELTA)
+_MUON = dc.replace(_BEST, optimizer="muon")
 
 
 SETS: dict[str, dict[str, Variant]] = {
@@ -67,11 +82,21 @@ SETS: dict[str, dict[str, Variant]] = {
     "long": {
         "N=64, k=4": _wide(),
         "N=64, k=4, own decay": _wide(decay_params="separate"),
-        "N=64, k=4, own decay, delta rule": _wide(decay_params="separate", **_DELTA),
+        "N=64, k=4, own decay, delta rule": _BEST,
         "N=64, k=4, own decay, delta rule, calibrated on 4k": _wide(calibrate=_FAR, decay_params="separate", **_DELTA),
         "N=64, k=8, own decay, delta rule": _wide(decay_params="separate", top_k=8, **_DELTA),
-        "N=128, k=4, own decay, delta rule": _wide(decay_params="separate", num_partitions=128, **_DELTA),
+        "N=128, k=4, own decay, delta rule": _BEST_128,
         "N=128, k=8, own decay, delta rule": _wide(decay_params="separate", num_partitions=128, top_k=8, **_DELTA),
+    },
+    "muon": {
+        "N=64": _BEST,
+        "N=64, Muon": _MUON,
+        "N=64, Muon, rate 1e-3": dc.replace(_MUON, rate=1e-3),
+        "N=64, Muon, rate 9e-3": dc.replace(_MUON, rate=9e-3),
+        "N=64, Muon, steps of half the rows": dc.replace(_MUON, finer=2),
+        "N=128": _BEST_128,
+        "N=128, Muon": dc.replace(_BEST_128, optimizer="muon"),
+        "N=128, Muon, steps of half the rows": dc.replace(_BEST_128, optimizer="muon", finer=2),
     },
     "pieces": {
         "base": _piece(),

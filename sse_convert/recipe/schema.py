@@ -308,6 +308,9 @@ class Train:
     """operator backend"""
     compile: bool = False
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps, above all on a GPU"""
+    cuda_graphs: bool = False
+    """in kl stages on one GPU, launch forward and backward as one CUDA graph: faster steps of small models or of few
+    tokens, for one more set of activations in memory. Where that cannot be, the stage says why and goes on without"""
     seed: int = 0
     """initialisation and training seed"""
 

@@ -118,9 +118,8 @@ def _step(meter: Meter, training: Training, keep: int, step: int, temperature: f
             target = scored_hidden(teacher, row)
         with meter.swap.mixing(gate_L.to(target.device)) as model:
             hidden, head = scored_hidden(model, row), Head.of(model)
-        every = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
         weight = 1.0 if name == "text" else meter.recall_weight
-        loss = loss + weight * linear_kl(hidden, head, target, head, every).cpu() / len(hidden)
+        loss = loss + weight * linear_kl(hidden, head, target, head).cpu() / len(hidden)
         tokens += 2 * row.ids.numel()
     torch.autograd.backward(loss)
     training.optimizer.step()

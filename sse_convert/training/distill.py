@@ -31,17 +31,14 @@ class DistillLoss(nn.Module):
         self._own = Calls({i: decoder_layers(student)[i] for i in layers})
         self._theirs = Calls({i: decoder_layers(teacher)[i] for i in layers})
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """`loss` and `hidden`, summed over tokens, and `balance`; 0-d each."""
         with torch.no_grad():
             teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
         student: Any = self.student
         hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        everywhere = torch.ones(hidden.shape[0] * hidden.shape[1], dtype=torch.bool, device=hidden.device)
         sums = {
-            "loss": linear_kl(
-                hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head, everywhere
-            ),
+            "loss": linear_kl(hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head),
             "balance": student.sse_balance_loss(),
         }
         if self._own.last:
@@ -88,7 +85,7 @@ class OfflineDistillLoss(nn.Module):
         super().__init__()
         self.student = student
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, teacher: Truncated) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, teacher: Truncated, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each."""
         student: Any = self.student
         hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
@@ -115,5 +112,5 @@ class OfflineDistill(WholeModel):
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """Tokens, and the teacher as one object: a sharded model would round its tensors like activations."""
-        tokens = {name: batch[name] for name in ("input_ids", "position_ids")}
+        tokens = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
         return {**tokens, "teacher": Truncated.of_batch(batch)}

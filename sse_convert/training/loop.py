@@ -133,8 +133,8 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
     sums: dict[str, Tensor] = {}
     for i, batch in enumerate(batches):
         share = batch["input_ids"].numel() / schedule.step_tokens
-        moved = {name: value.to(accelerator.device, non_blocking=True) for name, value in batch.items()}
-        found = objective.backward(moved, weight=1 / tokens, share=share, last=i + 1 == len(batches))
+        moved, last = objective.on_device(batch), i + 1 == len(batches)
+        found = objective.backward(moved, weight=1 / tokens, share=share, last=last)
         for name, value in found.items():
             sums[name] = sums[name] + value if name in sums else value
     total = accelerator.reduce(torch.stack([value.double() for value in sums.values()]), "sum")

@@ -83,15 +83,14 @@ def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     return summed(hidden[kept].to(compute_dtype(hidden)), head, _CrossEntropy(targets[kept]))
 
 
-def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head, mask: Tensor) -> Tensor:
-    """Summed KL(teacher || student) at the tokens of `mask`, in nats, 0-d. No gradient reaches the teacher.
+def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head) -> Tensor:
+    """Summed KL(teacher || student), in nats, 0-d. No gradient reaches the teacher.
 
     Args:
         hidden: [T, D] the student's final hidden states.
         head: the student's head.
         teacher_hidden: [T, D'] the teacher's.
         teacher_head: the teacher's head, with the same V.
-        mask: bool [T], tokens that count.
 
     Raises:
         ShapeError: lengths or vocabularies disagree.
@@ -106,14 +105,13 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
             expected="one vocabulary",
             fix="distil from the model the student was converted from",
         )
-    if not hidden.shape[0] == teacher_hidden.shape[0] == mask.shape[0]:
+    if hidden.shape[0] != teacher_hidden.shape[0]:
         raise ShapeError(
-            f"{hidden.shape[0]} student tokens, {teacher_hidden.shape[0]} teacher tokens, {mask.shape[0]} in the mask",
-            expected="the same tokens",
+            f"{hidden.shape[0]} student tokens, {teacher_hidden.shape[0]} teacher tokens", expected="the same tokens"
         )
     dtype = compute_dtype(hidden)
-    teacher = teacher_hidden.detach()[mask].to(dtype), teacher_head.in_dtype(dtype)
-    return summed(hidden[mask].to(dtype), head, _Divergence(*teacher))
+    teacher = teacher_hidden.detach().to(dtype), teacher_head.in_dtype(dtype)
+    return summed(hidden.to(dtype), head, _Divergence(*teacher))
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

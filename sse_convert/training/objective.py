@@ -59,6 +59,10 @@ class Objective(ABC):
         """Backward of a contribution to the step's mean."""
         self.accelerator.backward(loss * self.accelerator.num_processes)  # wrappers average over the processes
 
+    def on_device(self, batch: Batch) -> Batch:
+        """A micro batch on this process's device, as `backward` takes it."""
+        return {name: value.to(self.accelerator.device, non_blocking=True) for name, value in batch.items()}
+
     @abstractmethod
     def count(self, batch: Batch) -> int:
         """Tokens of a micro batch that the loss is averaged over."""
@@ -68,7 +72,7 @@ class Objective(ABC):
         """Forward and backward of one micro batch.
 
         Args:
-            batch: on this process's device.
+            batch: from `on_device`.
             weight: 1 / tokens that count in the whole step.
             share: this micro batch's part of the whole step, for losses that are means by themselves.
             last: the step's last micro batch of this process, after which gradients must be reduced.
@@ -127,7 +131,7 @@ class Frozen(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Head]:
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Head]:
         """Final hidden states [B, T, D], and the head as long as the weights are gathered."""
         hidden = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return hidden.last_hidden_state, Head.of(self.model)

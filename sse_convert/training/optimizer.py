@@ -50,7 +50,7 @@ class StackedMuon(torch.optim.Muon):
                     self._move(alike[i : i + count], group)
 
     def _move(self, alike: list[Tensor], group: dict[str, Any]) -> None:
-        """One step of matrices of one shape."""
+        """One step of matrices of one shape; their rate is a number, or a tensor without dimensions on their device."""
         for p in alike:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -58,10 +58,11 @@ class StackedMuon(torch.optim.Muon):
         gradients: list[Any] = [p.grad for p in alike]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
         ahead_NAB = torch.stack(torch._foreach_lerp(gradients, means, group["momentum"]))
-        step_NAB = orthogonal(ahead_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        step_NAB = orthogonal(ahead_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(ahead_NAB.dtype)
+        # products and differences alone: a rate in a tensor is not waited for
+        step_NAB *= group["lr"] * (0.2 * max(alike[0].shape) ** 0.5)
         torch._foreach_mul_(alike, 1 - group["lr"] * group["weight_decay"])
-        length = 0.2 * max(alike[0].shape) ** 0.5
-        torch._foreach_add_(alike, list(step_NAB.to(ahead_NAB.dtype).unbind()), alpha=-group["lr"] * length)
+        torch._foreach_sub_(alike, list(step_NAB.unbind()))
 
 
 def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

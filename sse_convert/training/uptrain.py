@@ -21,7 +21,7 @@ class UptrainLoss(nn.Module):
         super().__init__()
         self.student = student
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """`loss`, summed over targets, and `balance`; 0-d each."""
         student: Any = self.student
         hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state

@@ -1,17 +1,21 @@
 """What distillation and up-training share: one module that holds the whole student, one optimizer."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.console import say
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.optimizer import make_optimizer
+from sse_convert.training.recording import CudaDevice, RecordedPass, unrecordable
 from sse_convert.training.setup import (
     compile_layers,
     converted_attention,
@@ -59,23 +63,45 @@ class WholeModel(Objective):
         shard_by(accelerator, type(decoder_layers(student)[0]).__name__)
         module, prepared = accelerator.prepare(loss, optimizer)
         self.parts = [Part("model", module, prepared, rates)]
+        self._recorded = self._recorder(stage) if train.cuda_graphs else None
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """What the loss's forward takes of a micro batch."""
         return dict(batch)
 
+    def on_device(self, batch: Batch) -> Batch:
+        """Without positions where every row is one document: models count those themselves, and nobody has to look on
+        the device for where documents begin."""
+        positions = batch["position_ids"]
+        whole = bool((positions == torch.arange(positions.shape[1])).all())
+        return super().on_device({n: value for n, value in batch.items() if not (whole and n == "position_ids")})
+
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """Forward and backward of the whole model. `loss` is per token, without the other two terms."""
         (part,) = self.parts
+        if self._recorded is not None:
+            run = self._recorded.aside if "position_ids" in batch else self._recorded
+            return run(batch, weight, share)
         with self.accumulating(part, last=last):
-            with self.accelerator.autocast():
-                sums = part.module(**self.arguments(batch))
-            parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
-            total = parts["loss"] + parts["balance"]
-            if "hidden" in parts:
-                total = total + self._hidden_loss * parts["hidden"]
-            self.add_gradients(total)
+            return self._pass(batch, weight, share)
+
+    def _pass(self, batch: Mapping[str, Tensor], weight: Any, share: float) -> dict[str, Tensor]:
+        """Forward and backward; `weight` is a float or 0-d."""
+        with self.accelerator.autocast():
+            sums = self.parts[0].module(**self.arguments(batch))
+        parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
+        total = parts["loss"] + parts["balance"]
+        if "hidden" in parts:
+            total = total + self._hidden_loss * parts["hidden"]
+        self.add_gradients(total)
         return {name: value.detach() for name, value in parts.items()}
+
+    def _recorder(self, stage: Stage) -> RecordedPass | None:
+        if (why := unrecordable(self.accelerator, self.student, stage)) is None:
+            return RecordedPass(self._pass, self.student, CudaDevice(self.accelerator.device))
+        if self.accelerator.is_main_process:
+            say(f"{stage.name}: no CUDA graphs, since {why}")
+        return None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The student, with LoRA merged and tied weights once."""

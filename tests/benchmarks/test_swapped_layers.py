@@ -9,8 +9,9 @@ from benchmarks.quality import swapped_layers
 from benchmarks.quality.swapped_scores import needle_scores, text_scores
 from benchmarks.quality.swapped_states import Sizes, make_bed
 from benchmarks.quality.swapped_training import Phase, train
-from benchmarks.quality.swapped_variants import SETS
+from benchmarks.quality.swapped_variants import SETS, Variant
 from sse_convert import api
+from sse_convert.errors import UsageError
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import load_recipe
@@ -36,6 +37,9 @@ def test_every_variant_is_trained_and_scored_and_a_run_goes_on(given, tmp_path, 
     out = tmp_path / "result.json"
     assert swapped_layers.main(arguments(given, out, "--variants", "gla")) == 0
     first = json.loads(out.read_text())
+    (entry,) = first["variants"]
+    assert (entry.pop("optimizer"), entry.pop("finer")) == ("adamw", 1)  # reports from before there was a choice
+    out.write_text(json.dumps(first))
     assert swapped_layers.main(arguments(given, out, "--variants", "sse N=4", "gla", "--resume")) == 0
     report = json.loads(out.read_text())
     assert [(entry["name"], entry["seed"]) for entry in report["variants"]] == [("gla", 0), ("sse N=4", 0)]
@@ -47,6 +51,32 @@ def test_every_variant_is_trained_and_scored_and_a_run_goes_on(given, tmp_path, 
         assert len(entry["needles"]) == len(entry["needles_reset"]) == 4
     assert (tmp_path / "result.png").stat().st_size > 0
     assert "sse N=4 (seed 0" in capsys.readouterr().err
+
+
+def test_muon_in_finer_steps_stands_in_the_report(given, tmp_path):
+    out, name = tmp_path / "result.json", "N=64, Muon, steps of half the rows"
+    assert swapped_layers.main(["muon", *arguments(given, out, "--variants", name)[1:]]) == 0
+    (entry,) = json.loads(out.read_text())["variants"]
+    assert (entry["optimizer"], entry["finer"], entry["rate"]) == ("muon", 2, 3e-3)
+    assert (entry["trained"]["steps"], entry["trained"]["tokens"]) == (12, 6 * 128 + 4 * 192 + 2 * 384)
+
+
+def test_finer_steps_have_a_row_at_least():
+    phase = Phase(64, 6, 5)
+    assert [phase.finer(times) for times in (1, 2, 8)] == [phase, Phase(64, 6, 2), Phase(64, 6, 1)]
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(UsageError, match="optimizer 'sgd'"):
+        Variant(optimizer="sgd")
+
+
+def test_variants_of_muon_differ_in_how_they_are_trained():
+    """Each of the two layers is the best of `long`."""
+    for size in ("N=64", "N=128"):
+        own = {name: variant for name, variant in SETS["muon"].items() if name.startswith(size)}
+        assert own.pop(size) == SETS["long"][f"{size}, k=4, own decay, delta rule"]
+        assert all(variant.set == SETS["muon"][size].set and variant.optimizer == "muon" for variant in own.values())
 
 
 def test_a_report_goes_on_though_its_set_has_lost_a_variant(given, tmp_path):
@@ -105,15 +135,32 @@ def test_the_loss_of_answers_is_the_models_own_on_their_tokens(given):
         assert entry["answer_loss"] != pytest.approx(entry["teacher_answer_loss"], abs=1e-3)
 
 
-def test_only_the_swapped_attention_moves(given):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_only_the_swapped_attention_moves(given, optimizer):
     bed, student = bed_and_student(given, "layers.overrides={1: gla}")
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    trained = train(student, bed, rate=1e-2, seed=0, phases=SHORT)
+    trained = train(student, bed, rate=1e-2, seed=0, phases=SHORT, optimizer=optimizer)
     moved = {name for name, tensor in student.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved
     assert all(name.startswith("model.layers.1.self_attn.") for name in moved)
     assert (trained.steps, trained.tokens) == (30, 6 * 64 + 2 * 192 + 50 * 96)
     assert trained.curve[-1] < trained.curve[2]  # tenths of 3 steps
+
+
+def test_muon_moves_the_matrices_and_adamw_the_rest(given):
+    """In the first step all but matrices move to the bit as with AdamW, which sees the same gradients."""
+    after = {}
+    for optimizer in ("adamw", "muon"):
+        bed, student = bed_and_student(given, "layers.overrides={1: sse}", "mixers.sse.update=delta")
+        attention = {name: p for name, p in student.named_parameters() if ".layers.1.self_attn." in name}
+        before = {name: p.detach().clone() for name, p in attention.items()}
+        train(student, bed, rate=1e-2, seed=0, phases=(Phase(64, 2, 2),), optimizer=optimizer)
+        after[optimizer] = {name: p for name, p in attention.items() if not torch.equal(p, before[name])}
+    assert after["adamw"].keys() == after["muon"].keys()
+    matrices = {name for name, p in after["muon"].items() if p.dim() == 2}
+    differing = {name for name, p in after["muon"].items() if not torch.equal(p, after["adamw"][name])}
+    assert differing == matrices
+    assert 5 < len(matrices) < len(after["muon"])
 
 
 def test_resetting_states_changes_a_recurrent_layer_and_no_window(given):

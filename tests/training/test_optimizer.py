@@ -3,6 +3,7 @@ import dataclasses as dc
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.schema import LearningRates, Stage
@@ -29,13 +30,13 @@ def parameters():
     }
 
 
-def make(named, **changes):
+def make(named, *, fused=False, **changes):
     return make_optimizer(
         named.items(),
         dc.replace(STAGE, **changes),
         is_mixer=lambda name: "mixer" in name,
         is_inner=lambda name: name.startswith("layers."),
-        fused=False,
+        fused=fused,
     )
 
 
@@ -148,6 +149,64 @@ def test_muon_beside_adamw_is_each_of_them_alone():
             assert (moved - expected).norm() < 0.05 * expected.norm(), name
         else:
             assert torch.equal(moved, expected), name
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses to bring a tensor's value to Python, for which a GPU would be waited for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_muon_takes_its_rate_from_a_tensor_without_waiting_for_it(weight_decay):
+    """As a CUDA graph needs it, in which each step reads the rate anew."""
+    shapes = {"layers.a": (2, 3), "layers.b": (3, 2), "layers.c": (3, 2)}
+    plain, given = ({name: parameter(*shape) for name, shape in shapes.items()} for _ in range(2))
+    (reference, _), (optimizer, _) = (make(p, optimizer="muon", weight_decay=weight_decay) for p in (plain, given))
+    rate = torch.tensor(0.0)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for step in range(3):
+        rate.fill_(0.5 / (step + 1))
+        for group in reference.param_groups:
+            group["lr"] = float(rate)
+        for held in (plain, given):
+            gradients(held, step)
+        reference.step()
+        with NoWaiting():
+            optimizer.step()
+    for name, value in plain.items():
+        torch.testing.assert_close(given[name], value)
+
+
+@pytest.mark.gpu
+def test_a_step_of_muon_beside_adamw_is_replayed_from_a_cuda_graph():
+    """Each replay reads rate and gradients anew."""
+    ends = []
+    for record in (False, True):
+        named = {name: p.detach().cuda().requires_grad_() for name, p in parameters().items()}
+        optimizer, _ = make(named, optimizer="muon", fused=True)
+        rate = torch.tensor(0.0, device="cuda")
+        for group in optimizer.param_groups:
+            group.update(lr=rate, capturable=True)
+        for p in named.values():
+            p.grad = torch.zeros_like(p)
+        step = optimizer.step
+        for i in range(4):
+            rate.fill_(0.1 / (i + 1))
+            for j, p in enumerate(named.values()):
+                p.grad.copy_(parameter(*p.shape, seed=10 * i + j).detach())
+            if record and i == 1:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    optimizer.step()
+                step = graph.replay
+            step()
+        ends.append(named)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value)
 
 
 def test_muon_goes_on_from_its_state():

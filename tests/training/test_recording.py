@@ -1,0 +1,176 @@
+"""Passes replayed as a CUDA graph train to the bit as plain ones; a stand-in for the GPU runs again what it took."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import masking_utils
+
+from sse_convert.modeling.auto import load
+from sse_convert.training import recording, whole
+from sse_convert.training.metrics import read
+from sse_convert.training.recording import one_document_per_row, unrecordable
+from tests.training.conftest import MIXERS, losses
+
+SETTINGS = {"tokens": 2048, "batch_tokens": 128, "micro_batch": 2, "hidden_loss": 0.1}
+"""16 steps of two micro batches, some of which hold the end of a document"""
+
+
+class Player:
+    """Records what a pass is and runs it again; like a graph it has no effect until then, and one set of results."""
+
+    def __init__(self, device):
+        self.recorded = self.replays = 0
+
+    def aside(self, body):
+        return body()
+
+    def record(self, body):
+        parameters = [p for p in self.student.parameters() if p.grad is not None]
+        before = [p.grad.clone() for p in parameters]
+        found = body()
+        for p, gradient in zip(parameters, before, strict=True):
+            p.grad.copy_(gradient)
+        self.recorded += 1
+        routers = {layer: layer.trace.logits_TN for layer in self.student.sse_layers().values()}
+
+        def replay():
+            self.replays += 1
+            for name, value in body().items():
+                found[name].copy_(value)
+            for layer, logits in routers.items():
+                logits.data.copy_(layer.trace.logits_TN)
+
+        return replay, found
+
+
+@pytest.fixture
+def player(monkeypatch):
+    """Makes stages record on this machine."""
+    made = []
+
+    class Device(Player):
+        def __init__(self, device):
+            super().__init__(device)
+            made.append(self)
+
+    real = recording.RecordedPass
+
+    def recorded(run, student, device):
+        device.student = student
+        return real(run, student, device)
+
+    monkeypatch.setattr(whole, "unrecordable", lambda *_: None)
+    monkeypatch.setattr(whole, "CudaDevice", Device)
+    monkeypatch.setattr(whole, "RecordedPass", recorded)
+    return made
+
+
+def same(one, other):
+    """Whether two stages ended with the same weights after the same steps."""
+    weights = [load(folder, dtype=torch.float32).state_dict() for folder in (one, other)]
+    steps = [[{**record, "seconds": 0} for record in read(folder / "metrics.jsonl")] for folder in (one, other)]
+    assert steps[0] == steps[1]
+    assert "load_entropy" in steps[0][-1]
+    return all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def recipe_with(make, *, cuda_graphs, **settings):
+    return make(("distill", SETTINGS | settings), train={"cuda_graphs": cuda_graphs})
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"train": "lora"}, {"optimizer": "muon"}, {"offline": {"top_k": 16}}], ids=str
+)
+def test_replayed_passes_train_as_plain_ones(train, make, player, settings):
+    if "offline" in settings:
+        settings = {**settings, "hidden_loss": 0.0}
+    plain, _ = train("distill", "plain", recipe=recipe_with(make, cuda_graphs=False, **settings))
+    assert player == []
+    folder, _ = train("distill", "recorded", recipe=recipe_with(make, cuda_graphs=True, **settings))
+    assert same(folder, plain)
+    assert player[0].recorded == 1
+    assert 10 < player[0].replays < 30, "micro batches with the end of a document are not for the graph"
+
+
+@pytest.mark.parametrize("fault", ["cannot", "wrong"])
+def test_what_cannot_be_recorded_goes_on_without(train, make, player, monkeypatch, capsys, fault):
+    plain, _ = train("distill", "plain", recipe=recipe_with(make, cuda_graphs=False))
+    real = Player.record
+
+    def record(self, body):
+        if fault == "cannot":
+            raise RuntimeError("operation not permitted when stream is capturing\nmore of that")
+        replay, found = real(self, body)
+
+        def wrong():
+            replay()
+            next(p.grad for p in self.student.parameters() if p.grad is not None).mul_(2)
+
+        return wrong, found
+
+    monkeypatch.setattr(Player, "record", record)
+    folder, _ = train("distill", "recorded", recipe=recipe_with(make, cuda_graphs=True))
+    assert same(folder, plain)
+    said = capsys.readouterr().err
+    assert said.count("no CUDA graph of this stage's passes, which go on without") == 1
+    assert ("stream is capturing\n" in said) == (fault == "cannot")
+    assert ("a plain pass has [" in said) == (fault == "wrong")
+
+
+def test_a_machine_without_a_gpu_says_so_and_trains(train, make, capsys):
+    plain, _ = train("distill", "plain", recipe=recipe_with(make, cuda_graphs=False))
+    folder, _ = train("distill", "recorded", recipe=recipe_with(make, cuda_graphs=True))
+    assert "distill: no CUDA graphs, since there is no CUDA device" in capsys.readouterr().err
+    assert same(folder, plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"device": "cpu"}, "no CUDA device"),
+        ({"num_processes": 2}, "several processes"),
+        ({"mixed_precision": "fp16"}, "fp16"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing"),
+        ({"loss": "ce"}, "ce"),
+        ({"balance": "bias"}, "balance: bias"),
+        ({"branch_dropout": 0.1}, "branch_dropout"),
+    ],
+)
+def test_why_a_stage_is_not_recorded(change, why):
+    settings = {"device": "cuda", "num_processes": 1, "mixed_precision": "bf16", "loss": "kl"}
+    settings |= {"gradient_checkpointing": False, "balance": "aux_loss", "branch_dropout": 0.0} | change
+    everything = SimpleNamespace(**settings | {"device": torch.device(settings["device"])})
+    student = SimpleNamespace(sse_layers=lambda: {0: SimpleNamespace(mixer=everything)})
+    reason = unrecordable(everything, student, everything)
+    assert reason is None if why is None else why in reason
+
+
+def test_a_recording_makes_no_mask_of_all_pairs(teacher_folder, monkeypatch):
+    """What transformers does in a capture, which is tracing to it, and afterwards with packed rows."""
+    model = load(teacher_folder)
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    given = {"config": model.config, "inputs_embeds": torch.zeros(1, 6, 32), "attention_mask": None}
+    monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)
+    whole = {**given, "past_key_values": None, "position_ids": torch.arange(6)[None]}
+    assert masking_utils.create_causal_mask(**whole) is not None
+    with one_document_per_row():
+        assert masking_utils.create_causal_mask(**whole) is None
+    monkeypatch.undo()
+    mask = masking_utils.create_causal_mask(**whole | {"position_ids": packed})
+    assert mask[0, 0, 5].tolist() == [False] * 3 + [True] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_graph_on_a_gpu_trains_as_plain_passes(train, make, capsys, compiled):
+    folders = []
+    for name in ("plain", "recorded"):
+        recipe = make(
+            ("distill", SETTINGS), mixers=MIXERS, train={"cuda_graphs": name == "recorded", "compile": compiled}
+        )
+        folders.append(train("distill", f"{name}{compiled}", recipe=recipe)[0])
+    assert "no CUDA graph" not in capsys.readouterr().err
+    plain, recorded = map(losses, folders)
+    assert plain == pytest.approx(recorded, rel=1e-3)
