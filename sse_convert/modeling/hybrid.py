@@ -40,6 +40,9 @@ from sse_convert.modeling.window_branch import SSESlidingAttention, attention_la
 _Source: Any = object
 """what the mixins are put in front of; to a type checker, a class with any attribute"""
 LAYOUT = "sse_layout"
+OFFSETS = "sse_offsets"
+"""keyword argument of the model: int64 [S + 1], where documents begin in the flattened batch, as for `document_layout`;
+beside `position_ids` that restart it saves looking at them, for which one would wait for the device"""
 
 
 class SSEBaseMixin(_Source):
@@ -101,6 +104,7 @@ class SSEBaseMixin(_Source):
         if tokens is None:
             raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
         batch, length = tokens.shape[:2]
+        offsets = kwargs.pop(OFFSETS, None)
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
         mask = starts = None
@@ -111,7 +115,7 @@ class SSEBaseMixin(_Source):
             if not (one_step and traced()):  # who generates token by token pads none of them
                 mask = padding_mask(self._sse_filled(attention_mask, length, past_key_values), length)
             if not one_step:
-                starts = self._documents(mask, position_ids, past_key_values, use_cache, batch)
+                starts = self._documents(mask, position_ids, past_key_values, use_cache, batch, look=offsets is None)
         if starts is not None:
             attention_mask, use_cache = None, False
         if use_cache is None:
@@ -121,7 +125,9 @@ class SSEBaseMixin(_Source):
         self.sse_install(past_key_values)
         shape = batch, length
         weights = kwargs.get("output_attentions", self.config.output_attentions)
-        kwargs.update(self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, weights))
+        kwargs.update(
+            self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
+        )
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -144,7 +150,8 @@ class SSEBaseMixin(_Source):
             install(cache, self.config, self._sse_indices, self._sse_windows)
 
     def _sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
-                  mask: Tensor | None, starts: Tensor | None, weights: bool) -> dict[str, Any]:  # fmt: skip
+                  mask: Tensor | None, starts: Tensor | None, offsets: Tensor | None,
+                  weights: bool) -> dict[str, Any]:  # fmt: skip
         """The keyword arguments that converted layers need, made once for all layers.
 
         Args:
@@ -154,11 +161,12 @@ class SSEBaseMixin(_Source):
             cache: the cache, with its layers installed, or None.
             mask: bool [B, T] part of it for the new tokens; None for no padding.
             starts: bool [B, T] first tokens of packed documents, or None.
+            offsets: of those documents, if they are known.
             weights: whether attention weights are to be returned.
         """
         if not self._sse_converted():
             return {}
-        layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts)
+        layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts, offsets)
         kind = self.config._attn_implementation
         sees = sliding_masks(self._sse_windows, cache, attention_mask, mask, starts, shape, device, weights)
         return {
@@ -182,11 +190,11 @@ class SSEBaseMixin(_Source):
             return
 
     def _documents(self, mask: Tensor | None, position_ids: Tensor | None, cache: Any, use_cache: bool | None,
-                   batch: int) -> Tensor | None:  # fmt: skip
+                   batch: int, *, look: bool) -> Tensor | None:  # fmt: skip
         """Starts of packed documents, bool [B, T]; None if each row is one document."""
         if cache is not None and cache.get_seq_length() > 0:
             return None
-        starts = document_starts(position_ids, batch)
+        starts = document_starts(position_ids, batch, look=look)
         if starts is None:
             return None
         if mask is not None:

@@ -49,22 +49,26 @@ def row_layout(
     return SequenceLayout(mask.flatten().nonzero()[:, 0], F.pad(ends, (1, 0)), length)
 
 
-def document_layout(starts: Tensor) -> SequenceLayout:
+def document_layout(starts: Tensor, offsets: Tensor | None = None) -> SequenceLayout:
     """Each document is a sequence.
 
     Args:
         starts: bool [B, T], True for the first token of each document; the first of a row always is.
+        offsets: int64 [S + 1], where documents begin in the flattened batch, then its length, once or more; unset means
+            that the device is asked for them.
     """
-    offsets = starts.flatten().nonzero()[:, 0]
-    return SequenceLayout(None, F.pad(offsets, (0, 1), value=starts.numel()), starts.shape[1])
+    if offsets is None:
+        offsets = F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=starts.numel())
+    return SequenceLayout(None, offsets, starts.shape[1])
 
 
-def document_starts(position_ids: Tensor | None, batch: int) -> Tensor | None:
+def document_starts(position_ids: Tensor | None, batch: int, *, look: bool = True) -> Tensor | None:
     """Where packed rows begin a new document: where positions do not continue.
 
     Args:
         position_ids: [1 or B, T].
         batch: B.
+        look: ask the device whether there is one; otherwise there may be.
 
     Returns:
         bool [B, T], or None if every row is one document.
@@ -74,7 +78,7 @@ def document_starts(position_ids: Tensor | None, batch: int) -> Tensor | None:
     positions = position_ids.expand(batch, -1)
     starts = torch.ones_like(positions, dtype=torch.bool)
     starts[:, 1:] = positions.diff(dim=1) != 1
-    return starts if bool(starts[:, 1:].any()) else None
+    return starts if not look or bool(starts[:, 1:].any()) else None
 
 
 def padding_mask(attention_mask: Any, length: int) -> Tensor | None:

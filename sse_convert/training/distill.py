@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import Head, linear_kl, relative_error
 from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
@@ -31,12 +32,18 @@ class DistillLoss(nn.Module):
         self._own = Calls({i: decoder_layers(student)[i] for i in layers})
         self._theirs = Calls({i: decoder_layers(teacher)[i] for i in layers})
 
-    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        sse_offsets: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """`loss` and `hidden`, summed over tokens, and `balance`; 0-d each."""
         with torch.no_grad():
             teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
+        hidden = last_hidden(self.student, input_ids, position_ids, sse_offsets)
         student: Any = self.student
-        hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         sums = {
             "loss": linear_kl(hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head),
             "balance": student.sse_balance_loss(),
@@ -85,10 +92,16 @@ class OfflineDistillLoss(nn.Module):
         super().__init__()
         self.student = student
 
-    def forward(self, input_ids: Tensor, teacher: Truncated, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        teacher: Truncated,
+        position_ids: Tensor | None = None,
+        sse_offsets: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each."""
+        hidden = last_hidden(self.student, input_ids, position_ids, sse_offsets)
         student: Any = self.student
-        hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         loss = linear_truncated_kl(hidden.flatten(0, 1), Head.of(student), teacher)
         return {"loss": loss, "balance": student.sse_balance_loss()}
 
@@ -112,5 +125,21 @@ class OfflineDistill(WholeModel):
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """Tokens, and the teacher as one object: a sharded model would round its tensors like activations."""
-        tokens = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
+        tokens = {name: batch[name] for name in ("input_ids", "position_ids", OFFSETS) if name in batch}
         return {**tokens, "teacher": Truncated.of_batch(batch)}
+
+
+def last_hidden(
+    student: PreTrainedModel, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None
+) -> Tensor:
+    """Final hidden states [B, T, D] of a converted model.
+
+    Args:
+        student: the model.
+        input_ids: [B, T].
+        position_ids: [B, T] if documents begin within rows.
+        offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+    """
+    where = {"position_ids": position_ids, OFFSETS: offsets}
+    found: Tensor = student.base_model(input_ids=input_ids, use_cache=False, **where).last_hidden_state
+    return found

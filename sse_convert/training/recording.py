@@ -1,24 +1,32 @@
 """Forward and backward of a micro batch as a CUDA graph. Launching the kernels of a small model one by one takes the
 host longer than the GPU needs for them; a graph launches them all at once.
 
-The graph is one more set of activations in memory, and is compared with a plain pass when it is made. All micro batches
-of a stage have one shape; those whose rows hold several documents cannot go through it.
+All micro batches of a stage have one shape. Those whose rows hold several documents have graphs of their own, for up to
+8, 16, 32, ... documents. The first graph is one more set of activations in memory, which the others use too. Each is
+compared with a plain pass when it is made.
 """
 
 import contextlib
+import dataclasses as dc
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import masking_utils
 
 from sse_convert.console import say
+from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.router import RouterTrace
 from sse_convert.recipe.schema import Stage
 
 PLAIN = 3
-"""micro batches before the one that is recorded: what is compiled, chosen or tuned on the first ones is done by then"""
+"""micro batches before one of their kind is recorded: what is compiled, chosen or tuned on the first is done by then"""
+FEWEST_DOCUMENTS = 8
+"""documents that the smallest graph for packed rows has room for"""
 TOLERANCE = 1e-3
 """of loss and gradient norm of the graph, relative to those of the plain pass"""
 
@@ -61,6 +69,7 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def aside(self, body: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Run it in the stream."""
@@ -71,19 +80,42 @@ class CudaDevice:
         return found
 
     def record(self, body: Callable[[], dict[str, Tensor]]) -> tuple[Callable[[], None], dict[str, Tensor]]:
-        """Record it in the stream.
+        """Record it in the stream, in the memory of the first recording.
 
         Raises:
             RuntimeError: something in it waits for the device, or cannot be recorded for another reason.
         """
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 found = body()
         except RuntimeError:
             torch.cuda.synchronize()
             raise
         return graph.replay, found
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Recording:
+    """A graph and the tensors that it reads and writes."""
+
+    replay: Callable[[], None]
+    inputs: dict[str, Tensor]
+    weight: Tensor
+    """0-d"""
+    found: dict[str, Tensor]
+    routers: list[tuple[RouterTrace, Tensor | None, Tensor | None]]
+    """what routers remember of the pass: logits and positions"""
+
+    def __call__(self, batch: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """Replay it for a micro batch."""
+        for name, value in batch.items():
+            self.inputs[name].copy_(value)
+        self.weight.fill_(weight)
+        self.replay()
+        for trace, logits, positions in self.routers:
+            trace.logits_TN, trace.positions_T = logits, positions
+        return {name: value.clone() for name, value in self.found.items()}
 
 
 class RecordedPass:
@@ -98,73 +130,66 @@ class RecordedPass:
     def __init__(self, run: Pass, student: Any, device: Device) -> None:
         self._run, self._device = run, device
         self._parameters: list[nn.Parameter] = [p for p in student.parameters() if p.requires_grad]
-        self._traces = [layer.trace for layer in student.sse_layers().values()]
-        self._plain = 0
-        self._replay: Callable[[], None] | None = None
-        self._refused = False
+        self._traces: list[RouterTrace] = [layer.trace for layer in student.sse_layers().values()]
+        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._recordings: dict[int, Recording | None] = {}
+        self._plain: Counter[int] = Counter()
 
     def __call__(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
         """Forward and backward.
 
         Args:
-            batch: tensors on the device, of rows that are one document each.
+            batch: tensors on the device; with `position_ids` and `OFFSETS` where rows hold several documents.
             weight: 1 / tokens that count in the whole step.
-            share: this micro batch's part of the step.
+            share: this micro batch's part of the step, the same for all.
         """
-        if self._replay is not None:
-            self._attach()
-            return self._replayed(batch, weight)
-        if self._plain >= PLAIN and not self._refused and all(p.grad is None for p in self._parameters):
-            return self._record(batch, weight, share)
-        self._plain += 1
-        return self.aside(batch, weight, share)
+        kind = len(batch.get(OFFSETS, ()))
+        step_begins = all(p.grad is None for p in self._parameters)
+        self._attach()
+        if (recording := self._recordings.get(kind)) is not None:
+            return recording(batch, weight)
+        if step_begins and self._plain[kind] >= PLAIN and kind not in self._recordings:
+            return self._record(kind, batch, weight, share)
+        self._plain[kind] += 1
+        return self._aside(batch, weight, share)
 
-    def aside(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
-        """The plain pass, for any micro batch."""
-        if self._replay is not None:
-            self._attach()
+    def _aside(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
         return self._device.aside(lambda: self._run(batch, weight, share))
 
-    def _record(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
+    def _record(self, kind: int, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
         """Record at the first micro batch of a step, whose plain pass shows whether the graph does the same."""
-        plain = self._size(self.aside(batch, weight, share))
+        expected = self._size(self._aside(batch, weight, share))
         self._gradients = {p: p.grad for p in self._parameters if p.grad is not None}
-        self._inputs = {name: value.clone() for name, value in batch.items()}
-        self._weight = torch.full((), weight, device=plain.device)
         self._zero()
+        inputs = {name: value.clone() for name, value in batch.items()}
+        factor = torch.full((), weight, device=expected.device)
         try:
-            with one_document_per_row():
-                self._replay, self._found = self._device.record(lambda: self._run(self._inputs, self._weight, share))
+            with contextlib.nullcontext() if kind else one_document_per_row():
+                replay, found = self._device.record(lambda: self._run(inputs, factor, share))
         except RuntimeError as error:
-            return self._give_up(str(error).splitlines()[0], batch, weight, share)
-        self._remembered = [(trace, trace.logits_TN, trace.positions_T) for trace in self._traces]
-        found = self._replayed(batch, weight)
-        size = self._size(found)
-        if not torch.allclose(size, plain, rtol=TOLERANCE, atol=0):
-            what = f"it has loss and gradient norm {size.tolist()}, a plain pass has {plain.tolist()}"
-            self._replay = None
+            return self._give_up(kind, str(error).splitlines()[0], batch, weight, share)
+        routers = [(trace, trace.logits_TN, trace.positions_T) for trace in self._traces]
+        recording = Recording(replay, inputs, factor, found, routers)
+        result = recording(batch, weight)
+        size = self._size(result)
+        if not torch.allclose(size, expected, rtol=TOLERANCE, atol=0):
             self._zero()
-            return self._give_up(what, batch, weight, share)
-        return found
+            what = f"it has loss and gradient norm {size.tolist()}, a plain pass has {expected.tolist()}"
+            return self._give_up(kind, what, batch, weight, share)
+        self._recordings[kind] = recording
+        return result
 
-    def _give_up(self, why: str, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
-        self._refused = True
-        say(f"no CUDA graph of this stage's passes, which go on without: {why}")
-        return self.aside(batch, weight, share)
-
-    def _replayed(self, batch: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-        assert self._replay is not None
-        for name, value in batch.items():
-            self._inputs[name].copy_(value)
-        self._weight.fill_(weight)
-        self._replay()
-        for trace, logits, positions in self._remembered:
-            trace.logits_TN, trace.positions_T = logits, positions
-        return {name: value.clone() for name, value in self._found.items()}
+    def _give_up(
+        self, kind: int, why: str, batch: Mapping[str, Tensor], weight: float, share: float
+    ) -> dict[str, Tensor]:
+        self._recordings[kind] = None
+        rows = f"micro batches of up to {kind - 1} documents" if kind else "rows of one document each"
+        say(f"no CUDA graph for {rows}, which go on without: {why}")
+        return self._aside(batch, weight, share)
 
     def _attach(self) -> None:
-        """Give parameters the gradients that the graph adds to, as zeros, after a step has taken them away."""
-        if next(iter(self._gradients)).grad is None:
+        """Give parameters the gradients that graphs add to, as zeros, after a step has taken them away."""
+        if self._gradients and next(iter(self._gradients)).grad is None:
             self._zero()
             for parameter, gradient in self._gradients.items():
                 parameter.grad = gradient
@@ -176,6 +201,20 @@ class RecordedPass:
         """[2] loss and gradient norm, in float64."""
         norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
         return torch.stack([found["loss"].double(), torch.stack(norms).double().norm()])
+
+
+def padded_offsets(starts: Tensor) -> Tensor:
+    """Where documents begin in a flattened batch, for a graph with room for more of them: those are empty, at its end.
+
+    Args:
+        starts: bool [B * T], True for the first token of each document.
+
+    Returns:
+        int64 [S + 1] for the smallest S of 8, 16, 32, ... that suffices.
+    """
+    offsets = starts.nonzero()[:, 0]
+    room = max(FEWEST_DOCUMENTS, 1 << (len(offsets) - 1).bit_length())
+    return F.pad(offsets, (0, room + 1 - len(offsets)), value=len(starts))
 
 
 @contextlib.contextmanager

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.console import say
 from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.optimizer import make_optimizer
-from sse_convert.training.recording import CudaDevice, RecordedPass, unrecordable
+from sse_convert.training.recording import CudaDevice, RecordedPass, padded_offsets, unrecordable
 from sse_convert.training.setup import (
     compile_layers,
     converted_attention,
@@ -71,17 +71,19 @@ class WholeModel(Objective):
 
     def on_device(self, batch: Batch) -> Batch:
         """Without positions where every row is one document: models count those themselves, and nobody has to look on
-        the device for where documents begin."""
-        positions = batch["position_ids"]
-        whole = bool((positions == torch.arange(positions.shape[1])).all())
-        return super().on_device({n: value for n, value in batch.items() if not (whole and n == "position_ids")})
+        the device for where documents begin. Otherwise with that, where passes are recorded."""
+        starts = batch["position_ids"].flatten() == 0
+        if int(starts.sum()) == len(batch["position_ids"]):
+            batch = {name: value for name, value in batch.items() if name != "position_ids"}
+        elif self._recorded is not None:
+            batch = {**batch, OFFSETS: padded_offsets(starts)}
+        return super().on_device(batch)
 
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """Forward and backward of the whole model. `loss` is per token, without the other two terms."""
         (part,) = self.parts
         if self._recorded is not None:
-            run = self._recorded.aside if "position_ids" in batch else self._recorded
-            return run(batch, weight, share)
+            return self._recorded(batch, weight, share)
         with self.accumulating(part, last=last):
             return self._pass(batch, weight, share)
 

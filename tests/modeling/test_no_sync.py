@@ -5,13 +5,18 @@ import contextlib
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, masking_utils
 
 from sse_convert.kernels import dispatch
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.modeling.cache import install
+from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.layout import row_layout
+from sse_convert.training.distill import last_hidden
+from sse_convert.training.losses import Head, linear_kl
+from sse_convert.training.recording import one_document_per_row
 from tests.modeling.test_layer import KNOBS, model_with
+from tests.modeling.tiny import BESIDE, tiny_model
 
 
 def shapes_only(x: Inputs, *, output_final_state: bool, inplace_state: bool) -> tuple[Tensor, Tensor]:
@@ -42,6 +47,22 @@ def test_training(name: str) -> None:
     (out.sum() if loss is None else out.sum() + loss).backward()
     layer.update_router_bias()
     assert all(p.grad is not None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
+def test_a_whole_pass_as_it_is_recorded(model_type: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is recorded transformers takes itself for traced, and looks at nothing."""
+    monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *args: False)
+    student = tiny_model(model_type, BESIDE, dtype=torch.float32).train().to("meta")
+    ids = torch.zeros(2, 40, dtype=torch.long, device="meta")
+    where = {"position_ids": ids, OFFSETS: torch.zeros(9, dtype=torch.long, device="meta")} if packed else {}
+    with contextlib.nullcontext() if packed else one_document_per_row():
+        hidden = last_hidden(student, ids, where.get("position_ids"), where.get(OFFSETS)).flatten(0, 1)
+    loss = linear_kl(hidden, Head.of(student), hidden, Head.of(student)) + student.sse_balance_loss()
+    loss.backward()
+    assert all(p.grad is not None for p in student.parameters())
 
 
 @torch.no_grad()

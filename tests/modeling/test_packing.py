@@ -39,6 +39,18 @@ def test_offsets_alone_mark_documents() -> None:
     torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)
+@torch.no_grad()
+def test_offsets_beside_positions_may_end_in_empty_documents(layers: tuple[str, ...]) -> None:
+    model = tiny_model("qwen3", layers, dtype=torch.float64)
+    _, packed, positions = documents()
+    other = torch.cat([torch.arange(15), torch.arange(5)])[None]
+    rows = {"position_ids": torch.cat([positions, other]), "use_cache": False}
+    offsets = torch.tensor([0, 6, 7, 16, 20, 35, 40, 40, 40])
+    found = model(torch.cat([packed, packed]), sse_offsets=offsets, **rows).logits
+    torch.testing.assert_close(found, model(torch.cat([packed, packed]), **rows).logits, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "gpt2"])
 def test_no_bit_of_one_document_reaches_another(model_type: str, dtype: torch.dtype) -> None:

@@ -9,11 +9,11 @@ from transformers import masking_utils
 from sse_convert.modeling.auto import load
 from sse_convert.training import recording, whole
 from sse_convert.training.metrics import read
-from sse_convert.training.recording import one_document_per_row, unrecordable
-from tests.training.conftest import MIXERS, losses
+from sse_convert.training.recording import one_document_per_row, padded_offsets, unrecordable
+from tests.training.conftest import MIXERS, losses, make_text
 
 SETTINGS = {"tokens": 2048, "batch_tokens": 128, "micro_batch": 2, "hidden_loss": 0.1}
-"""16 steps of two micro batches, some of which hold the end of a document"""
+"""16 steps of two micro batches"""
 
 
 class Player:
@@ -75,27 +75,38 @@ def same(one, other):
     return all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
-def recipe_with(make, *, cuda_graphs, **settings):
-    return make(("distill", SETTINGS | settings), train={"cuda_graphs": cuda_graphs})
+@pytest.fixture
+def recipe_with(make, tmp_path):
+    """Recipes over documents that end in every third micro batch or so."""
+    folder = tmp_path / "short"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i:02}.txt").write_text(make_text(60, seed=i))
+
+    def build(*, cuda_graphs, **settings):
+        data = {"train": [{"path": str(folder)}]}
+        return make(("distill", SETTINGS | settings), data=data, train={"cuda_graphs": cuda_graphs})
+
+    return build
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"train": "lora"}, {"optimizer": "muon"}, {"offline": {"top_k": 16}}], ids=str
 )
-def test_replayed_passes_train_as_plain_ones(train, make, player, settings):
+def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, settings):
     if "offline" in settings:
         settings = {**settings, "hidden_loss": 0.0}
-    plain, _ = train("distill", "plain", recipe=recipe_with(make, cuda_graphs=False, **settings))
+    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False, **settings))
     assert player == []
-    folder, _ = train("distill", "recorded", recipe=recipe_with(make, cuda_graphs=True, **settings))
+    folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True, **settings))
     assert same(folder, plain)
-    assert player[0].recorded == 1
-    assert 10 < player[0].replays < 30, "micro batches with the end of a document are not for the graph"
+    assert player[0].recorded == 2, "rows of one document, and up to eight documents"
+    assert player[0].replays > 20
 
 
 @pytest.mark.parametrize("fault", ["cannot", "wrong"])
-def test_what_cannot_be_recorded_goes_on_without(train, make, player, monkeypatch, capsys, fault):
-    plain, _ = train("distill", "plain", recipe=recipe_with(make, cuda_graphs=False))
+def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, monkeypatch, capsys, fault):
+    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
     real = Player.record
 
     def record(self, body):
@@ -110,17 +121,18 @@ def test_what_cannot_be_recorded_goes_on_without(train, make, player, monkeypatc
         return wrong, found
 
     monkeypatch.setattr(Player, "record", record)
-    folder, _ = train("distill", "recorded", recipe=recipe_with(make, cuda_graphs=True))
+    folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
     assert same(folder, plain)
     said = capsys.readouterr().err
-    assert said.count("no CUDA graph of this stage's passes, which go on without") == 1
+    assert said.count("no CUDA graph for rows of one document each, which go on without") == 1
+    assert said.count("no CUDA graph for micro batches of up to 8 documents, which go on without") == 1
     assert ("stream is capturing\n" in said) == (fault == "cannot")
     assert ("a plain pass has [" in said) == (fault == "wrong")
 
 
-def test_a_machine_without_a_gpu_says_so_and_trains(train, make, capsys):
-    plain, _ = train("distill", "plain", recipe=recipe_with(make, cuda_graphs=False))
-    folder, _ = train("distill", "recorded", recipe=recipe_with(make, cuda_graphs=True))
+def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
+    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
+    folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
     assert "distill: no CUDA graphs, since there is no CUDA device" in capsys.readouterr().err
     assert same(folder, plain)
 
@@ -160,6 +172,14 @@ def test_a_recording_makes_no_mask_of_all_pairs(teacher_folder, monkeypatch):
     monkeypatch.undo()
     mask = masking_utils.create_causal_mask(**whole | {"position_ids": packed})
     assert mask[0, 0, 5].tolist() == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(("documents", "room"), [(1, 8), (8, 8), (9, 16), (17, 32)])
+def test_offsets_have_room_for_more_documents(documents, room):
+    starts = torch.zeros(64, dtype=torch.bool)
+    starts[torch.arange(documents) * 3] = True
+    offsets = padded_offsets(starts)
+    assert offsets.tolist() == [3 * i for i in range(documents)] + [64] * (room + 1 - documents)
 
 
 @pytest.mark.gpu
