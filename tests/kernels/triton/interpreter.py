@@ -152,8 +152,12 @@ class _Memory:
     """The address ranges of the tensors a kernel was given; nothing else may be touched."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        ranges = sorted((start, start + size) for start, size in storages.items() if size)
+        ranges: list[tuple[int, int]] = []
+        for start, end in sorted(_extent(t) for t in tensors if t.numel()):
+            if ranges and start < ranges[-1][1]:  # views of the same elements
+                ranges[-1] = ranges[-1][0], max(end, ranges[-1][1])
+            else:
+                ranges.append((start, end))
         self.starts = np.array([start for start, _ in ranges], dtype=np.uint64)
         self.ends = np.array([end for _, end in ranges], dtype=np.uint64)
 
@@ -169,6 +173,12 @@ class _Memory:
         )
         if not inside.all():
             raise IndexError(f"{action} of {(~inside).sum()} elements outside the kernel's arguments")
+
+
+def _extent(x: torch.Tensor) -> tuple[int, int]:
+    """Address of a tensor's first element, and that after its last: its storage may be larger."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def bf16_to_float32(bits: Any) -> Any:

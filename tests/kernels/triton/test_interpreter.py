@@ -104,3 +104,11 @@ def test_touching_memory_outside_the_arguments_is_an_error(sizes: tuple[int, int
     a, out = (torch.zeros(size) for size in sizes)
     with pytest.raises(Exception, match="outside the kernel's arguments"):
         _copy_kernel[(1,)](a, out, first, 16)
+
+
+@interpreted
+def test_the_rest_of_a_storage_is_outside_as_well() -> None:
+    a, out = torch.zeros(32), torch.zeros(16)
+    _copy_kernel[(1,)](a[1:17], out, 0, 16)
+    with pytest.raises(Exception, match="load of 1 elements outside the kernel's arguments"):
+        _copy_kernel[(1,)](a[1:16], out, 0, 16)
