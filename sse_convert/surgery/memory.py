@@ -14,8 +14,8 @@ kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
                             of a block, which is once more kept for all layers, with a byte for each entry
     SSE                     see `_sse_bytes`
 With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
-each layer's input and target (2 a d) and one layer's activations. The constants were fitted to what autograd saves
-(tests/surgery/test_memory.py holds them to it).
+each layer's input and target (2 a d) and one layer's activations. CUDA graphs have activations of their own, beside
+those of plain passes. The constants were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
 """
 
 import dataclasses as dc
@@ -85,6 +85,7 @@ def stage_memory(
     lora: Lora,
     bf16: bool,
     checkpointing: bool,
+    cuda_graphs: bool,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
 
@@ -95,6 +96,7 @@ def stage_memory(
         lora: LoRA settings of the recipe.
         bf16: bfloat16 autocast.
         checkpointing: gradient checkpointing.
+        cuda_graphs: passes are recorded, where the stage can have that.
     """
     element = 2 if bf16 else 4
     at_once = stage.layers_at_once or len(mixers)
@@ -116,7 +118,8 @@ def stage_memory(
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
-    return StageMemory(fixed=fixed, per_token=kept + masks)
+    sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
+    return StageMemory(fixed=fixed, per_token=sets * (kept + masks))
 
 
 def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:

@@ -122,6 +122,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
             lora=recipe.train.lora,
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
+            cuda_graphs=recipe.train.cuda_graphs,
         )
         for checkpointing in (False, True)
     )

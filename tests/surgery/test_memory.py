@@ -82,7 +82,7 @@ def stage(**changes):
 
 
 def memory(mixers, **changes):
-    options = {"lora": Lora(), "bf16": True, "checkpointing": False}
+    options = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
     stage_changes = {key: changes.pop(key) for key in ("loss", "train") if key in changes}
     return stage_memory(geometry(len(mixers)), mixers, stage(**stage_changes), **{**options, **changes})
 
@@ -120,6 +120,16 @@ def test_trained_parameters():
 def test_checkpointing_keeps_less():
     plain, kept = memory([None] * 8), memory([None] * 8, checkpointing=True)
     assert kept.per_token < plain.per_token / 4
+
+
+@pytest.mark.parametrize(("loss", "checkpointing", "sets"), [("kl", False, 2), ("kl", True, 1), ("ce", False, 1)])
+def test_cuda_graphs_have_activations_of_their_own(loss, checkpointing, sets):
+    mixer = mixer_from_dict({"kind": "sse"})
+    plain, recorded = (
+        memory([mixer], loss=loss, checkpointing=checkpointing, cuda_graphs=graphs) for graphs in (False, True)
+    )
+    assert recorded.per_token == sets * plain.per_token
+    assert recorded.fixed == plain.fixed
 
 
 def test_windows_keep_one_mask_for_all_layers():
