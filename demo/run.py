@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sse_convert.command import hush_libraries
+from sse_convert.command import UserInterruptError, hush_libraries, reporting_errors
 from sse_convert.console import progress, say
-from sse_convert.errors import INTERRUPTED_EXIT_CODE, SSEConvertError
 from sse_convert.evaluation.intervals import wilson
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.report import format_bytes, json_ready, table
@@ -112,8 +111,9 @@ def _share(correct: int, samples: int) -> str:
     return f"{100 * correct / samples:.0f}% [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def main() -> int:
-    """Command line; returns the exit code."""
+@reporting_errors
+def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="output folder")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
@@ -124,15 +124,11 @@ def main() -> int:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         result = demo(load_recipe(HERE / "recipe.yaml", [*places, *args.set]), args.out)
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        say(f"interrupted; the same command goes on from what is in {args.out}")
-        return INTERRUPTED_EXIT_CODE
+    except KeyboardInterrupt as interrupt:
+        fix = f"the same command goes on from what is in {args.out}"
+        raise UserInterruptError("interrupted", fix=fix) from interrupt
     print("\n".join(lines(result)))
     say(f"{result['seconds']:.0f} seconds; {args.out}/report.json, {args.out}/report.png, model in {args.out}/model")
-    return 0
 
 
 if __name__ == "__main__":

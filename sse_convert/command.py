@@ -92,6 +92,20 @@ def command(
     return register
 
 
+def reporting_errors(main: Callable[P, None]) -> Callable[P, int]:
+    """The main function of a script, with an exit code: what the user can mend becomes a message, as in commands."""
+
+    @functools.wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            main(*args, **kwargs)
+        except SSEConvertError as error:
+            return _fail(error, "", as_json=False)
+        return 0
+
+    return run
+
+
 def hush_libraries() -> None:
     """Without a terminal, no progress bars of the libraries; ours know by themselves. Call before they are imported."""
     if not sys.stderr.isatty():

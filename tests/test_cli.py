@@ -13,7 +13,7 @@ import torch
 
 from sse_convert import __version__, api, errors
 from sse_convert.cli import app
-from sse_convert.command import EXIT_CODES, run_app
+from sse_convert.command import EXIT_CODES, reporting_errors, run_app
 from sse_convert.recipe.checks import BACKENDS
 from sse_convert.recipe.schema import RulerName
 from sse_convert.report import TextReport
@@ -206,6 +206,19 @@ def test_wrong_arguments(capsys, arguments, command, what):
     assert out == ""
     assert err.startswith(f"error: {what}")
     assert "--help`" in err
+
+
+def test_a_script_reports_errors_as_commands_do(capsys):
+    @reporting_errors
+    def main(number):
+        if number < 0:
+            raise errors.UsageError(f"number is {number}", expected="at least 0", fix="raise it")
+
+    assert main(1) == 0
+    assert main(-1) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["error: number is -1", "expected: at least 0", "fix: raise it"]
+    assert said.out == ""
 
 
 def test_interrupt(capsys, outcome):

@@ -31,7 +31,8 @@ from benchmarks.kernels.operator_cases import CANDIDATES, CUDNN, FLASH, GROUPS, 
 from benchmarks.kernels.operator_check import WRONG, Exact, outcome
 from benchmarks.kernels.operator_inputs import Inputs, make
 from benchmarks.kernels.operator_measure import copy_bandwidth, figures
-from sse_convert.errors import HardwareError, SSEConvertError
+from sse_convert.command import reporting_errors
+from sse_convert.errors import HardwareError
 from sse_convert.evaluation.files import write_json
 
 LONGEST_MS = 3000.0
@@ -243,21 +244,18 @@ def require_gpu() -> None:
         raise HardwareError("fla-core is missing", expected="the peers", fix="pip install fla-core==0.6.0")
 
 
+@reporting_errors
 def main(arguments: list[str] | None = None) -> None:
     """Measure the groups, one after the other."""
     options = parse(arguments)
     if options.list:
         print(listing(options))
         return
-    try:
-        require_gpu()
-    except SSEConvertError as problem:
-        print(problem, file=sys.stderr)
-        sys.exit(problem.exit_code)
+    require_gpu()
     benchmark = Benchmark(options)
     for name in options.groups:
         benchmark.group(name, options.tokens)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,9 +24,9 @@ from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.paper.growth_plot import draw
 from benchmarks.paper.verdicts import judge, loss_difference, mean
 from sse_convert import api
-from sse_convert.command import hush_libraries
+from sse_convert.command import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError, UsageError
+from sse_convert.errors import UsageError
 from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.intervals import Z95
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
@@ -241,19 +241,15 @@ def _doubt(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+@reporting_errors
+def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     hush_libraries()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            report = run(options, Path(folder))
-        write_json(options.out, report)
-        draw(report, options.out.with_suffix(".png"))
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(options, Path(folder))
+    write_json(options.out, report)
+    draw(report, options.out.with_suffix(".png"))
     say("\n".join(_lines(report["verdicts"])))
-    return 0
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from benchmarks.paper.comparisons import COMPARISONS, Comparison
 from benchmarks.paper.verdicts import Difference, combine, judge, loss_difference, mean, share_difference
 from benchmarks.quality import swapped_layers
 from benchmarks.quality.swapped_plot import draw
-from sse_convert.command import hush_libraries
+from sse_convert.command import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError
 from sse_convert.evaluation.files import write_json
 
 EARLY = "data.needles.early=0.7"
@@ -197,17 +196,13 @@ def compare(runner: swapped_layers.Runner, name: str, folder: Path) -> None:
     say("\n".join(_lines(report)))
 
 
-def main(arguments: list[str] | None = None) -> int:
+@reporting_errors
+def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     hush_libraries()
-    try:
-        runner = swapped_layers.Runner(options)
-        for name in options.names:
-            compare(runner, name, options.out)
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
-    return 0
+    runner = swapped_layers.Runner(options)
+    for name in options.names:
+        compare(runner, name, options.out)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.kernels.hybrid_measure import environment, release
+from sse_convert.command import reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError, UsageError
+from sse_convert.errors import UsageError
 from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.mqar import MQAR, segment_seeds
 from sse_convert.row_sparse.figure import SETTINGS, draw
@@ -191,26 +192,22 @@ def _conditions(options: argparse.Namespace, device: torch.device) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
+@reporting_errors
+def main(arguments: list[str] | None = None) -> None:
     p = parser()
     if "--tiny" in (sys.argv[1:] if arguments is None else arguments):
         p.set_defaults(**TINY)
     options = p.parse_args(arguments)
-    try:
-        if not 0 < options.rows < 1 or options.seeds < 1:
-            raise UsageError(
-                f"rows {options.rows}, seeds {options.seeds}", expected="rows between 0 and 1, at least one seed"
-            )
-        device = torch.device(options.device)
-        torch.set_float32_matmul_precision("high")
-        cells, found = measure(options, device)
-        draw(cells, options.out.with_suffix(".png"), conditions=_conditions(options, device))
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
+    if not 0 < options.rows < 1 or options.seeds < 1:
+        raise UsageError(
+            f"rows {options.rows}, seeds {options.seeds}", expected="rows between 0 and 1, at least one seed"
+        )
+    device = torch.device(options.device)
+    torch.set_float32_matmul_precision("high")
+    cells, found = measure(options, device)
+    draw(cells, options.out.with_suffix(".png"), conditions=_conditions(options, device))
     if not options.tiny:
         say("\n".join(verdict(found)))
-    return 0
 
 
 if __name__ == "__main__":

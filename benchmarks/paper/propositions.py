@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels.hybrid_measure import environment
+from sse_convert.command import reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError, VerificationError
+from sse_convert.errors import VerificationError
 from sse_convert.evaluation.files import write_json
 from sse_convert.row_sparse.propositions import DIMS, Check, check_all
 
@@ -25,27 +26,23 @@ def line(check: Check) -> str:
     return f"{check.proposition}  {found:16} of {check.instances:7,}  {check.statement}{surprise}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+@reporting_errors
+def main(arguments: list[str] | None = None) -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, help="JSON file to write")
     p.add_argument("--instances", type=int, default=20_000, help="drawn per dim")
     p.add_argument("--seed", type=int, default=0)
     options = p.parse_args(arguments)
-    try:
-        checks = check_all(options.instances, options.seed)
-        say("\n".join(line(check) for check in checks))
-        report = {
-            "schema": 1, "environment": environment(torch.device("cpu")), "instances_per_dim": options.instances,
-            "dims": DIMS, "seed": options.seed, "checks": checks,
-        }  # fmt: skip
-        if options.out is not None:
-            write_json(options.out, report)
-        if surprises := sum(not check.confirmed for check in checks):
-            raise VerificationError(f"{surprises} statements came out otherwise", expected="as marked in the list")
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
-    return 0
+    checks = check_all(options.instances, options.seed)
+    say("\n".join(line(check) for check in checks))
+    report = {
+        "schema": 1, "environment": environment(torch.device("cpu")), "instances_per_dim": options.instances,
+        "dims": DIMS, "seed": options.seed, "checks": checks,
+    }  # fmt: skip
+    if options.out is not None:
+        write_json(options.out, report)
+    if surprises := sum(not check.confirmed for check in checks):
+        raise VerificationError(f"{surprises} statements came out otherwise", expected="as marked in the list")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert import api
-from sse_convert.command import hush_libraries
+from sse_convert.command import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError
 from sse_convert.evaluation.files import write_json
 from sse_convert.recipe import load_recipe
 
@@ -69,7 +68,8 @@ def measure(recipe_file: str, overrides: list[str], *, untrained: bool = True) -
     }
 
 
-def main() -> int:
+@reporting_errors
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -77,13 +77,8 @@ def main() -> int:
     parser.add_argument("--no-before", action="store_true", help="leave out the model before training")
     options = parser.parse_args()
     hush_libraries()
-    try:
-        report = measure(options.recipe, options.set, untrained=not options.no_before)
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
+    report = measure(options.recipe, options.set, untrained=not options.no_before)
     write_json(options.out, report)
-    return 0
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ import torch
 
 from benchmarks.quality.convert import commit, measure
 from benchmarks.quality.select_layers import processor
-from sse_convert.command import hush_libraries
-from sse_convert.console import say
-from sse_convert.errors import SSEConvertError
+from sse_convert.command import hush_libraries, reporting_errors
 from sse_convert.evaluation.files import write_json
 
 EVAL = "eval={lengths: [256], tokens: 8192}"
@@ -142,7 +140,8 @@ def _changes(found: dict[str, dict[int, dict[str, float]]]) -> list[str]:
     return [" to ".join(dict.fromkeys(f"{c:+.3f}" for c in (min(x), max(x)))) for x in zip(*changes, strict=True)]
 
 
-def main() -> int:
+@reporting_errors
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--work", type=Path, default=Path("out/key_temperature"), help="folder for models")
@@ -163,13 +162,8 @@ def main() -> int:
     if options.resume and options.out.is_file():
         report["runs"] = json.loads(options.out.read_text(encoding="utf-8"))["runs"]
     wanted = [(case, kind) for case in cases(options.teachers, options.seeds) for kind in ("none", "fit")]
-    try:
-        measure_all(wanted, report, options)
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
+    measure_all(wanted, report, options)
     print("\n".join(table(report["runs"])))
-    return 0
 
 
 def measure_all(wanted: list[tuple[Case, str]], report: dict[str, Any], options: argparse.Namespace) -> None:

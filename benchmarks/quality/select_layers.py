@@ -18,9 +18,8 @@ import torch
 
 from benchmarks.quality.convert import commit
 from sse_convert import api
-from sse_convert.command import hush_libraries
+from sse_convert.command import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError
 from sse_convert.evaluation.files import replacing, write_json
 from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.report import json_ready
@@ -125,7 +124,8 @@ def draw(data: dict[str, Any], png: Path) -> None:
     plt.close(figure)
 
 
-def main() -> int:
+@reporting_errors
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="recipe or model")
     parser.add_argument("--keep", type=int, required=True, help="layers to keep")
@@ -138,14 +138,9 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
     options = parser.parse_args()
     hush_libraries()
-    try:
-        data = run(options)
-        write_json(options.out, data)
-        draw(data, options.out.with_suffix(".png"))
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
-    return 0
+    data = run(options)
+    write_json(options.out, data)
+    draw(data, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

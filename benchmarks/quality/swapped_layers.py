@@ -31,9 +31,9 @@ from benchmarks.quality.swapped_states import Bed, Sizes, make_bed
 from benchmarks.quality.swapped_training import PHASES, Phase, train
 from benchmarks.quality.swapped_variants import SETS, Variant
 from sse_convert import api
-from sse_convert.command import hush_libraries
+from sse_convert.command import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.errors import SSEConvertError, UsageError
+from sse_convert.errors import UsageError
 from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.modeling.auto import load
@@ -222,16 +222,12 @@ TINY_SIZES = Sizes(
 TINY_PHASES = (Phase(128, 6, 2), Phase(192, 4, 2), Phase(384, 2, 1))
 
 
-def main(arguments: list[str] | None = None) -> int:
+@reporting_errors
+def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     hush_libraries()
-    try:
-        report = Runner(options).run(options.name, SETS[options.name], options.out)
-        draw(report, options.out.with_suffix(".png"))
-    except SSEConvertError as error:
-        say(f"error: {error}")
-        return error.exit_code
-    return 0
+    report = Runner(options).run(options.name, SETS[options.name], options.out)
+    draw(report, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
