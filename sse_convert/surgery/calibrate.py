@@ -113,59 +113,68 @@ def calibrate(
     files = open_checkpoint(checkpoint)
     teacher = source_view(files)
     mixers = _check_input(recipe, files, limit=teacher.config.max_position_embeddings if rows is None else None)
-    settings = recipe.calibrate
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load_source(teacher)
     model.to(device)
-    source = _batches(recipe, files.folder, model) if rows is None else rows
-    batches = [
-        {name: batch[name].to(device) for name in ("input_ids", "position_ids")}
-        for batch in itertools.islice(source, settings.rows)
-    ]
-    if not batches:
-        raise DataError(
-            "there are no calibration rows", expected="at least one row of text", fix="raise calibrate.rows"
-        )
-    collector = Collector(
-        model, teacher.spec, list(mixers), windows=branch_windows(mixers), keep_inputs=settings.router == "kmeans"
+    batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
+    statistics = _measured(
+        model, teacher, mixers, batches, "the teacher", keep_inputs=recipe.calibrate.router == "kmeans"
     )
-    _run(collector, batches, "measuring the teacher")
-    values = {
-        layer: decay_and_router(recipe, mixer, teacher.dims, collector.statistics[layer])
-        for layer, mixer in mixers.items()
-    }
-    if settings.fits_scales:
+    values = {i: decay_and_router(recipe, mixer, teacher.dims, statistics[i]) for i, mixer in mixers.items()}
+    if recipe.calibrate.fits_scales:
         students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
-        second = Collector(
-            model,
-            teacher.spec,
-            list(mixers),
-            windows=branch_windows(mixers),
-            students=students,
-            key_scales={i: key_scales(recipe, mixer) for i, mixer in mixers.items()},
-        )
-        _run(second, batches, "measuring the new layers")
-        for layer, mixer in mixers.items():
-            if second.statistics[layer].measured:
-                values[layer] |= scales(recipe, mixer, teacher.dims, second.statistics[layer])
+        tried = {i: key_scales(recipe, mixer) for i, mixer in mixers.items()}
+        found = _measured(model, teacher, mixers, batches, "the new layers", students=students, key_scales=tried)
+        for i, mixer in mixers.items():
+            if found[i].measured:
+                values[i] |= scales(recipe, mixer, teacher.dims, found[i])
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
     return CalibrateReport(
         out=out,
         rows=sum(len(batch["input_ids"]) for batch in batches),
         tokens=sum(batch["input_ids"].numel() for batch in batches),
-        layers=[
-            _summary(layer, mixer, teacher.dims, collector.statistics[layer], values[layer])
-            for layer, mixer in mixers.items()
-        ],
+        layers=[_summary(i, mixer, teacher.dims, statistics[i], values[i]) for i, mixer in mixers.items()],
     )
 
 
-def _run(collector: Collector, batches: list[dict[str, Tensor]], what: str) -> None:
-    with progress(what, len(batches)) as bar:
+def _taken(source: Iterable[dict[str, Tensor]], count: int, device: torch.device | None) -> list[dict[str, Tensor]]:
+    """The first batches of a source, on the device."""
+    names = ("input_ids", "position_ids")
+    batches = [{name: batch[name].to(device) for name in names} for batch in itertools.islice(source, count)]
+    if not batches:
+        raise DataError(
+            "there are no calibration rows", expected="at least one row of text", fix="raise calibrate.rows"
+        )
+    return batches
+
+
+def _measured(
+    model: PreTrainedModel,
+    teacher: Teacher,
+    mixers: dict[int, SSEMixer],
+    batches: list[dict[str, Tensor]],
+    what: str,
+    *,
+    students: dict[int, SSEAttention] | None = None,
+    key_scales: dict[int, tuple[float, ...]] | None = None,
+    keep_inputs: bool = False,
+) -> dict[int, LayerStatistics]:
+    """Statistics of the layers over the batches; for the keyword arguments see `Collector`."""
+    collector = Collector(
+        model,
+        teacher.spec,
+        list(mixers),
+        windows=branch_windows(mixers),
+        students=students,
+        key_scales=key_scales,
+        keep_inputs=keep_inputs,
+    )
+    with progress(f"measuring {what}", len(batches)) as bar:
         for batch in batches:
             collector.run(batch)
             bar.update()
+    return collector.statistics
 
 
 def _summary(
