@@ -94,10 +94,12 @@ class SSEBaseMixin(_Source):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As the source's, with packed documents by position_ids that restart (or cu_seq_lens_q) and no cache.
+        """As the source's, with packed documents by position_ids that restart (or cu_seq_lens_q) and no cache. Beside
+        position_ids, `sse_offsets` says where they do (see `OFFSETS`), and is taken at its word.
 
         Raises:
-            UsageError: packed documents with a cache or with padding, or a mask that recurrent layers cannot follow.
+            UsageError: packed documents with a cache or with padding, a mask that recurrent layers cannot follow, or
+                offsets without positions.
             HardwareError: the model is spread over devices in a way that is not offered.
         """
         tokens = input_ids if input_ids is not None else inputs_embeds
@@ -105,6 +107,11 @@ class SSEBaseMixin(_Source):
             raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
         batch, length = tokens.shape[:2]
         offsets = kwargs.pop(OFFSETS, None)
+        if offsets is not None and position_ids is None:
+            raise UsageError(
+                f"{OFFSETS} without position_ids", expected="both",
+                fix="pass position_ids that restart with each document, or cu_seq_lens_q alone",
+            )  # fmt: skip
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
         mask = starts = None

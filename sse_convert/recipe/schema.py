@@ -309,8 +309,8 @@ class Train:
     compile: bool = False
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps, above all on a GPU"""
     cuda_graphs: bool = False
-    """in kl stages on one GPU, launch forward and backward as one CUDA graph: faster steps of small models or of few
-    tokens, for one more set of activations in memory. Where that cannot be, the stage says why and goes on without"""
+    """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
+    set of activations in memory. Where that cannot be, the stage says why and goes on without"""
     seed: int = 0
     """initialisation and training seed"""
 

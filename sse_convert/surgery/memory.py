@@ -14,8 +14,9 @@ kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
                             of a block, which is once more kept for all layers, with a byte for each entry
     SSE                     see `_sse_bytes`
 With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
-each layer's input and target (2 a d) and one layer's activations. CUDA graphs have activations of their own, beside
-those of plain passes. The constants were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
+each layer's input and target (2 a d) and one layer's activations. CUDA graphs, where there are any, have activations
+of their own, beside those of plain passes. The constants were fitted to what autograd saves
+(tests/surgery/test_memory.py holds them to it).
 """
 
 import dataclasses as dc

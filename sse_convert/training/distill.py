@@ -18,7 +18,7 @@ from sse_convert.training.losses import Head, linear_kl, relative_error
 from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
 from sse_convert.training.setup import compile_layers, converted_attention, decoder_layers
 from sse_convert.training.truncated import Truncated, linear_truncated_kl
-from sse_convert.training.whole import WholeModel
+from sse_convert.training.whole import WholeModel, last_hidden
 
 
 class DistillLoss(nn.Module):
@@ -127,19 +127,3 @@ class OfflineDistill(WholeModel):
         """Tokens, and the teacher as one object: a sharded model would round its tensors like activations."""
         tokens = {name: batch[name] for name in ("input_ids", "position_ids", OFFSETS) if name in batch}
         return {**tokens, "teacher": Truncated.of_batch(batch)}
-
-
-def last_hidden(
-    student: PreTrainedModel, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None
-) -> Tensor:
-    """Final hidden states [B, T, D] of a converted model.
-
-    Args:
-        student: the model.
-        input_ids: [B, T].
-        position_ids: [B, T] if documents begin within rows.
-        offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
-    """
-    where = {"position_ids": position_ids, OFFSETS: offsets}
-    found: Tensor = student.base_model(input_ids=input_ids, use_cache=False, **where).last_hidden_state
-    return found

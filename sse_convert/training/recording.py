@@ -3,11 +3,12 @@ host longer than the GPU needs for them; a graph launches them all at once.
 
 All micro batches of a stage have one shape. Those whose rows hold several documents have graphs of their own, for up to
 8, 16, 32, ... documents. The first graph is one more set of activations in memory, which the others use too. Each is
-compared with a plain pass when it is made.
+compared with plain passes at first.
 """
 
 import contextlib
 import dataclasses as dc
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import masking_utils
 
@@ -27,6 +29,8 @@ PLAIN = 3
 """micro batches before one of their kind is recorded: what is compiled, chosen or tuned on the first is done by then"""
 FEWEST_DOCUMENTS = 8
 """documents that the smallest graph for packed rows has room for"""
+COMPARISONS = 2
+"""micro batches that go through a graph and a plain pass: the one it was made of, and another"""
 TOLERANCE = 1e-3
 """of loss and gradient norm of the graph, relative to those of the plain pass"""
 
@@ -36,18 +40,33 @@ to the gradients and returns 0-d contributions to the step's means"""
 
 
 def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | None:
-    """Why no pass of a stage can be recorded, or None."""
-    mixers = [layer.mixer for layer in student.sse_layers().values()]
+    """Why no pass of a stage can be recorded, or None. What this does not know shows when it is tried."""
+    layers = student.sse_layers().values()
+    rope = rope_type(student.config)
     reasons = {
         "there is no CUDA device": accelerator.device.type != "cuda",
         "a loss of ce picks its targets": stage.loss == "ce",
-        "several processes exchange gradients": accelerator.num_processes > 1,
+        "data-parallel wrappers exchange gradients": accelerator.distributed_type != DistributedType.NO,
         "fp16 scales its loss anew": accelerator.mixed_precision == "fp16",
         "gradient_checkpointing repeats forwards": stage.gradient_checkpointing,
-        "balance: bias counts tokens": any(mixer.balance == "bias" for mixer in mixers),
-        "branch_dropout changes the layers": any(getattr(mixer, "branch_dropout", 0) for mixer in mixers),
+        "each pass drops out other values": _drops_out(student),
+        f"rope_type {rope} looks at the positions": rope in ("dynamic", "longrope"),
+        "a backend other than triton waits for the device": any(x.backend not in ("auto", "triton") for x in layers),
+        "balance: bias counts tokens": any(x.mixer.balance == "bias" for x in layers),
+        "branch_dropout changes the layers": any(getattr(x.mixer, "branch_dropout", 0) for x in layers),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def rope_type(config: Any) -> str:
+    """Of a configuration's rotary embedding; `default` where it names none."""
+    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+
+
+def _drops_out(student: Any) -> bool:
+    """Whether passes of a model in training draw random numbers."""
+    attention = getattr(student.config, "attention_dropout", 0.0) or getattr(student.config, "attn_pdrop", 0.0)
+    return attention > 0 or any(isinstance(m, nn.Dropout) and m.p > 0 for m in student.modules())
 
 
 class Device(Protocol):
@@ -83,16 +102,29 @@ class CudaDevice:
         """Record it in the stream, in the memory of the first recording.
 
         Raises:
-            RuntimeError: something in it waits for the device, or cannot be recorded for another reason.
+            Exception: what kept it from being recorded, for example that something waits for the device.
         """
+        gc.collect()  # no graph may be taken down in a capture
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph would leave it current after an error
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
                 found = body()
-        except RuntimeError:
-            torch.cuda.synchronize()
-            raise
+            except Exception:
+                self._abandon(graph)
+                raise
+            graph.capture_end()
         return graph.replay, found
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed, and the allocation in its pool, which torch 2.11 would go on with."""
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        with contextlib.suppress(RuntimeError, AttributeError):
+            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+        torch.cuda.synchronize()
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -132,8 +164,10 @@ class RecordedPass:
         self._parameters: list[nn.Parameter] = [p for p in student.parameters() if p.requires_grad]
         self._traces: list[RouterTrace] = [layer.trace for layer in student.sse_layers().values()]
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        self._recordings: dict[int, Recording | None] = {}
+        self._recordings: dict[int, Recording] = {}
         self._plain: Counter[int] = Counter()
+        self._compared: Counter[int] = Counter()
+        self._refused = False
 
     def __call__(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
         """Forward and backward.
@@ -142,54 +176,70 @@ class RecordedPass:
             batch: tensors on the device; with `position_ids` and `OFFSETS` where rows hold several documents.
             weight: 1 / tokens that count in the whole step.
             share: this micro batch's part of the step, the same for all.
+
+        Returns:
+            Detached 0-d contributions to the step's means.
         """
         kind = len(batch.get(OFFSETS, ()))
         step_begins = all(p.grad is None for p in self._parameters)
         self._attach()
-        if (recording := self._recordings.get(kind)) is not None:
-            return recording(batch, weight)
-        if step_begins and self._plain[kind] >= PLAIN and kind not in self._recordings:
-            return self._record(kind, batch, weight, share)
+        recorded = kind in self._recordings
+        if recorded and (self._compared[kind] == COMPARISONS or not step_begins):
+            return self._recordings[kind](batch, weight)
+        if step_begins and not self._refused and self._plain[kind] >= PLAIN:
+            return self._compare(kind, batch, weight, share)
         self._plain[kind] += 1
         return self._aside(batch, weight, share)
 
     def _aside(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
         return self._device.aside(lambda: self._run(batch, weight, share))
 
-    def _record(self, kind: int, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
-        """Record at the first micro batch of a step, whose plain pass shows whether the graph does the same."""
-        expected = self._size(self._aside(batch, weight, share))
+    def _compare(self, kind: int, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
+        """The first micro batch of a step through both, plain pass and graph, which is made if there is none."""
+        plain = self._aside(batch, weight, share)
+        expected = self._size(plain)
+        if not expected.isfinite().all():  # which says nothing; a later one will
+            return plain
         self._gradients = {p: p.grad for p in self._parameters if p.grad is not None}
         self._zero()
+        del plain
+        why = None if kind in self._recordings else self._record(kind, batch, weight, share)
+        if why is None:
+            found = self._recordings[kind](batch, weight)
+            size = self._size(found)
+            if torch.allclose(size, expected, rtol=TOLERANCE, atol=0):
+                self._compared[kind] += 1
+                return found
+            why = f"a graph has loss and gradient norm {size.tolist()}, a plain pass {expected.tolist()}"
+        self._give_up(why)
+        return self._aside(batch, weight, share)
+
+    def _record(self, kind: int, batch: Mapping[str, Tensor], weight: float, share: float) -> str | None:
+        """Make a graph for micro batches like this one; says why if that cannot be."""
         inputs = {name: value.clone() for name, value in batch.items()}
-        factor = torch.full((), weight, device=expected.device)
+        factor = next(iter(inputs.values())).new_full((), weight, dtype=torch.float32)
         try:
             with contextlib.nullcontext() if kind else one_document_per_row():
                 replay, found = self._device.record(lambda: self._run(inputs, factor, share))
-        except RuntimeError as error:
-            return self._give_up(kind, str(error).splitlines()[0], batch, weight, share)
+        except Exception as error:
+            return (str(error).splitlines() or [type(error).__name__])[0]
         routers = [(trace, trace.logits_TN, trace.positions_T) for trace in self._traces]
-        recording = Recording(replay, inputs, factor, found, routers)
-        result = recording(batch, weight)
-        size = self._size(result)
-        if not torch.allclose(size, expected, rtol=TOLERANCE, atol=0):
-            self._zero()
-            what = f"it has loss and gradient norm {size.tolist()}, a plain pass has {expected.tolist()}"
-            return self._give_up(kind, what, batch, weight, share)
-        self._recordings[kind] = recording
-        return result
+        self._recordings[kind] = Recording(replay, inputs, factor, found, routers)
+        return None
 
-    def _give_up(
-        self, kind: int, why: str, batch: Mapping[str, Tensor], weight: float, share: float
-    ) -> dict[str, Tensor]:
-        self._recordings[kind] = None
-        rows = f"micro batches of up to {kind - 1} documents" if kind else "rows of one document each"
-        say(f"no CUDA graph for {rows}, which go on without: {why}")
-        return self._aside(batch, weight, share)
+    def _give_up(self, why: str) -> None:
+        """No graphs any more: after a capture that failed torch may not be able to make another."""
+        self._refused = True
+        self._recordings.clear()
+        for trace in self._traces:
+            trace.logits_TN = trace.positions_T = None
+        gc.collect()
+        self._zero()
+        say(f"the stage goes on without CUDA graphs: {why}")
 
     def _attach(self) -> None:
         """Give parameters the gradients that graphs add to, as zeros, after a step has taken them away."""
-        if self._gradients and next(iter(self._gradients)).grad is None:
+        if self._recordings and next(iter(self._gradients)).grad is None:
             self._zero()
             for parameter, gradient in self._gradients.items():
                 parameter.grad = gradient

@@ -11,7 +11,7 @@ from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.data.packing import IGNORED
 from sse_convert.training.losses import Head, linear_cross_entropy
 from sse_convert.training.objective import Batch
-from sse_convert.training.whole import WholeModel
+from sse_convert.training.whole import WholeModel, last_hidden
 
 
 class UptrainLoss(nn.Module):
@@ -24,7 +24,7 @@ class UptrainLoss(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """`loss`, summed over targets, and `balance`; 0-d each."""
         student: Any = self.student
-        hidden = student.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        hidden = last_hidden(self.student, input_ids, position_ids)
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(student), targets.flatten())
         return {"loss": loss, "balance": student.sse_balance_loss()}

@@ -70,8 +70,8 @@ class WholeModel(Objective):
         return dict(batch)
 
     def on_device(self, batch: Batch) -> Batch:
-        """Without positions where every row is one document: models count those themselves, and nobody has to look on
-        the device for where documents begin. Otherwise with that, where passes are recorded."""
+        """Without positions where every row is one document: models count those themselves, and the student does not
+        look on the device for where documents begin. Otherwise with that, where passes are recorded."""
         starts = batch["position_ids"].flatten() == 0
         if int(starts.sum()) == len(batch["position_ids"]):
             batch = {name: value for name, value in batch.items() if name != "position_ids"}
@@ -98,6 +98,10 @@ class WholeModel(Objective):
         self.add_gradients(total)
         return {name: value.detach() for name, value in parts.items()}
 
+    def end(self, turn: int) -> None:
+        """Free what was recorded, and the objective from what refers to it."""
+        self._recorded = None
+
     def _recorder(self, stage: Stage) -> RecordedPass | None:
         if (why := unrecordable(self.accelerator, self.student, stage)) is None:
             return RecordedPass(self._pass, self.student, CudaDevice(self.accelerator.device))
@@ -111,3 +115,19 @@ class WholeModel(Objective):
         whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
         state = {name: value for name, value in whole.items() if name not in tied}
         return merge_lora(state, self.student) if state and self._lora else state
+
+
+def last_hidden(
+    student: PreTrainedModel, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None = None
+) -> Tensor:
+    """Final hidden states [B, T, D] of a converted model.
+
+    Args:
+        student: the model.
+        input_ids: [B, T].
+        position_ids: [B, T] if documents begin within rows.
+        offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+    """
+    where = {"position_ids": position_ids, OFFSETS: offsets}
+    found: Tensor = student.base_model(input_ids=input_ids, use_cache=False, **where).last_hidden_state
+    return found

@@ -51,6 +51,11 @@ def test_offsets_beside_positions_may_end_in_empty_documents(layers: tuple[str, 
     torch.testing.assert_close(found, model(torch.cat([packed, packed]), **rows).logits, atol=1e-12, rtol=0)
 
 
+def test_offsets_without_positions_are_refused() -> None:
+    with pytest.raises(UsageError, match="sse_offsets without position_ids"):
+        tiny_model("qwen3")(documents()[1], sse_offsets=torch.tensor([0, 6, 20]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "gpt2"])
 def test_no_bit_of_one_document_reaches_another(model_type: str, dtype: torch.dtype) -> None:

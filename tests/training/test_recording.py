@@ -1,9 +1,11 @@
 """Passes replayed as a CUDA graph train to the bit as plain ones; a stand-in for the GPU runs again what it took."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from transformers import masking_utils
 
 from sse_convert.modeling.auto import load
@@ -58,7 +60,9 @@ def player(monkeypatch):
 
     def recorded(run, student, device):
         device.student = student
-        return real(run, student, device)
+        passes = real(run, student, device)
+        device.owner = weakref.ref(passes)
+        return passes
 
     monkeypatch.setattr(whole, "unrecordable", lambda *_: None)
     monkeypatch.setattr(whole, "CudaDevice", Device)
@@ -102,9 +106,10 @@ def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, setting
     assert same(folder, plain)
     assert player[0].recorded == 2, "rows of one document, and up to eight documents"
     assert player[0].replays > 20
+    assert player[0].owner() is None, "what was recorded outlives its stage"
 
 
-@pytest.mark.parametrize("fault", ["cannot", "wrong"])
+@pytest.mark.parametrize("fault", ["cannot", "other error", "wrong", "wrong later"])
 def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, monkeypatch, capsys, fault):
     plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
     real = Player.record
@@ -112,11 +117,14 @@ def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, mon
     def record(self, body):
         if fault == "cannot":
             raise RuntimeError("operation not permitted when stream is capturing\nmore of that")
+        if fault == "other error":
+            raise ValueError
         replay, found = real(self, body)
 
         def wrong():
             replay()
-            next(p.grad for p in self.student.parameters() if p.grad is not None).mul_(2)
+            if fault == "wrong" or self.replays > 1:
+                next(p.grad for p in self.student.parameters() if p.grad is not None).mul_(2)
 
         return wrong, found
 
@@ -124,10 +132,24 @@ def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, mon
     folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
     assert same(folder, plain)
     said = capsys.readouterr().err
-    assert said.count("no CUDA graph for rows of one document each, which go on without") == 1
-    assert said.count("no CUDA graph for micro batches of up to 8 documents, which go on without") == 1
-    assert ("stream is capturing\n" in said) == (fault == "cannot")
-    assert ("a plain pass has [" in said) == (fault == "wrong")
+    assert said.count("the stage goes on without CUDA graphs: ") == 1
+    why = {"cannot": "stream is capturing\n", "other error": ": ValueError\n"}
+    assert why.get(fault, "a graph has loss and gradient norm [") in said
+
+
+def test_a_pass_that_is_not_finite_is_not_compared(train, recipe_with, player, monkeypatch):
+    """The first that would be recorded; the next one is."""
+    real, seen = recording.RecordedPass._size, []
+
+    def size(self, found):
+        seen.append(real(self, found))
+        return seen[0] * torch.nan if len(seen) == 1 else seen[-1]
+
+    monkeypatch.setattr(recording.RecordedPass, "_size", size)
+    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
+    folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
+    assert same(folder, plain)
+    assert player[0].recorded == 2
 
 
 def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
@@ -141,21 +163,30 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
     ("change", "why"),
     [
         ({}, None),
-        ({"device": "cpu"}, "no CUDA device"),
-        ({"num_processes": 2}, "several processes"),
+        ({"device": torch.device("cpu")}, "no CUDA device"),
+        ({"distributed_type": DistributedType.MULTI_GPU}, "data-parallel"),
         ({"mixed_precision": "fp16"}, "fp16"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"loss": "ce"}, "ce"),
         ({"balance": "bias"}, "balance: bias"),
         ({"branch_dropout": 0.1}, "branch_dropout"),
+        ({"attention_dropout": 0.1}, "drops out"),
+        ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
+        ({"backend": "varlen"}, "a backend other than triton"),
     ],
 )
 def test_why_a_stage_is_not_recorded(change, why):
-    settings = {"device": "cuda", "num_processes": 1, "mixed_precision": "bf16", "loss": "kl"}
-    settings |= {"gradient_checkpointing": False, "balance": "aux_loss", "branch_dropout": 0.0} | change
-    everything = SimpleNamespace(**settings | {"device": torch.device(settings["device"])})
-    student = SimpleNamespace(sse_layers=lambda: {0: SimpleNamespace(mixer=everything)})
-    reason = unrecordable(everything, student, everything)
+    """One object in the part of all those that are asked."""
+    everything = SimpleNamespace(
+        device=torch.device("cuda"), distributed_type=DistributedType.NO, mixed_precision="bf16", loss="kl",
+        gradient_checkpointing=False, balance="aux_loss", branch_dropout=0.0, attention_dropout=0.0, backend="auto",
+        rope_parameters={"rope_type": "yarn"}, modules=lambda: [torch.nn.Dropout(0.0)],
+    )  # fmt: skip
+    everything.sse_layers = lambda: {0: everything}
+    everything.mixer = everything.config = everything
+    vars(everything).update(change)
+    reason = unrecordable(everything, everything, everything)
     assert reason is None if why is None else why in reason
 
 
@@ -191,6 +222,6 @@ def test_a_graph_on_a_gpu_trains_as_plain_passes(train, make, capsys, compiled):
             ("distill", SETTINGS), mixers=MIXERS, train={"cuda_graphs": name == "recorded", "compile": compiled}
         )
         folders.append(train("distill", f"{name}{compiled}", recipe=recipe)[0])
-    assert "no CUDA graph" not in capsys.readouterr().err
+    assert "CUDA graphs" not in capsys.readouterr().err
     plain, recorded = map(losses, folders)
     assert plain == pytest.approx(recorded, rel=1e-3)
