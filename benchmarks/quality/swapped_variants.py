@@ -63,7 +63,7 @@ _FAR = {"rows": 2, "seq_len": 4096}
 """calibration on the longest rows that it takes: half-lives grow with the rows they are measured on"""
 _BEST = _wide(decay_params="separate", **_DELTA)
 _BEST_128 = _wide(decay_params="separate", num_partitions=128, **_DELTA)
-_MUON = dc.replace(_BEST, optimizer="muon")
+_MUON, _MUON_128 = (dc.replace(best, optimizer="muon") for best in (_BEST, _BEST_128))
 
 
 SETS: dict[str, dict[str, Variant]] = {
@@ -84,13 +84,16 @@ SETS: dict[str, dict[str, Variant]] = {
     },
     "muon": {
         "N=64": _BEST,
+        "N=64, steps of half the rows": dc.replace(_BEST, finer=2),
         "N=64, Muon": _MUON,
         "N=64, Muon, rate 1e-3": dc.replace(_MUON, rate=1e-3),
         "N=64, Muon, rate 9e-3": dc.replace(_MUON, rate=9e-3),
         "N=64, Muon, steps of half the rows": dc.replace(_MUON, finer=2),
+        "N=64, Muon, steps of a quarter of the rows": dc.replace(_MUON, finer=4),
         "N=128": _BEST_128,
-        "N=128, Muon": dc.replace(_BEST_128, optimizer="muon"),
-        "N=128, Muon, steps of half the rows": dc.replace(_BEST_128, optimizer="muon", finer=2),
+        "N=128, Muon": _MUON_128,
+        "N=128, Muon, steps of half the rows": dc.replace(_MUON_128, finer=2),
+        "N=128, Muon, steps of a quarter of the rows": dc.replace(_MUON_128, finer=4),
     },
     "pieces": {
         "base": _piece(),
