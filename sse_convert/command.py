@@ -99,8 +99,10 @@ def reporting_errors(main: Callable[P, None]) -> Callable[P, int]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             main(*args, **kwargs)
-        except SSEConvertError as error:
-            return _fail(error, "", as_json=False)
+        except Exception as error:
+            if (known := _known(error)) is None:
+                raise
+            return _fail(known, "", as_json=False)
         return 0
 
     return run

@@ -213,8 +213,14 @@ def test_a_script_reports_errors_as_commands_do(capsys):
     def main(number):
         if number < 0:
             raise errors.UsageError(f"number is {number}", expected="at least 0", fix="raise it")
+        if number > 9:
+            raise OSError(28, "No space left on device", "out/x") if number == 10 else KeyError(number)
 
     assert main(1) == 0
+    assert main(10) == 8
+    assert "out/x: No space left on device" in capsys.readouterr().err
+    with pytest.raises(KeyError):
+        main(11)
     assert main(-1) == 2
     said = capsys.readouterr()
     assert said.err.splitlines() == ["error: number is -1", "expected: at least 0", "fix: raise it"]

@@ -8,13 +8,13 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.quality.swapped_states import Bed, arguments, climb
 from benchmarks.quality.swapped_variants import Optimizer
 from sse_convert.recipe.schema import Stage
+from sse_convert.training.losses import Head, linear_kl
 from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention
@@ -183,18 +183,10 @@ class _Step:
         device = self._student.device
         student: Any = self._student
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False):
-            hidden = climb(student, self._first, self._bed.first, self._given)
-            own = _log_probabilities(student, hidden)
-            with torch.no_grad():
-                theirs = _log_probabilities(self._bed.teacher, self._last)
-        divergence = F.kl_div(own, theirs, reduction="sum", log_target=True) / len(own)
+            own_TD = climb(student, self._first, self._bed.first, self._given).flatten(0, 1)
+            theirs_TD = self._last.flatten(0, 1)
+            divergence = linear_kl(own_TD, Head.of(student), theirs_TD, Head.of(self._bed.teacher)) / len(own_TD)
         self._loss.copy_(divergence.detach())
         (divergence + student.sse_balance_loss()).backward()
         nn.utils.clip_grad_norm_(self._parameters, CLIP)
         self._optimizer.step()
-
-
-def _log_probabilities(model: PreTrainedModel, hidden_RTD: Tensor) -> Tensor:
-    """[R * T, V] in float32, whole; `linear_kl`, in chunks, waits for the device, which a recording does not allow."""
-    head: Any = model.get_output_embeddings()
-    return F.log_softmax(head(hidden_RTD.flatten(0, 1)).float(), -1)

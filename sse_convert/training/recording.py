@@ -24,6 +24,7 @@ from sse_convert.console import say
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.router import RouterTrace
 from sse_convert.recipe.schema import Stage
+from sse_convert.training.objective import Batch
 
 PLAIN = 3
 """micro batches before one of their kind is recorded: what is compiled, chosen or tuned on the first is done by then"""
@@ -34,7 +35,7 @@ COMPARISONS = 2
 TOLERANCE = 1e-3
 """of loss and gradient norm of the graph, relative to those of the plain pass"""
 
-Pass = Callable[[Mapping[str, Tensor], Any, float], dict[str, Tensor]]
+Pass = Callable[[Batch, Any, float], dict[str, Tensor]]
 """forward and backward of a micro batch's tensors, with 1 / tokens of the step and the micro batch's share of it; adds
 to the gradients and returns 0-d contributions to the step's means"""
 
@@ -139,7 +140,7 @@ class Recording:
     routers: list[tuple[RouterTrace, Tensor | None, Tensor | None]]
     """what routers remember of the pass: logits and positions"""
 
-    def __call__(self, batch: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, weight: float) -> dict[str, Tensor]:
         """Replay it for a micro batch."""
         for name, value in batch.items():
             self.inputs[name].copy_(value)
@@ -169,7 +170,7 @@ class RecordedPass:
         self._compared: Counter[int] = Counter()
         self._refused = False
 
-    def __call__(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, weight: float, share: float) -> dict[str, Tensor]:
         """Forward and backward.
 
         Args:
@@ -191,10 +192,10 @@ class RecordedPass:
         self._plain[kind] += 1
         return self._aside(batch, weight, share)
 
-    def _aside(self, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
+    def _aside(self, batch: Batch, weight: float, share: float) -> dict[str, Tensor]:
         return self._device.aside(lambda: self._run(batch, weight, share))
 
-    def _compare(self, kind: int, batch: Mapping[str, Tensor], weight: float, share: float) -> dict[str, Tensor]:
+    def _compare(self, kind: int, batch: Batch, weight: float, share: float) -> dict[str, Tensor]:
         """The first micro batch of a step through both, plain pass and graph, which is made if there is none."""
         plain = self._aside(batch, weight, share)
         expected = self._size(plain)
@@ -214,7 +215,7 @@ class RecordedPass:
         self._give_up(why)
         return self._aside(batch, weight, share)
 
-    def _record(self, kind: int, batch: Mapping[str, Tensor], weight: float, share: float) -> str | None:
+    def _record(self, kind: int, batch: Batch, weight: float, share: float) -> str | None:
         """Make a graph for micro batches like this one; says why if that cannot be."""
         inputs = {name: value.clone() for name, value in batch.items()}
         factor = next(iter(inputs.values())).new_full((), weight, dtype=torch.float32)

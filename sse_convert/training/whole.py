@@ -1,6 +1,5 @@
 """What distillation and up-training share: one module that holds the whole student, one optimizer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
@@ -87,7 +86,7 @@ class WholeModel(Objective):
         with self.accumulating(part, last=last):
             return self._pass(batch, weight, share)
 
-    def _pass(self, batch: Mapping[str, Tensor], weight: Any, share: float) -> dict[str, Tensor]:
+    def _pass(self, batch: Batch, weight: Any, share: float) -> dict[str, Tensor]:
         """Forward and backward; `weight` is a float or 0-d."""
         with self.accelerator.autocast():
             sums = self.parts[0].module(**self.arguments(batch))

@@ -126,7 +126,7 @@ def test_large_matrices_are_not_stacked(monkeypatch, at_once, counts):
 
 
 def test_muon_beside_adamw_is_each_of_them_alone():
-    """Muon of torch is the reference; its steps and ours round to bf16 in another order."""
+    """Muon of torch is the reference; elsewhere its steps and ours may round to bf16 in another order."""
     named, alone, start = parameters(), parameters(), parameters()
     optimizer, rates = make(named, optimizer="muon")
     inner = [
@@ -146,7 +146,7 @@ def test_muon_beside_adamw_is_each_of_them_alone():
     for name, value in named.items():
         moved, expected = value.detach() - start[name].detach(), alone[name].detach() - start[name].detach()
         if name in ("layers.mixer.w", "layers.w"):
-            assert (moved - expected).norm() < 0.05 * expected.norm(), name
+            assert (moved - expected).norm() < 2**-7 * expected.norm(), name
         else:
             assert torch.equal(moved, expected), name
 
