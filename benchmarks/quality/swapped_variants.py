@@ -64,6 +64,8 @@ _FAR = {"rows": 2, "seq_len": 4096}
 _BEST = _wide(decay_params="separate", **_DELTA)
 _BEST_128 = _wide(decay_params="separate", num_partitions=128, **_DELTA)
 _MUON, _MUON_128 = (dc.replace(best, optimizer="muon") for best in (_BEST, _BEST_128))
+_WINDOW = _beside("size", num_partitions=64, top_k=4, decay_params="separate", **_DELTA)
+_MUON_WINDOW = dc.replace(_WINDOW, optimizer="muon", finer=4)
 
 
 SETS: dict[str, dict[str, Variant]] = {
@@ -90,6 +92,7 @@ SETS: dict[str, dict[str, Variant]] = {
         "N=64, Muon, rate 9e-3": dc.replace(_MUON, rate=9e-3),
         "N=64, Muon, steps of half the rows": dc.replace(_MUON, finer=2),
         "N=64, Muon, steps of a quarter of the rows": dc.replace(_MUON, finer=4),
+        "beside a window, N=64, Muon, steps of a quarter of the rows": _MUON_WINDOW,
         "N=128": _BEST_128,
         "N=128, Muon": _MUON_128,
         "N=128, Muon, steps of half the rows": dc.replace(_MUON_128, finer=2),
@@ -173,9 +176,7 @@ SETS: dict[str, dict[str, Variant]] = {
         "beside, N=64, k=4, scale by size, own decay": _beside(
             "size", num_partitions=64, top_k=4, decay_params="separate"
         ),
-        "beside, N=64, k=4, scale by size, own decay, delta rule": _beside(
-            "size", num_partitions=64, top_k=4, decay_params="separate", **_DELTA
-        ),
+        "beside, N=64, k=4, scale by size, own decay, delta rule": _WINDOW,
         "beside, N=64, k=8, scale by size": _beside("size", num_partitions=64, top_k=8),
         "beside, N=64, k=4, scale by size, renormalised": _beside(
             "size", num_partitions=64, top_k=4, gate={"renormalise": True}
