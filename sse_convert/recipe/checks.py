@@ -82,6 +82,10 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
         masked = any(stage is not None and stage.loss_mask == "assistant" for stage in stages)
         if masked and not any(source is None or source.kind == "chat" for source in data.train):
             yield Problem(("data", "train"), "loss_mask: assistant needs a source with kind: chat")
+        for i, stage in enumerate(stages):
+            if stage is not None and stage.needle_keys and not data.needles.share:
+                text = "no row is planted, since data.needles.share is 0; raise that, or remove needle_keys"
+                yield Problem(("stages", i, "needle_keys"), text)
 
 
 def check_run(recipe: Recipe) -> Iterator[Problem]:
@@ -153,6 +157,9 @@ def _stage(stage: Stage) -> Iterator[Problem]:
         yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
     if not 0 <= stage.min_lr <= 1:
         yield Problem(("min_lr",), f"{stage.min_lr} is not a share of the peak, expected 0 to 1")
+    if stage.needle_keys is not None:
+        yield from _not_empty(stage, "needle_keys")
+        yield from _at_least(stage, 1, "needle_keys")
     yield from _stage_rates(stage)
     yield from _stage_budget(stage)
     yield from _stage_loss(stage)

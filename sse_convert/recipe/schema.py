@@ -104,6 +104,8 @@ class Stage:
     """kl only: take the teacher's predictions from disk; made before training where they are missing"""
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
+    needle_keys: list[int] | None = None
+    """numbers of needles in this stage's planted rows, for rows of another length; null means `data.needles.keys`"""
     checkpoint_steps: int = 100
     """optimizer steps between checkpoints"""
 

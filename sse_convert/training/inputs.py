@@ -12,7 +12,7 @@ from torch import Tensor
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.evaluation.loading import load_tokenizer
 from sse_convert.modeling.auto import register
-from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.recipe.schema import Needles, Recipe, Stage
 from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.match import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
@@ -22,9 +22,10 @@ from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.record import checkpoint_identity
 from sse_convert.training.schedule import Schedule
 
-_FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps")
+_FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps", "needle_keys")
 """stage keys that do not decide what is computed, so they may change between interruption and continuation; but where
-steps draw which layers leave out their window branch, they do so by the stage's name"""
+steps draw which layers leave out their window branch, they do so by the stage's name. `needle_keys` decides as a part
+of `data.needles`"""
 
 
 def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
@@ -55,13 +56,13 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE or (key == "name" and draws)}
     if stage.offline is not None:
         settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
-    train, data = dc.asdict(recipe.train), dc.asdict(recipe.data)
+    train = dc.asdict(recipe.train)
     deciding = ("mixed_precision", "backend", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
     inputs: dict[str, Any] = {
         "checkpoint": checkpoint_identity(checkpoint),
         "stage": settings,
         "train": {key: train[key] for key in deciding},
-        "data": {key: data[key] for key in ("train", "needles", "seed")},
+        "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
     }
     if (spikes := recipe.train.spikes).zscore is not None:
@@ -71,6 +72,17 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     if stage.loss != "ce":
         inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
     return inputs
+
+
+def _needles(recipe: Recipe, stage: Stage) -> Needles:
+    """What to plant: `data.needles`, with as many in a row as the stage asks for."""
+    return dc.replace(recipe.data.needles, keys=stage.needle_keys or recipe.data.needles.keys)
+
+
+def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:
+    """What decides the stage's rows beside their text and length, JSON-ready."""
+    data = dc.asdict(dc.replace(recipe.data, needles=_needles(recipe, stage)))
+    return {key: data[key] for key in ("train", "needles", "seed")}
 
 
 def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
@@ -92,7 +104,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
         load_tokenizer(checkpoint),
         stage.seq_len,
         recipe.data.seed,
-        needles=recipe.data.needles,
+        needles=_needles(recipe, stage),
         loss_mask=stage.loss_mask,
         teacher=Teacher(recipe.model, recipe.revision),
         vocab_size=config.get("vocab_size"),
@@ -153,11 +165,11 @@ def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRea
             expected=f"at most {own}",
             fix="lower offline.top_k",
         )
-    schedule, data = Schedule.of(stage), dc.asdict(recipe.data)
+    schedule = Schedule.of(stage)
     inputs = {
         "model": checkpoint_identity(recipe.model, recipe.revision),
         "tokenizer": tokenizer_identity(load_tokenizer(checkpoint)),
-        "data": {key: data[key] for key in ("train", "needles", "seed")},
+        "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
         "mixed_precision": precision,
     }

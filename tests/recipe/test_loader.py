@@ -212,6 +212,12 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             {"stages": [{**STAGE, "loss": "ce", "loss_mask": "assistant"}]},
             "data.train: loss_mask: assistant needs a source",
         ),
+        ({"stages": [{**STAGE, "needle_keys": []}]}, "stages.0.needle_keys: is empty, name at least one"),
+        ({"stages": [{**STAGE, "needle_keys": [4, 0]}]}, "stages.0.needle_keys: 0 is too small, expected 1 or more"),
+        (
+            {"data": {"train": [{"path": "x"}]}, "stages": [{**STAGE, "needle_keys": [4]}]},
+            "stages.0.needle_keys: no row is planted, since data.needles.share is 0",
+        ),
         ({"data": {}}, "data.train: training stages need a source of text"),
         ({"data": {"train": [{}]}}, "data.train.0.path: a text source needs a file, folder or hub dataset"),
         (
