@@ -105,7 +105,7 @@ class Stage:
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
     needle_keys: list[int] | None = None
-    """numbers of needles in this stage's planted rows, for rows of another length; null means `data.needles.keys`"""
+    """numbers of needles in this stage's planted rows, drawn uniformly, as many as fit; null: `data.needles.keys`"""
     checkpoint_steps: int = 100
     """optimizer steps between checkpoints"""
 
@@ -143,7 +143,7 @@ class Needles:
     share: float = 0.0
     """share of rows that carry needles"""
     keys: list[int] = dc.field(default_factory=lambda: [1, 2, 4, 8])
-    """numbers of needles in a row, drawn uniformly"""
+    """numbers of needles in a row, drawn uniformly; in rows too short for all, questions are dropped first"""
     kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number", "word", "code"])
     """kinds of needle values, drawn uniformly"""
     early: float = 0.0

@@ -175,10 +175,12 @@ def _convert_inputs(recipe: Recipe) -> dict[str, Any]:
 
 
 def _calibrate_inputs(recipe: Recipe, source: Path) -> dict[str, Any]:
+    data = dc.asdict(recipe.data)
+    planted = ["needles"] if recipe.data.needles.share else []
     return {
         "checkpoint": checkpoint_identity(source),
         "calibrate": dc.asdict(recipe.calibrate),
-        "data": {"train": [dc.asdict(source) for source in recipe.data.train], "seed": recipe.data.seed},
+        "data": {key: data[key] for key in ("train", "seed", *planted)},
     }
 
 

@@ -5,10 +5,14 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from sse_convert.errors import TrainingError
+from sse_convert.errors import RecipeError, TrainingError
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.recipe.controls import control_recipes
 from sse_convert.training.inputs import stage_reader
+from sse_convert.training.pipeline import run
 
 LENGTH = 448
+SIZE = {"seq_len": LENGTH, "tokens": 2 * LENGTH, "batch_tokens": 2 * LENGTH}
 
 
 @pytest.fixture
@@ -17,20 +21,28 @@ def planted(make, text_folder):
 
     def build(keys, **own):
         needles = {"share": 1.0, "kinds": ["number"], "keys": keys}
-        stage = {"seq_len": LENGTH, "tokens": 2 * LENGTH, "batch_tokens": 2 * LENGTH, **own}
-        return make(("distill", stage), data={"train": [{"path": str(text_folder)}], "needles": needles})
+        data = {"train": [{"path": str(text_folder)}], "needles": needles}
+        calibrate = {"rows": 2, "seq_len": LENGTH}
+        return make(
+            ("distill", {**SIZE, **own}), ("uptrain", {**SIZE, "needle_keys": [3]}), data=data, calibrate=calibrate
+        )
 
     return build
 
 
-def rows(recipe, checkpoint):
-    return [row.input_ids for row in islice(stage_reader(recipe, recipe.stages[0], checkpoint).rows(), 4)]
+def rows(recipe, checkpoint, stage=0):
+    return [row.input_ids for row in islice(stage_reader(recipe, recipe.stages[stage], checkpoint).rows(), 4)]
+
+
+def needles_in(row, tokenizer):
+    return tokenizer.decode(row).count("One of the special magic numbers for")
 
 
 def test_rows_have_as_many_needles_as_the_stage_says(planted, converted, tokenizer):
     own, all_two, all_one = (rows(r, converted) for r in (planted([1], needle_keys=[2]), planted([2]), planted([1])))
-    count = [tokenizer.decode(row).count("One of the special magic numbers for") for row in own]
-    assert count == [2, 2, 2, 2]
+    assert [needles_in(row, tokenizer) for row in own] == [2, 2, 2, 2]
+    assert [needles_in(row, tokenizer) for row in all_one] == [1, 1, 1, 1]
+    assert [needles_in(row, tokenizer) for row in rows(planted([1]), converted, stage=1)] == [3, 3, 3, 3]
     assert all(np.array_equal(a, b) for a, b in zip(own, all_two, strict=True))
     assert not any(np.array_equal(a, b) for a, b in zip(own, all_one, strict=True))
 
@@ -43,3 +55,23 @@ def test_a_folder_with_other_needles_is_refused(planted, train, tmp_path, offlin
     train("distill", "second" if offline else "first", recipe=planted([2], **cache))
     with pytest.raises(TrainingError, match=r"data\.needles\.keys was \[2\], is \[1\]"):
         train("distill", "third" if offline else "first", recipe=planted([1], **cache))
+
+
+def test_calibration_with_other_needles_is_refused(planted):
+    """It reads `data.needles`, which no stage of this recipe does."""
+    run(planted([1], needle_keys=[2]))
+    with pytest.raises(TrainingError, match=r"01-calibrate(.|\n)*data\.needles\.keys was \[1\], is \[3\]"):
+        run(planted([3], needle_keys=[2]))
+
+
+def test_controls_keep_it(planted):
+    made = control_recipes(planted([1], needle_keys=[2]), 3, 512)
+    assert [stage.needle_keys for stage in made["teacher_tuned"].stages] == [[3]]
+    assert [stage.needle_keys for stage in made["window_trained"].stages] == [[2], [3]]
+
+
+def test_a_stage_that_plants_nothing_is_refused_by_its_number(planted):
+    settings = planted([1]).to_dict()
+    settings["data"]["needles"]["share"] = 0.0
+    with pytest.raises(RecipeError, match=r"stages\.1\.needle_keys: no row is planted"):
+        recipe_from_dict(settings)
