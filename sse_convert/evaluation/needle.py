@@ -147,28 +147,54 @@ def training_row(
     Raises:
         DataError: not even one needle and its question fit, or the text is shorter than the row needs.
     """
-    kind = rng.choice(needles.kinds)
-    keys = rng.sample(words.train, min(rng.choice(needles.keys), len(words.train)))
-    pairs = [(key, make_value(rng, kind, words.train)) for key in keys]
-    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
-    asked = [prompt + answer for prompt, answer in _questions(tokenizer, kind, pairs)]
-    order = list(range(len(keys)))
-    rng.shuffle(order)
+    kind, count = rng.choice(needles.kinds), rng.choice(needles.keys)
     bos = beginning_ids(tokenizer)
-    used = len(bos) + sum(map(len, planted)) + sum(map(len, asked))
-    while used > seq_len and len(order) > 1:
-        used -= len(asked[order.pop()])
-    while used > seq_len and len(planted) > 1:
-        drop = next(i for i in range(len(planted)) if i != order[0])
-        used -= len(planted.pop(drop))
-        asked.pop(drop)
-        order = [i - (i > drop) for i in order]
+    planted, asked, order = _fitting(rng, kind, count, seq_len - len(bos), tokenizer, words)
+    used = len(bos) + sum(map(len, planted)) + sum(len(asked[i]) for i in order)
     hay = _stretch(rng, haystack_ids, seq_len - used, seq_len)
     cuts = [rng.randint(0, len(hay)) for _ in planted]
     early = [i for i in order if needles.early and rng.random() < needles.early]
     early_cuts = [rng.randint(cuts[i], len(hay)) for i in early]
     text = _splice(hay, [*planted, *(asked[i] for i in early)], cuts + early_cuts)
     return bos + text + [token for i in order if i not in early for token in asked[i]]
+
+
+def crowding(
+    seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase", words: KeyWords
+) -> tuple[int, str, int] | None:
+    """Whether training rows are too short to ask for half of the largest number of needles, so that more of them ask
+    less: that number, a kind, and how many a row drawn for a trial asks for; None if they are long enough."""
+    count = min(max(needles.keys), len(words.train))
+    for kind in needles.kinds:
+        room = seq_len - len(beginning_ids(tokenizer))
+        _, _, order = _fitting(random.Random(0), kind, count, room, tokenizer, words)
+        if len(order) < count / 2:
+            return count, kind, len(order)
+    return None
+
+
+def _fitting(
+    rng: random.Random, kind: Kind, count: int, room: int, tokenizer: "PreTrainedTokenizerBase", words: KeyWords
+) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """Tokens of needles, tokens of their questions with answers, and which of them are asked, in what order.
+
+    Where `room` tokens do not hold all, questions are dropped first, then needles nobody asks for; one of each stays.
+    """
+    keys = rng.sample(words.train, min(count, len(words.train)))
+    pairs = [(key, make_value(rng, kind, words.train)) for key in keys]
+    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
+    asked = [prompt + answer for prompt, answer in _questions(tokenizer, kind, pairs)]
+    order = list(range(len(keys)))
+    rng.shuffle(order)
+    used = sum(map(len, planted)) + sum(map(len, asked))
+    while used > room and len(order) > 1:
+        used -= len(asked[order.pop()])
+    while used > room and len(planted) > 1:
+        drop = next(i for i in range(len(planted)) if i != order[0])
+        used -= len(planted.pop(drop))
+        asked.pop(drop)
+        order = [i - (i > drop) for i in order]
+    return planted, asked, order
 
 
 def evaluation_sample(

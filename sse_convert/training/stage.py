@@ -103,6 +103,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     if stage.offline is not None:
         cache = teacher_cache(recipe, stage, checkpoint, reader, accelerator.mixed_precision)
     _open_work(work, out, inputs, accelerator)
+    if accelerator.is_main_process and (short := reader.crowding()) is not None:
+        say(f"{stage.name}: {short}")
     reader.prepare()
     if cache is not None:
         cache.fill(

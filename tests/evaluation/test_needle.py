@@ -90,6 +90,17 @@ def test_short_training_row_keeps_one_needle_with_its_question(tokenizer, haysta
     assert f"numbers for {key} is: {value}." in text
 
 
+@pytest.mark.parametrize(
+    ("length", "expected"), [(700, None), (350, None), (330, (8, "number", 3)), (130, (8, "number", 1))]
+)
+def test_rows_that_are_short_for_their_needles(tokenizer, length, expected):
+    assert needle.crowding(length, Needles(keys=[1, 8], kinds=["number"]), tokenizer, WORDS) == expected
+
+
+def test_no_more_needles_than_words_are_looked_for(tokenizer):
+    assert needle.crowding(10**6, Needles(keys=[10**4], kinds=["number"]), tokenizer, WORDS) is None
+
+
 def test_evaluation_sample_asks_a_held_out_key_and_ends_with_the_answer(tokenizer, haystack):
     sample = needle.evaluation_sample(
         random.Random(5), haystack, 900, kind="number", keys=4, tokenizer=tokenizer, words=WORDS

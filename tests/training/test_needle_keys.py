@@ -75,3 +75,12 @@ def test_a_stage_that_plants_nothing_is_refused_by_its_number(planted):
     settings["data"]["needles"]["share"] = 0.0
     with pytest.raises(RecipeError, match=r"stages\.1\.needle_keys: no row is planted"):
         recipe_from_dict(settings)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"), [([1], ""), ([1, 8], "with 8 needles (number) has room to ask for 1 of them")]
+)
+def test_needles_that_do_not_fit_are_told(planted, train, capsys, keys, said):
+    train("distill", recipe=planted(keys))
+    told = [line for line in capsys.readouterr().err.splitlines() if "needles" in line]
+    assert told == ([f"distill: a row of {LENGTH} tokens {said}"] if said else [])

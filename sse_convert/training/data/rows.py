@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import DataError
-from sse_convert.evaluation.needle import KeyWords, load_words, training_row
+from sse_convert.evaluation.needle import KeyWords, crowding, load_words, training_row
 from sse_convert.recipe.schema import Needles, Source
 from sse_convert.training.data.documents import Encoder
 from sse_convert.training.data.files import ParquetFiles, TextFiles, find_files, unit_bytes
@@ -175,6 +175,17 @@ class RowReader:
             for kind in self._needles.kinds:
                 one = dc.replace(self._needles, kinds=[kind], keys=[1])
                 training_row(random.Random(0), [0] * self._seq_len, self._seq_len, one, self._tokenizer, self._words)
+
+    def crowding(self) -> str | None:
+        """That rows are too short for half of the largest number of needles, in words; None if they are not."""
+        if self._needles is None:
+            return None
+        if (short := crowding(self._seq_len, self._needles, self._tokenizer, self._words)) is None:
+            return None
+        count, kind, asked = short
+        return (
+            f"a row of {self._seq_len:,} tokens with {count:,} needles ({kind}) has room to ask for {asked:,} of them"
+        )
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """JSON-ready data, one entry per source, that changes when the text does."""
