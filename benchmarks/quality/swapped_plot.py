@@ -41,7 +41,7 @@ def draw(report: dict[str, Any], png: Path) -> None:
         plt.Line2D([], [], marker="o", ls="", color=_colour(p["length"], report), label=f"{p['length']:,} tokens")
         for p in lengths
     ]  # type: ignore[attr-defined]
-    axes[-1].legend(handles=handles, fontsize=7)
+    figure.legend(handles=handles, fontsize=7, loc="upper left")
     own = report["environment"]
     swapped = report["settings"]["layers"]
     layers = f"layer{'s' if len(swapped) > 1 else ''} {' '.join(map(str, swapped))}"

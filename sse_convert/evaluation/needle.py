@@ -159,17 +159,15 @@ def training_row(
     return bos + text + [token for i in order if i not in early for token in asked[i]]
 
 
-def crowding(
-    seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase", words: KeyWords
-) -> tuple[int, str, int] | None:
-    """Whether training rows are too short to ask for half of the largest number of needles, so that more of them ask
-    less: that number, a kind, and how many a row drawn for a trial asks for; None if they are long enough."""
+def crowding(seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase", words: KeyWords) -> str | None:
+    """That training rows are too short to ask for half of the largest number of needles, so that more of them ask
+    less, in words and with what a row drawn for a trial asks for; None if they are long enough."""
     count = min(max(needles.keys), len(words.train))
     for kind in needles.kinds:
         room = seq_len - len(beginning_ids(tokenizer))
         _, _, order = _fitting(random.Random(0), kind, count, room, tokenizer, words)
-        if len(order) < count / 2:
-            return count, kind, len(order)
+        if (asked := len(order)) < count / 2:
+            return f"a row of {seq_len:,} tokens with {count:,} needles ({kind}) has room to ask for {asked:,} of them"
     return None
 
 

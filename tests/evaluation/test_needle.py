@@ -91,7 +91,13 @@ def test_short_training_row_keeps_one_needle_with_its_question(tokenizer, haysta
 
 
 @pytest.mark.parametrize(
-    ("length", "expected"), [(700, None), (350, None), (330, (8, "number", 3)), (130, (8, "number", 1))]
+    ("length", "expected"),
+    [
+        (700, None),
+        (350, None),
+        (330, "a row of 330 tokens with 8 needles (number) has room to ask for 3 of them"),
+        (130, "a row of 130 tokens with 8 needles (number) has room to ask for 1 of them"),
+    ],
 )
 def test_rows_that_are_short_for_their_needles(tokenizer, length, expected):
     assert needle.crowding(length, Needles(keys=[1, 8], kinds=["number"]), tokenizer, WORDS) == expected

@@ -180,12 +180,7 @@ class RowReader:
         """That rows are too short for half of the largest number of needles, in words; None if they are not."""
         if self._needles is None:
             return None
-        if (short := crowding(self._seq_len, self._needles, self._tokenizer, self._words)) is None:
-            return None
-        count, kind, asked = short
-        return (
-            f"a row of {self._seq_len:,} tokens with {count:,} needles ({kind}) has room to ask for {asked:,} of them"
-        )
+        return crowding(self._seq_len, self._needles, self._tokenizer, self._words)
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """JSON-ready data, one entry per source, that changes when the text does."""
