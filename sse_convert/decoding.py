@@ -203,7 +203,7 @@ def _attend(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return out
-    from sse_convert.kernels.triton.token_attention import token_attention
+    from sse_convert.kernels.triton.generation.token_attention import token_attention
 
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     assert attention_mask is not None

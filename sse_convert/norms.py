@@ -49,7 +49,7 @@ def _known(module: nn.Module) -> bool:
 def _norm(module: nn.Module, plain: functools.partial[Tensor], x: Tensor) -> Tensor:
     if not fuses(x) or x.shape[-1] > MAX_CHANNELS:
         return plain(x)
-    from sse_convert.kernels.triton.norm import rms_norm
+    from sse_convert.kernels.triton.generation.norm import rms_norm
 
     family, weight = type(module).__name__.removesuffix("RMSNorm"), module.get_parameter("weight")
     eps = module.eps if hasattr(module, "eps") else module.variance_epsilon

@@ -122,7 +122,7 @@ class Noted:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph per step for torch.compile, which fuses norms itself; no layer falls back to torch."""
-    from sse_convert.kernels.triton import norm, precise_linear
+    from sse_convert.kernels.triton.generation import norm, precise_linear
 
     model = make(name, device, torch.float32)
     expected, _ = plain_steps(model, *prefill(model, (11, 7)), 3)

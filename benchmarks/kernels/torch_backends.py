@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.evaluation.files import write_json
-from sse_convert.kernels import chunked
-from sse_convert.kernels.chunked import gated_linear_attention
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.operands import operands_of
+from sse_convert.kernels.torch import chunk as chunked
+from sse_convert.kernels.torch.chunk import gated_linear_attention
+from sse_convert.kernels.torch.operands import operands_of
+from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.validation import build_inputs
-from sse_convert.kernels.varlen import sse_attention_varlen
 
 BACKENDS = ("varlen", "sequential", "masked")
 TOLERANCE = 2e-6

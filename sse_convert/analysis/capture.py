@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.operands import Operands, gather_rows, operands_of
 from sse_convert.kernels.routing import Routing
+from sse_convert.kernels.torch.operands import Operands, gather_rows, operands_of
 from sse_convert.kernels.validation import build_inputs
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.surgery.statistics import layer_inputs

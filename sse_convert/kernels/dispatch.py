@@ -10,15 +10,15 @@ from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.fla_backend import fla_unavailable_reason, fla_unsupported_reason, sse_attention_on_fla
 from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.masked import sse_attention_masked
-from sse_convert.kernels.operands import Operands, operands_of
-from sse_convert.kernels.recurrent import sse_attention_recurrent
-from sse_convert.kernels.reference import sse_attention_reference
-from sse_convert.kernels.sequential import sse_attention_sequential
+from sse_convert.kernels.torch.masked import sse_attention_masked
+from sse_convert.kernels.torch.operands import Operands, operands_of
+from sse_convert.kernels.torch.recurrent import sse_attention_recurrent
+from sse_convert.kernels.torch.reference import sse_attention_reference
+from sse_convert.kernels.torch.sequential import sse_attention_sequential
+from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton_backend import GPU as _GPU
 from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
 from sse_convert.kernels.validation import build_inputs
-from sse_convert.kernels.varlen import sse_attention_varlen
 
 _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = {
     "reference": (sse_attention_reference, "the definition, token by token; slow"),

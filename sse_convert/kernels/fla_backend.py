@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.operands import operands_of
-from sse_convert.kernels.varlen import sse_attention_varlen
+from sse_convert.kernels.torch.operands import operands_of
+from sse_convert.kernels.torch.varlen import sse_attention_varlen
 
 MODULE = "fla.ops.gated_delta_rule"
 MAX_DIM = 256

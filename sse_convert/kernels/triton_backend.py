@@ -63,12 +63,12 @@ def sse_attention_on_triton(
 def _run(x: Inputs, output_final_state: bool, inplace_state: bool) -> tuple[Tensor, Tensor | None]:
     final: Tensor | None
     if x.one_token_each and not x.wants_grad():
-        from sse_convert.kernels.triton.decode import sse_attention_decode
+        from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 
         overwrites = inplace_state and x.initial_state is not None and x.initial_state.is_contiguous()
         o, final = sse_attention_decode(x, inplace_state=overwrites)
     else:
-        from sse_convert.kernels.triton.operator import sse_attention_triton
+        from sse_convert.kernels.triton.autograd import sse_attention_triton
 
         overwrites = False
         o, final = sse_attention_triton(x, output_final_state=output_final_state or inplace_state)

@@ -29,7 +29,7 @@ class PreciseLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[..., out], in float32 (float64), of input [..., in]."""
         if keeps_precision(input):
-            from sse_convert.kernels.triton.precise_linear import precise_linear
+            from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 
             projected: Tensor = precise_linear(input, self.weight, self.bias)
             return projected

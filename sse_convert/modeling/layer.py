@@ -195,7 +195,7 @@ class SSEAttention(RoutedLayer):
     def _normed(self, o: Tensor, dtype: torch.dtype) -> Tensor:
         """o [T, Hq, V] normed per head and scaled, [T, Hq*V]; precise, or in `dtype` where that comes next."""
         if self.mixer.output_norm == "rms" and not self.mixer.output_gate and fuses(o):
-            from sse_convert.kernels.triton.norm import rms_norm
+            from sse_convert.kernels.triton.generation.norm import rms_norm
 
             normed: Tensor = rms_norm(o, self.sse_out_scale, NORM_EPS, False, 0.0, dtype)
             return normed.flatten(1)

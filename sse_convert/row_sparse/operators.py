@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sse_convert.kernels.doubling import Gradients, decay_tree, within_chunks, within_chunks_backward
+from sse_convert.kernels.torch.chunk_intra import Gradients, decay_tree, within_chunks, within_chunks_backward
 
 
 def gated_linear_attention(q_RBTHD: Tensor, k_RBTHD: Tensor, v_RBTHV: Tensor, log_decay_RBTHD: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from benchmarks.kernels.operator_check import HUGE, WRONG, Exact, outcome
 from benchmarks.kernels.operator_decode import Step, sse_step
 from benchmarks.kernels.operator_inputs import Inputs, make, make_state
 from benchmarks.kernels.operator_targets import verdicts
-from sse_convert.kernels.chunked import gated_linear_attention
+from sse_convert.kernels.torch.chunk import gated_linear_attention
 from tests.tolerance import assert_same, relative_error
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.chunked import _opaque
 from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.kernels.torch.chunk import _opaque
 from tests.kernels.cases import SHARED_NAMES, Case, run
 from tests.tolerance import assert_same
 

@@ -15,9 +15,9 @@ from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels import dispatch, fla_backend
 from sse_convert.kernels.dispatch import available_backends, explain
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.operands import operands_of
+from sse_convert.kernels.torch.operands import operands_of
+from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.validation import build_inputs
-from sse_convert.kernels.varlen import sse_attention_varlen
 from tests.kernels.cases import Case, run
 from tests.tolerance import assert_same
 

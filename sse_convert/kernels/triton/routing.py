@@ -18,7 +18,7 @@ from sse_convert.kernels.gates import PartitionGate
 from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.routing import route
 from sse_convert.kernels.triton.config import CHUNK
-from sse_convert.kernels.triton.slots import (
+from sse_convert.kernels.triton.slot_sort_kernels import (
     aligned_chunks_kernel,
     count_kernel,
     packed_chunks_kernel,

@@ -2,7 +2,7 @@
 
 ptxas releases are known that compile correct programs for Hopper into wrong ones; their mistakes are large and many are
 not the same twice. So one case with several chunks, an empty sequence, grouped heads, states and strong decays is run
-twice, over memory full of NaN, and must agree with `kernels/reference.py` in float64 and with itself to the bit.
+twice, over memory full of NaN, and must agree with `kernels/torch/reference.py` in float64 and with itself to the bit.
 """
 
 import math
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.operands import operands_of
-from sse_convert.kernels.reference import sse_attention_reference
+from sse_convert.kernels.torch.operands import operands_of
+from sse_convert.kernels.torch.reference import sse_attention_reference
 from sse_convert.kernels.validation import build_inputs
 
 BOUND = 1e-2
@@ -104,7 +104,7 @@ def _reference(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _kernels(x: Inputs) -> tuple[Tensor, Tensor | None]:
-    from sse_convert.kernels.triton.operator import sse_attention_triton
+    from sse_convert.kernels.triton.autograd import sse_attention_triton
 
     return sse_attention_triton(x, output_final_state=True)
 

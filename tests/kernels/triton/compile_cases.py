@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.triton.decode import sse_attention_decode
-from sse_convert.kernels.triton.norm import rms_norm
-from sse_convert.kernels.triton.operator import sse_attention_triton
-from sse_convert.kernels.triton.precise_linear import precise_linear
+from sse_convert.kernels.triton.autograd import sse_attention_triton
+from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
+from sse_convert.kernels.triton.generation.norm import rms_norm
+from sse_convert.kernels.triton.generation.precise_linear import precise_linear
+from sse_convert.kernels.triton.generation.token_attention import token_attention
 from sse_convert.kernels.triton.routing import select, slot_layout
-from sse_convert.kernels.triton.token_attention import token_attention
 from sse_convert.kernels.validation import build_inputs
 
 

@@ -41,7 +41,7 @@ class Compiler:
         from triton.backends.compiler import GPUTarget
         from triton.runtime.jit import JITFunction
 
-        from sse_convert.kernels.triton import launch
+        from sse_convert.kernels.triton import chunk as launch
 
         self.target = GPUTarget("cuda", capability, 32)
         launch.is_hopper = lambda device: capability >= 90

@@ -11,9 +11,9 @@ import dataclasses as dc
 import torch
 
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.triton.norm import rms_norm
-from sse_convert.kernels.triton.precise_linear import precise_linear
-from sse_convert.kernels.triton.token_attention import token_attention
+from sse_convert.kernels.triton.generation.norm import rms_norm
+from sse_convert.kernels.triton.generation.precise_linear import precise_linear
+from sse_convert.kernels.triton.generation.token_attention import token_attention
 from tests.kernels.cases import SHARED_NAMES
 from tests.kernels.triton.trials import Trial, results
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.operands import operands_of
+from sse_convert.kernels.torch.operands import operands_of
+from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton import availability, selfcheck
 from sse_convert.kernels.triton.availability import unavailable_reason
 from sse_convert.kernels.triton.selfcheck import self_check
-from sse_convert.kernels.varlen import sse_attention_varlen
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

@@ -90,7 +90,7 @@ def kernels() -> set[str]:
     folder = Path(sse_convert.kernels.triton.__file__).parent
     names = {
         node.name
-        for file in folder.glob("*.py")
+        for file in folder.rglob("*.py")
         for node in ast.parse(file.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }

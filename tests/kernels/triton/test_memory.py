@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sse_convert.kernels.triton import operator, routing
+from sse_convert.kernels.triton import autograd as operator
+from sse_convert.kernels.triton import routing
 from tests.kernels.triton import interpreter
 from tests.kernels.triton.trials import Trial, lay_out, results
 

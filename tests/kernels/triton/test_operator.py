@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.triton import launch, operator
+from sse_convert.kernels.triton import autograd as operator
+from sse_convert.kernels.triton import chunk as launch
 from tests.kernels.triton.trials import (
     DECAYS,
     TOLERANCE,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.triton import operator
-from sse_convert.kernels.triton.operator import sse_attention_triton
+from sse_convert.kernels.triton import autograd as operator
+from sse_convert.kernels.triton.autograd import sse_attention_triton
 from sse_convert.kernels.validation import build_inputs
 from tests.kernels.cases import SHARED_NAMES, Case
 from tests.tolerance import assert_same

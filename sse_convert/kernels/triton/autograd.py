@@ -7,10 +7,9 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs, position_of_tokens
 from sse_convert.kernels.namespace import operator_name
+from sse_convert.kernels.triton.chunk import Problem, allocate, run_backward, run_forward, sum_slots
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
-from sse_convert.kernels.triton.delta_operator import correct, slot_strengths
-from sse_convert.kernels.triton.launch import Problem, allocate, run_backward, run_forward, sum_slots
-from sse_convert.kernels.triton.passing import (
+from sse_convert.kernels.triton.custom_op import (
     TABLES,
     away_from_zero,
     by_partition,
@@ -20,6 +19,7 @@ from sse_convert.kernels.triton.passing import (
     tables_of,
     to_save,
 )
+from sse_convert.kernels.triton.delta_rule import correct, slot_strengths
 from sse_convert.kernels.triton.routing import select, select_by, slot_layout
 
 PADDING_BEARABLE = 0.25

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sse_convert.kernels import triton_backend
-from sse_convert.kernels.triton.precise_linear import precise_linear
+from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.modeling import initialise
 from sse_convert.modeling.initialise import MOST_ROWS, PreciseLinear
 from tests.tolerance import assert_same

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.triton import launch
+from sse_convert.kernels.triton import chunk as launch
 from tests.kernels.triton.trials import DELTA_TOLERANCE, Trial, assert_right, exact_results, results
 from tests.tolerance import assert_same
 

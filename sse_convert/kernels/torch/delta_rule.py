@@ -12,8 +12,8 @@ nothing overflows however strong the decay. With U in place of V the rest is gat
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.chunk_layout import Slab
-from sse_convert.kernels.doubling import Gradients, decay_tree, grouped, within_chunks, within_chunks_backward
+from sse_convert.kernels.torch.chunk_intra import Gradients, decay_tree, grouped, within_chunks, within_chunks_backward
+from sse_convert.kernels.torch.chunk_layout import Slab
 
 
 def delta_rule(

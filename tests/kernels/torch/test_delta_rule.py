@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import ShapeError, UsageError
-from sse_convert.kernels import chunked
-from sse_convert.kernels.chunked import _opaque, gated_linear_attention
 from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.kernels.torch import chunk as chunked
+from sse_convert.kernels.torch.chunk import _opaque, gated_linear_attention
 from tests.kernels.cases import BACKENDS, Case, run, run_with_gradients
 from tests.tolerance import assert_same, relative_error
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sse_convert.kernels import chunked
-from sse_convert.kernels.chunk_layout import chunk_layout
-from sse_convert.kernels.chunked import gated_linear_attention
+from sse_convert.kernels.torch import chunk as chunked
+from sse_convert.kernels.torch.chunk import gated_linear_attention
+from sse_convert.kernels.torch.chunk_layout import chunk_layout
 from tests.tolerance import assert_same
 
 LENGTHS = (7, 0, 33, 1, 16, 15, 17, 0, 64)

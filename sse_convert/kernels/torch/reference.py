@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.operands import Operands
+from sse_convert.kernels.torch.operands import Operands
 
 
 def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.operands import Operands, gather_rows, slot_weights, written
+from sse_convert.kernels.torch.operands import Operands, gather_rows, slot_weights, written
 
 
 def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.triton.launch import Forward, sum_slots
+from sse_convert.kernels.triton.chunk import Forward, sum_slots
 from sse_convert.kernels.triton.routing import SlotLayout
 
 _SAVED = tuple(field.name for field in dc.fields(Forward) if field.name != "final")

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sse_convert.kernels.triton import token_attention as module
-from sse_convert.kernels.triton.token_attention import token_attention
+from sse_convert.kernels.triton.generation import token_attention as module
+from sse_convert.kernels.triton.generation.token_attention import token_attention
 from tests.tolerance import assert_same
 
 

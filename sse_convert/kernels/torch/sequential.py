@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.chunked import CHUNK_SIZE, gated_linear_attention
-from sse_convert.kernels.operands import Operands, gather_rows, slot_weights, written
+from sse_convert.kernels.torch.chunk import CHUNK_SIZE, gated_linear_attention
+from sse_convert.kernels.torch.operands import Operands, gather_rows, slot_weights, written
 
 
 def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.triton import decode as decode_module
-from sse_convert.kernels.triton.decode import sse_attention_decode
+from sse_convert.kernels.triton import fused_recurrent as decode_module
+from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 from sse_convert.kernels.validation import build_inputs
 from tests.kernels.cases import SHARED_NAMES, Case, run
 from tests.tolerance import assert_same

@@ -10,8 +10,8 @@ from torch import nn
 
 from sse_convert import norms
 from sse_convert.kernels import triton_backend
-from sse_convert.kernels.triton import norm as module
-from sse_convert.kernels.triton.norm import rms_norm
+from sse_convert.kernels.triton.generation import norm as module
+from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.norms import OFFSETS, fused_norms
 from tests.tolerance import assert_same
 

@@ -5,9 +5,7 @@ import dataclasses as dc
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.triton.config import CHUNK
-from sse_convert.kernels.triton.delta import correct_backward_kernel, correct_kernel, inverse_kernel
-from sse_convert.kernels.triton.launch import (
+from sse_convert.kernels.triton.chunk import (
     Forward,
     Gradients,
     Problem,
@@ -17,7 +15,9 @@ from sse_convert.kernels.triton.launch import (
     slab_groups,
     states_of_slab,
 )
-from sse_convert.kernels.triton.states import state_kernel
+from sse_convert.kernels.triton.chunk_state import state_kernel
+from sse_convert.kernels.triton.config import CHUNK
+from sse_convert.kernels.triton.delta_rule_kernels import correct_backward_kernel, correct_kernel, inverse_kernel
 
 
 def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.namespace import operator_name
-from sse_convert.kernels.triton.delta_launch import corrected_dtype, run_correction, run_correction_backward
-from sse_convert.kernels.triton.launch import Problem, allocate, sum_slots
-from sse_convert.kernels.triton.passing import (
+from sse_convert.kernels.triton.chunk import Problem, allocate, sum_slots
+from sse_convert.kernels.triton.custom_op import (
     TABLES,
     away_from_zero,
     by_partition,
@@ -23,6 +22,7 @@ from sse_convert.kernels.triton.passing import (
     saved_forward,
     to_save,
 )
+from sse_convert.kernels.triton.delta_rule_launch import corrected_dtype, run_correction, run_correction_backward
 
 
 def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ import dataclasses as dc
 import torch
 from torch import Tensor
 
+from sse_convert.kernels.triton.chunk_bwd_dqkg import finish_kernel, finish_strong_kernel
+from sse_convert.kernels.triton.chunk_bwd_dv import value_gradient_kernel
+from sse_convert.kernels.triton.chunk_fwd_intra import prepare_kernel, strong_products_kernel
+from sse_convert.kernels.triton.chunk_fwd_o import output_kernel
+from sse_convert.kernels.triton.chunk_state import scan_kernel, state_kernel
 from sse_convert.kernels.triton.config import CHUNK, Config, block, config_for, is_hopper
-from sse_convert.kernels.triton.finish import finish_kernel, finish_strong_kernel
-from sse_convert.kernels.triton.output import output_kernel
-from sse_convert.kernels.triton.prepare import prepare_kernel, strong_products_kernel
 from sse_convert.kernels.triton.routing import SlotLayout
-from sse_convert.kernels.triton.states import scan_kernel, state_kernel
-from sse_convert.kernels.triton.values import value_gradient_kernel
 
 SLAB_BYTES = 2**29
 """most bytes of chunk states that a backward pass holds"""

@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.chunked import gated_linear_attention
-from sse_convert.kernels.operands import Operands, gather_rows, slot_weights, written
+from sse_convert.kernels.torch.chunk import gated_linear_attention
+from sse_convert.kernels.torch.operands import Operands, gather_rows, slot_weights, written
 
 
 class LinearAttention(Protocol):
