@@ -1,5 +1,5 @@
 """The sse-convert command from a checkout: `python cli.py --help`."""
 
-from sse_convert.cli import main
+from sse_convert.cli.app import main
 
 main()

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from sse_convert import api
+from sse_convert.checkpoints.load_model import load_model, load_tokenizer
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import progress
 from sse_convert.evaluation.evaluate import make_tasks, measure
-from sse_convert.evaluation.loading import load_model, load_tokenizer
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.report import table
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.surgery.teacher import open_teacher
 
 HERE = Path(__file__).parent
 SETTINGS = [

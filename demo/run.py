@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sse_convert.command import UserInterruptError, hush_libraries, reporting_errors
+from sse_convert.cli.runner import UserInterruptError, hush_libraries, reporting_errors
 from sse_convert.console import progress, say
 from sse_convert.evaluation.intervals import wilson
 from sse_convert.recipe import Recipe, load_recipe
@@ -61,10 +61,10 @@ def demo(recipe: Recipe, out: Path) -> dict[str, Any]:
 
 def measure_untrained(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
     """Figures of a checkpoint on the held-out text and needles that the recipe's evaluation uses."""
+    from sse_convert.checkpoints.load_model import load_model, load_tokenizer, pick_device
+    from sse_convert.checkpoints.teacher import open_teacher
     from sse_convert.evaluation.evaluate import make_tasks, measure
-    from sse_convert.evaluation.loading import load_model, load_tokenizer, pick_device
     from sse_convert.surgery.plan import geometry_of
-    from sse_convert.surgery.teacher import open_teacher
 
     teacher = open_teacher(recipe.model)
     tasks = make_tasks(recipe, load_tokenizer(checkpoint), teacher.config.vocab_size)

@@ -21,13 +21,13 @@ from teacher_data import load
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from sse_convert.console import progress
+from sse_convert.data.needle import load_words
+from sse_convert.data.rows import RowReader
+from sse_convert.data.teacher_samples import Teacher
 from sse_convert.evaluation.intervals import ratio_standard_error
-from sse_convert.evaluation.needle import load_words
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
 from sse_convert.recipe.schema import NeedleEval, Source
-from sse_convert.training.data.rows import RowReader
-from sse_convert.training.data.teacher import Teacher
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sse_convert.evaluation import needle
+from sse_convert.data import needle
 
 EOS = "<|endoftext|>"
 PAD = "<|pad|>"

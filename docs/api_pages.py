@@ -6,7 +6,7 @@ from pathlib import Path
 from docs.examples import ROOT
 
 PACKAGE = "sse_convert"
-NOT_SHOWN = ("sse_convert.__main__", "sse_convert.cli")
+NOT_SHOWN = ("sse_convert.__main__", "sse_convert.cli.app")
 """`cli` is the page of commands"""
 
 

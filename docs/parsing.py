@@ -11,7 +11,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from docs.examples import ROOT
-from sse_convert.cli import app
+from sse_convert.cli.app import app
 
 
 def check(command: str) -> None:

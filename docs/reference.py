@@ -7,8 +7,8 @@ from typing import Any
 from typer.main import get_command
 
 from docs.markdown import prose, table
-from sse_convert.cli import app
-from sse_convert.command import EXIT_CODES
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
 from sse_convert.recipe.jsonschema import field_docs

@@ -1,5 +1,5 @@
 """`python -m sse_convert` is the `sse-convert` command."""
 
-from sse_convert.cli import main
+from sse_convert.cli.app import main
 
 main()

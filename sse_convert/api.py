@@ -15,21 +15,22 @@ from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, p
 from sse_convert.report import TextReport, table
 
 if TYPE_CHECKING:
-    from sse_convert.analysis.report import AnalysisReport
+    from sse_convert.analysis.analysis_report import AnalysisReport
+    from sse_convert.calibration.calibrate import CalibrateReport
     from sse_convert.evaluation.report import EvalReport
     from sse_convert.export.export import ExportReport
     from sse_convert.export.push import PushReport
-    from sse_convert.generation import ChatReport, GenerationReport
+    from sse_convert.inference.generate import ChatReport, GenerationReport
     from sse_convert.pages.compare import CompareReport
-    from sse_convert.pages.report import PageReport
-    from sse_convert.selection.report import SelectReport
-    from sse_convert.surgery.calibrate import CalibrateReport
+    from sse_convert.pages.run_page import PageReport
+    from sse_convert.pipeline import RunReport
+    from sse_convert.selection.selection_report import SelectReport
     from sse_convert.surgery.convert import ConvertReport
     from sse_convert.surgery.expand import ExpandReport
     from sse_convert.surgery.inspect import InspectReport
     from sse_convert.surgery.plan_report import Plan
     from sse_convert.surgery.verify import VerifyReport
-    from sse_convert.training.report import RunReport, StageReport
+    from sse_convert.training.stage_report import StageReport
 
 RecipeLike = Recipe | Path | str
 """a recipe, a recipe file, or the name of a packaged recipe"""
@@ -158,7 +159,7 @@ def calibrate(
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     recipe = _recipe(recipe, overrides)
-    from sse_convert.surgery import calibrate as calibration
+    from sse_convert.calibration import calibrate as calibration
 
     return calibration.calibrate(recipe, Path(checkpoint), Path(out))
 
@@ -246,7 +247,7 @@ def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: b
     recipe = _recipe(recipe, overrides)
     if problems := list(check_run(recipe)):
         raise problems_error(origin, problems)
-    from sse_convert.training import pipeline
+    from sse_convert import pipeline
 
     return pipeline.run(recipe, resume=resume, command=command)
 
@@ -350,7 +351,7 @@ def generate(
         UsageError: a setting out of range, an empty prompt, or one that does not fit the context.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
     """
-    from sse_convert import generation
+    from sse_convert.inference import generate as generation
 
     sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     return generation.generate(checkpoint, prompt, sampling=sampling, device=device)
@@ -372,7 +373,7 @@ def chat(
         UsageError: a setting out of range, or a system message without a chat template.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
     """
-    from sse_convert import generation
+    from sse_convert.inference import generate as generation
 
     sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     return generation.chat(checkpoint, sampling=sampling, system=system, device=device)
@@ -451,7 +452,7 @@ def report(
         OutputError: the page cannot be written, or `text` is given and the run has an analysis.
         DataError, HubError, HardwareError: text, hub or machine do not do, with `text` and `prompts`.
     """
-    from sse_convert.pages import report as pages
+    from sse_convert.pages import run_page as pages
 
     return pages.report(
         run, out=out, beside=beside, text=text, prompts=prompts, max_new_tokens=max_new_tokens, device=device

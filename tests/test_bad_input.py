@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
 from tests.surgery.models import recipe_file, save_source
 
@@ -221,7 +221,7 @@ def test_output_folders(place, fails, converted, command):
 
 @pytest.mark.parametrize("command", ["convert", "calibrate", "align", "export"])
 def test_a_full_disk(place, fails, converted, command, monkeypatch):
-    from sse_convert.surgery import output
+    from sse_convert.checkpoints import output_folder as output
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

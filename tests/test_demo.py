@@ -26,9 +26,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """24 documents of 256 tokens sampled from the teacher."""
     from transformers import AutoTokenizer
 
+    from sse_convert.data.rows import RowReader
+    from sse_convert.data.teacher_samples import Teacher
     from sse_convert.recipe.schema import Source
-    from sse_convert.training.data.rows import RowReader
-    from sse_convert.training.data.teacher import Teacher
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSE_CONVERT_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -75,8 +75,8 @@ def test_measured_scores_match_the_file(scores: dict[str, Any], sampled: list[li
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from sse_convert.data.needle import load_words
     from sse_convert.evaluation.intervals import wilson
-    from sse_convert.evaluation.needle import load_words
     from sse_convert.evaluation.perplexity import held_out_loss, make_windows
     from sse_convert.evaluation.retrieval import needle_samples, needle_score
     from sse_convert.recipe.schema import NeedleEval

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from sse_convert import api
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.evaluation.report import EvalReport
 from tests.surgery.models import recipe_data, save_source
 

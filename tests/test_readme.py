@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from sse_convert.cli import app
+from sse_convert.cli.app import app
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.presets import preset_names
 

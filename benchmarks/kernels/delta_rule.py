@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.kernels.hybrid_measure import environment
 from sse_convert.console import say
-from sse_convert.evaluation.files import write_json
+from sse_convert.files import write_json
 from sse_convert.kernels.dispatch import sse_attention
 
 CASES = (

@@ -11,7 +11,7 @@ from benchmarks.kernels.hybrid_measure import attention
 from benchmarks.kernels.hybrid_models import TEACHER, Subject, build, set_backend
 from benchmarks.kernels.hybrid_profile import gpu_kernels
 from benchmarks.kernels.hybrid_training import next_token_loss, random_ids
-from sse_convert.decoding import TokenStep
+from sse_convert.inference.cuda_graphs import TokenStep
 
 BATCH, LENGTH, NEW_TOKENS = 2, 330, 4
 LOGITS_LIMIT, GRADIENT_LIMIT, DECODE_LIMIT = 1e-4, 1e-3, 1e-3

@@ -20,9 +20,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from benchmarks.kernels.hybrid_measure import GIB, attention, attention_choices, measure, peak_memory, release, timed
 from benchmarks.kernels.hybrid_profile import profile
 from benchmarks.kernels.hybrid_training import COLD_LIMIT, random_ids
-from sse_convert.decoding import TokenStep
 from sse_convert.evaluation.throughput import cache_bytes
-from sse_convert.norms import fused_norms
+from sse_convert.inference.cuda_graphs import TokenStep
+from sse_convert.inference.fused_norms import fused_norms
 
 OWN = "own"
 """the package's kernel for one token against a cache of fixed size"""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.kernels.hybrid_measure import attention_choices, environment, release
 from benchmarks.kernels.hybrid_models import TEACHER, Subject, build
-from sse_convert.evaluation.files import write_json
+from sse_convert.files import write_json
 
 Row = dict[str, Any]
 SECTIONS = ("training", "prefill", "decoding", "profiles")

@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.kernels.hybrid_measure import GIB, attention, measure, peak_memory
-from sse_convert.training.data.packing import IGNORED
-from sse_convert.training.losses import Head, linear_cross_entropy
+from sse_convert.data.packing import IGNORED
+from sse_convert.modeling.head import Head
+from sse_convert.training.losses import linear_cross_entropy
 
 RATE = 1e-5
 COLD_LIMIT = 8.0

@@ -31,9 +31,9 @@ from benchmarks.kernels.operator_cases import CANDIDATES, CUDNN, FLASH, GROUPS, 
 from benchmarks.kernels.operator_check import WRONG, Exact, outcome
 from benchmarks.kernels.operator_inputs import Inputs, make
 from benchmarks.kernels.operator_measure import copy_bandwidth, figures
-from sse_convert.command import reporting_errors
+from sse_convert.cli.runner import reporting_errors
 from sse_convert.errors import HardwareError
-from sse_convert.evaluation.files import write_json
+from sse_convert.files import write_json
 
 LONGEST_MS = 3000.0
 """a call predicted to take longer is not run"""

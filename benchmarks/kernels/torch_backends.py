@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sse_convert.evaluation.files import write_json
+from sse_convert.files import write_json
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.torch import chunk as chunked
 from sse_convert.kernels.torch.chunk import gated_linear_attention

@@ -24,12 +24,12 @@ from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.paper.growth_plot import draw
 from benchmarks.paper.verdicts import judge, loss_difference, mean
 from sse_convert import api
-from sse_convert.command import hush_libraries, reporting_errors
+from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.intervals import Z95
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
+from sse_convert.files import write_json
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.surgery.growth import Growth
 

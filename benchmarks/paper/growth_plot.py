@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sse_convert.evaluation.files import replacing
+from sse_convert.files import replacing
 
 
 def draw(report: dict[str, Any], png: Path) -> None:

@@ -23,9 +23,9 @@ from benchmarks.paper.comparisons import COMPARISONS, Comparison
 from benchmarks.paper.verdicts import Difference, combine, judge, loss_difference, mean, share_difference
 from benchmarks.quality import swapped_layers
 from benchmarks.quality.swapped_plot import draw
-from sse_convert.command import hush_libraries, reporting_errors
+from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.evaluation.files import write_json
+from sse_convert.files import write_json
 
 EARLY = "data.needles.early=0.7"
 

@@ -24,17 +24,17 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.kernels.hybrid_measure import environment, release
-from sse_convert.command import reporting_errors
+from benchmarks.paper.row_sparse.figure import SETTINGS, draw
+from benchmarks.paper.row_sparse.mixers import MixerName
+from benchmarks.paper.row_sparse.model import ModelSettings
+from benchmarks.paper.row_sparse.mqar import MQAR, segment_seeds
+from benchmarks.paper.row_sparse.recall import Budget, Questions, Run, answers, train
+from benchmarks.paper.row_sparse.results import Cell, Claim, claims, score
+from benchmarks.paper.row_sparse.update import RowDecay, RowSparse
+from sse_convert.cli.runner import reporting_errors
 from sse_convert.console import say
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.files import write_json
-from sse_convert.evaluation.mqar import MQAR, segment_seeds
-from sse_convert.row_sparse.figure import SETTINGS, draw
-from sse_convert.row_sparse.mixers import MixerName
-from sse_convert.row_sparse.model import ModelSettings
-from sse_convert.row_sparse.recall import Budget, Questions, Run, answers, train
-from sse_convert.row_sparse.results import Cell, Claim, claims, score
-from sse_convert.row_sparse.update import RowDecay, RowSparse
+from sse_convert.files import write_json
 
 _MIXERS = get_args(MixerName)
 PUBLISHED_SEED = 123

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels.hybrid_measure import environment
-from sse_convert.command import reporting_errors
+from benchmarks.paper.row_sparse.propositions import DIMS, Check, check_all
+from sse_convert.cli.runner import reporting_errors
 from sse_convert.console import say
 from sse_convert.errors import VerificationError
-from sse_convert.evaluation.files import write_json
-from sse_convert.row_sparse.propositions import DIMS, Check, check_all
+from sse_convert.files import write_json
 
 
 def line(check: Check) -> str:

@@ -4,8 +4,8 @@ import dataclasses as dc
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.paper.row_sparse.results import STUDENT, Outcome
 from sse_convert.evaluation.intervals import Z95, Accuracy, newcombe
-from sse_convert.row_sparse.results import STUDENT, Outcome
 
 BySeed = Mapping[str, Sequence[float]]
 """figures of each variant, one per seed, the same seeds for all"""

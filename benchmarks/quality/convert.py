@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert import api
-from sse_convert.command import hush_libraries, reporting_errors
+from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.evaluation.files import write_json
+from sse_convert.files import write_json
 from sse_convert.recipe import load_recipe
 
 

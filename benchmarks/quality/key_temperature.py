@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.quality.convert import commit, measure
 from benchmarks.quality.select_layers import processor
-from sse_convert.command import hush_libraries, reporting_errors
-from sse_convert.evaluation.files import write_json
+from sse_convert.cli.runner import hush_libraries, reporting_errors
+from sse_convert.files import write_json
 
 EVAL = "eval={lengths: [256], tokens: 8192}"
 TEACHERS = {

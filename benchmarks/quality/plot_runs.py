@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sse_convert.evaluation.files import replacing
+from sse_convert.files import replacing
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 """by length, shortest first"""

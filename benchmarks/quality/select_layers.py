@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.quality.convert import commit
 from sse_convert import api
-from sse_convert.command import hush_libraries, reporting_errors
+from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
-from sse_convert.evaluation.files import replacing, write_json
+from sse_convert.files import replacing, write_json
 from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.report import json_ready
 from sse_convert.selection.measure import Measurement

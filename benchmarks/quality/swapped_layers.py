@@ -31,11 +31,11 @@ from benchmarks.quality.swapped_states import Bed, Sizes, make_bed
 from benchmarks.quality.swapped_training import PHASES, Phase, train
 from benchmarks.quality.swapped_variants import SETS, Variant
 from sse_convert import api
-from sse_convert.command import hush_libraries, reporting_errors
+from sse_convert.checkpoints.load_model import load_tokenizer
+from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.files import write_json
-from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.files import write_json
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import Recipe, load_recipe
 

@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.quality.swapped_states import Bed, States, arguments, climb
+from sse_convert.data.needle import NeedleSample
 from sse_convert.evaluation.intervals import Accuracy
-from sse_convert.evaluation.needle import NeedleSample
+from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import LAYOUT
 from sse_convert.modeling.layout import document_layout
-from sse_convert.training.losses import Head, linear_cross_entropy
+from sse_convert.training.losses import linear_cross_entropy
 
 
 @torch.no_grad()

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sse_convert.evaluation.needle import NeedleSample, load_words
+from sse_convert.data.needle import NeedleSample, load_words
+from sse_convert.data.rows import RowReader, stack
 from sse_convert.evaluation.retrieval import needle_samples
 from sse_convert.recipe.schema import NeedleEval, Recipe
 from sse_convert.training.align import converted_arguments
-from sse_convert.training.data.rows import RowReader, stack
 from sse_convert.training.setup import decoder_layers
 
 TOKENS_AT_ONCE = 65536

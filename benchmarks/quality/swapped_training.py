@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.quality.swapped_states import Bed, arguments, climb
 from benchmarks.quality.swapped_variants import Optimizer
+from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage
-from sse_convert.training.losses import Head, linear_kl
+from sse_convert.training.losses import linear_kl
 from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention

@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import save
 from torch import Tensor
 
+from sse_convert.analysis.analysis_report import FILE, AnalysisReport, LayerAnalysis, LeftOut
 from sse_convert.analysis.branches import BranchNorms
 from sse_convert.analysis.capture import Seen, Sizes, watching
 from sse_convert.analysis.clustering import Clustering
@@ -17,22 +18,21 @@ from sse_convert.analysis.keys import RowSparsity
 from sse_convert.analysis.plot import draw, require_matplotlib
 from sse_convert.analysis.quantity import Quantity
 from sse_convert.analysis.receptive import ReceptiveField
-from sse_convert.analysis.report import FILE, AnalysisReport, LayerAnalysis, LeftOut
-from sse_convert.analysis.routing import RouterHealth
+from sse_convert.analysis.router_health import RouterHealth
 from sse_convert.analysis.similarity import RowSimilarity
 from sse_convert.analysis.states import StateEntropy
 from sse_convert.analysis.teacher import attention_distances, check_pair, output_errors
-from sse_convert.analysis.text import Text, check_file, read_text
 from sse_convert.analysis.tokens import TopTokens
+from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.output_folder import check_output, new_folder
+from sse_convert.checkpoints.teacher import open_teacher, source_view
 from sse_convert.console import Bar, progress
+from sse_convert.data.sample_text import Text, check_file, read_text
 from sse_convert.errors import CheckpointError
-from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.mixers import FULL
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
-from sse_convert.surgery.output import check_output, new_folder
-from sse_convert.surgery.teacher import open_teacher, source_view
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sse_convert.calibration.attention_statistics import layer_inputs
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.routing import Routing
 from sse_convert.kernels.torch.operands import Operands, gather_rows, operands_of
 from sse_convert.kernels.validation import build_inputs
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.surgery.statistics import layer_inputs
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

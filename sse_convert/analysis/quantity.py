@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from sse_convert.analysis.capture import Seen, Sizes
-from sse_convert.analysis.text import Text
+from sse_convert.data.sample_text import Text
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.mixers import SSEMixer
 

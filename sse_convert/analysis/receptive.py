@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sse_convert.analysis.capture import Seen
 from sse_convert.analysis.quantity import Quantity, quantiles
-from sse_convert.analysis.text import WINDOW
+from sse_convert.data.sample_text import WINDOW
 
 THRESHOLD = 0.001
 """of what was written, the part that must be left (paper, Figure crf)"""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sse_convert.analysis.text import Text
+from sse_convert.calibration.attention_statistics import Collector
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import Bar
+from sse_convert.data.sample_text import Text
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.surgery.statistics import Collector
-from sse_convert.surgery.teacher import Teacher
 from sse_convert.training.align import converted_arguments
 from sse_convert.training.setup import converted_attention
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sse_convert.errors import CheckpointError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
 from sse_convert.evaluation.perplexity import Windows, position_chunks
-from sse_convert.training.losses import Head
+from sse_convert.modeling.head import Head
 
 
 @dc.dataclass(frozen=True, slots=True)

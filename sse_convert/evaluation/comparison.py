@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.intervals import Z95, Accuracy, newcombe, wilson
+from sse_convert.files import write_json
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT
 from sse_convert.report import json_ready, table
 

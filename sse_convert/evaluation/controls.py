@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.comparison import ControlRun, ControlTable
 from sse_convert.recipe.controls import control_recipes
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.teacher import Teacher, open_teacher
 
 EVALUATION = "evaluation.json"
 """report of an eval step"""

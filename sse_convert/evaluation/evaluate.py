@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
+from sse_convert.data.needle import NeedleSample, load_words
+from sse_convert.data.rows import RowReader, stack
+from sse_convert.data.teacher_samples import Teacher
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
 from sse_convert.evaluation.harness import Harness
-from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
-from sse_convert.evaluation.needle import NeedleSample, load_words
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.plot import plot as draw
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
@@ -32,13 +36,9 @@ from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
-from sse_convert.surgery.checkpoint import open_checkpoint
-from sse_convert.surgery.match import match_recipe
+from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.positions import stretched_context
-from sse_convert.surgery.teacher import open_teacher
-from sse_convert.training.data.rows import RowReader, stack
-from sse_convert.training.data.teacher import Teacher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

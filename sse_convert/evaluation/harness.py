@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, DependencyError, RecipeError
-from sse_convert.evaluation.loading import context_limit
 from sse_convert.recipe.schema import LMEval, RulerName
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
-from sse_convert.training.losses import LOGITS_AT_ONCE, Head
+from sse_convert.modeling.head import LOGITS_AT_ONCE, Head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.files import replacing
 from sse_convert.evaluation.intervals import wilson
+from sse_convert.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,13 +31,13 @@ from typing import Any
 from sse_convert.errors import VerificationError
 from sse_convert.evaluation.agreement import Agreement
 from sse_convert.evaluation.comparison import ControlTable
-from sse_convert.evaluation.files import write_json
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
 from sse_convert.evaluation.ruler_score import RulerScore
 from sse_convert.evaluation.tables import agreement_lines, interval, percent, ruler_lines, spread, task_lines
 from sse_convert.evaluation.throughput import Speed
+from sse_convert.files import write_json
 from sse_convert.report import format_bytes, json_ready, table
 
 SCHEMA = 1

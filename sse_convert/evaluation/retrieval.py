@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sse_convert.console import Bar
+from sse_convert.data.needle import KeyWords, NeedleSample, evaluation_sample
 from sse_convert.evaluation.intervals import Accuracy
-from sse_convert.evaluation.needle import KeyWords, NeedleSample, evaluation_sample
 from sse_convert.recipe.schema import NeedleEval
 
 if TYPE_CHECKING:

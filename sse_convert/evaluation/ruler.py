@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from sse_convert.data.text_files import check_text, find_files
 from sse_convert.errors import DependencyError
-from sse_convert.training.data.files import check_text, find_files
 
 Kind = Literal["words", "numbers", "uuids"]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from sse_convert.console import Bar
-from sse_convert.decoding import graphed
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.retrieval import DEPTH_BUCKETS, by_depth
 from sse_convert.evaluation.ruler_rows import NEW_TOKENS, RulerSample
+from sse_convert.inference.cuda_graphs import graphed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from sse_convert.console import Bar
-from sse_convert.decoding import graphed
+from sse_convert.inference.cuda_graphs import graphed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

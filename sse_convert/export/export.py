@@ -11,24 +11,24 @@ from typing import Any
 
 import yaml
 
+from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
+from sse_convert.checkpoints.provenance import Provenance, read_provenance
+from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
+from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.export.card import model_card
-from sse_convert.modeling.bundle import write_remote_code
+from sse_convert.export.card_figures import write_pictures
+from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.pages.collect import read_evaluation
-from sse_convert.pages.figures.card import write_pictures
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.units import parse_size
 from sse_convert.report import format_bytes, format_number
-from sse_convert.surgery.checkpoint import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
-from sse_convert.surgery.companions import copy_companions
+from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.convert import write_index
-from sse_convert.surgery.match import match_recipe
-from sse_convert.surgery.output import check_output, check_space, new_folder
-from sse_convert.surgery.provenance import Provenance, read_provenance
-from sse_convert.surgery.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
-from sse_convert.surgery.teacher import open_teacher
-from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 
 EVALUATION = "evaluation.json"
 RECIPE = "recipe.yaml"

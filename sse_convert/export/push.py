@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.errors import CheckpointError, HubError, UsageError
 from sse_convert.report import format_bytes, table
-from sse_convert.surgery.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

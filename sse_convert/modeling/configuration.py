@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, spec_for
-from sse_convert.modeling.bundle import CONFIGURATION_FILE, MODELING_FILE, write_remote_code
+from sse_convert.modeling.remote_code import CONFIGURATION_FILE, MODELING_FILE, write_remote_code
 
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""

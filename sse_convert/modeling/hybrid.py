@@ -33,9 +33,9 @@ from sse_convert.modeling.layout import (
     row_layout,
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
-from sse_convert.modeling.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.tracing import traced
-from sse_convert.modeling.window_branch import SSESlidingAttention, attention_layer
+from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
+from sse_convert.modeling.window.window_branch import SSESlidingAttention, attention_layer
 
 _Source: Any = object
 """what the mixins are put in front of; to a type checker, a class with any attribute"""

@@ -24,8 +24,8 @@ from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attentio
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
-from sse_convert.modeling.replay import Replay
 from sse_convert.modeling.router import RoutedLayer
+from sse_convert.modeling.state_rollback import Replay
 from sse_convert.modeling.tensors import as_sse, state_heads
 from sse_convert.modeling.tracing import traced
 

@@ -8,18 +8,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sse_convert.analysis import report as analysis_report
+from sse_convert.analysis import analysis_report
 from sse_convert.analysis.analyze import ARRAYS
+from sse_convert.checkpoints.identity import STAGE_FILE
+from sse_convert.checkpoints.open import CONFIG, read_config
+from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.controls import COMPARISON, stages_folder
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
-from sse_convert.pages.files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
-from sse_convert.surgery.checkpoint import CONFIG, read_config
+from sse_convert.pages.result_files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
 from sse_convert.surgery.inspect import InspectReport, inspect
-from sse_convert.surgery.provenance import read_provenance
 from sse_convert.training import metrics
-from sse_convert.training.record import STAGE_FILE
 
 STAGES = ".stages"
 WORK = ".work"

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sse_convert import __version__
-from sse_convert.evaluation.files import replacing
+from sse_convert.files import replacing
 from sse_convert.pages.blocks import Section
 from sse_convert.pages.figures.drawing import NARROW
 

@@ -4,7 +4,7 @@ import dataclasses as dc
 from typing import Any, Literal, get_args
 
 from sse_convert.mixers import HOMOGENEOUS, Mixer
-from sse_convert.recipe.training import Collapse, EarlyStop, Offline, Rope, Spikes
+from sse_convert.recipe.stage_settings import Collapse, EarlyStop, Offline, Rope, Spikes
 
 RulerName = Literal[
     "niah_single_1",
@@ -138,7 +138,7 @@ class Source:
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Needles:
-    """Retrieval rows planted into the training text (docs: the needle form of `sse_convert.evaluation.needle`)."""
+    """Retrieval rows planted into the training text (docs: the needle form of `sse_convert.data.needle`)."""
 
     share: float = 0.0
     """share of rows that carry needles"""

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from sse_convert.console import Bar
-from sse_convert.evaluation.files import replacing
+from sse_convert.files import replacing
+from sse_convert.modeling.head import Head
 from sse_convert.selection.choice import Choice, best
 from sse_convert.selection.measure import Meter, scored_hidden
 from sse_convert.selection.probe import Rows
-from sse_convert.training.losses import Head, linear_kl
+from sse_convert.training.losses import linear_kl
 
 LEARNING_RATE = 0.2
 TEMPERATURES = 1.0, 0.2

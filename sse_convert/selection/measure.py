@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.console import Bar
-from sse_convert.evaluation.files import replacing
+from sse_convert.files import replacing
+from sse_convert.modeling.head import Head
+from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.probe import Probe, RecallKind, Rows
-from sse_convert.selection.standin import Swap
-from sse_convert.training.losses import Head
 
 TOKENS_PER_PASS = 4096
 LOGITS_AT_ONCE = 2**24

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from sse_convert.data.needle import load_words
+from sse_convert.data.rows import RowReader, stack
+from sse_convert.data.teacher_samples import Teacher
 from sse_convert.errors import DataError
-from sse_convert.evaluation.needle import load_words
 from sse_convert.evaluation.retrieval import needle_samples
 from sse_convert.recipe.schema import NeedleEval, Recipe, Source
-from sse_convert.training.data.rows import RowReader, stack
-from sse_convert.training.data.teacher import Teacher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,17 +3,17 @@
 import dataclasses as dc
 from pathlib import Path
 
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress
 from sse_convert.mixers import FULL, mixer_to_dict
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.choice import agreements
 from sse_convert.selection.measure import Measurement, Meter
-from sse_convert.selection.report import SelectReport
+from sse_convert.selection.selection_report import SelectReport
 from sse_convert.selection.setup import Settings, known_mixers, run_method, set_up, usable
 from sse_convert.surgery.budget import layer_bytes
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.surgery.teacher import Teacher
 
 CACHE_LENGTH = 32768
 NEEDLE_ACCURACY = 0.5

@@ -9,24 +9,25 @@ from typing import Any
 
 import torch
 
+from sse_convert.checkpoints.identity import checkpoint_identity, digest
+from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, OutputError, UsageError
-from sse_convert.evaluation.files import write_json
-from sse_convert.evaluation.loading import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.files import write_json
 from sse_convert.mixers import MIXER_TYPES, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.gates import gates
 from sse_convert.selection.greedy import greedy
 from sse_convert.selection.kl_restore import kl_restore
+from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.probe import Probe, make_probe
 from sse_convert.selection.recall_ratio import recall_ratio
 from sse_convert.selection.sensitivity import sensitivity
-from sse_convert.selection.standin import Swap
 from sse_convert.selection.uniform import uniform
-from sse_convert.surgery.teacher import Teacher, open_teacher
-from sse_convert.training.record import checkpoint_identity, digest, refuse_changes
+from sse_convert.training.stage_record import refuse_changes
 
 METHODS: dict[str, Callable[[Meter, int], Choice]] = {
     "greedy": greedy,

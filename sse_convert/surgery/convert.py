@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.meta_model import check_complete
+from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.output_folder import Link, check_output, check_space, new_folder, place
+from sse_convert.checkpoints.pickles import write_safetensors
+from sse_convert.checkpoints.provenance import Provenance, TeacherShard
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, header_digest, read_header, write_shard
+from sse_convert.checkpoints.teacher import Teacher, as_teacher, open_teacher
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
+from sse_convert.checkpoints.weights import check_weights
 from sse_convert.console import progress
 from sse_convert.mixers import FULL, Mixer, RecurrentMixer, mixer_to_dict
-from sse_convert.modeling.bundle import write_remote_code
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.initialise import fresh_sse_tensors
+from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.report import format_number
-from sse_convert.surgery.checkpoint import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
-from sse_convert.surgery.companions import copy_companions
-from sse_convert.surgery.fit import check_fit
-from sse_convert.surgery.output import Link, check_output, check_space, new_folder, place
-from sse_convert.surgery.pickles import write_safetensors
-from sse_convert.surgery.provenance import Provenance, TeacherShard
-from sse_convert.surgery.safetensors_io import ITEM_BYTES, Layout, header_digest, read_header, write_shard
-from sse_convert.surgery.skeleton import check_complete
-from sse_convert.surgery.teacher import Teacher, as_teacher, open_teacher
-from sse_convert.surgery.tensor_data import TORCH_DTYPES, tensor_bytes
-from sse_convert.surgery.weights import check_weights
+from sse_convert.surgery.compatibility import check_fit
 
 NEW_SHARD = "sse-00001-of-00001.safetensors"
 ONLY_SHARD = "model-00001-of-00001.safetensors"

@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder, place
+from sse_convert.checkpoints.provenance import read_provenance
+from sse_convert.checkpoints.safetensors_io import Layout, read_header, write_shard
+from sse_convert.checkpoints.teacher import Teacher, source_view
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.errors import UsageError
 from sse_convert.mixers import Mixer, SSEMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.architectures import SSE_PREFIX
-from sse_convert.modeling.bundle import write_remote_code
+from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.loader import recipe_from_dict
 from sse_convert.recipe.pattern import layer_range
 from sse_convert.report import table
-from sse_convert.surgery.checkpoint import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
-from sse_convert.surgery.companions import copy_companions
+from sse_convert.surgery.compatibility import converted_field
 from sse_convert.surgery.convert import layout_bytes, write_index
 from sse_convert.surgery.growth import Growth, grown_tensors, kept_share
-from sse_convert.surgery.match import converted_field
-from sse_convert.surgery.output import check_output, check_space, new_folder, place
-from sse_convert.surgery.provenance import read_provenance
-from sse_convert.surgery.safetensors_io import Layout, read_header, write_shard
-from sse_convert.surgery.teacher import Teacher, source_view
-from sse_convert.surgery.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 
 if TYPE_CHECKING:
-    from sse_convert.evaluation.change import LogitChange
+    from sse_convert.surgery.logit_change import LogitChange
 
 STAGE = "expand"
 TOKENS, LENGTH = 4096, 512
@@ -266,8 +266,8 @@ def _summary(index: int, old: Mixer, new: SSEMixer, growth: Growth) -> GrownLaye
 
 def _rows(files: CheckpointFiles, text: Path) -> Tensor:
     """Rows of the text, made before anything is written."""
-    from sse_convert.analysis.text import check_file, read_text
-    from sse_convert.evaluation.loading import load_tokenizer
+    from sse_convert.checkpoints.load_model import load_tokenizer
+    from sse_convert.data.sample_text import check_file, read_text
 
     check_file(text)
     limit = files.config.get("max_position_embeddings")
@@ -276,6 +276,6 @@ def _rows(files: CheckpointFiles, text: Path) -> Tensor:
 
 
 def _change(before: Path, after: Path, rows: Tensor) -> "LogitChange":
-    from sse_convert.evaluation.change import logit_change
+    from sse_convert.surgery.logit_change import logit_change
 
     return logit_change(before, after, rows)

@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.provenance import Provenance, read_provenance
+from sse_convert.checkpoints.teacher import is_new_tensor, source_view
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
 from sse_convert.report import format_bytes, format_mixer, format_number, table
 from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes
-from sse_convert.surgery.checkpoint import open_checkpoint
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.surgery.provenance import Provenance, read_provenance
-from sse_convert.surgery.teacher import is_new_tensor, source_view
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

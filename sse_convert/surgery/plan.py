@@ -3,16 +3,16 @@
 A recipe that cannot work is refused here, before any weights are downloaded or read.
 """
 
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
+from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.mixers import FULL, Mixer, RecurrentMixer, SSESlidingMixer, WindowMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
-from sse_convert.surgery.fit import check_fit
+from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.plan_report import CacheRow, LayerRow, Plan, StageRow
-from sse_convert.surgery.safetensors_io import ITEM_BYTES
-from sse_convert.surgery.teacher import Teacher, open_teacher
 
 _TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
+from sse_convert.checkpoints.meta_model import skeleton, stored_shapes
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
+from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
+from sse_convert.checkpoints.teacher import check_shapes, is_new_tensor, source_view
+from sse_convert.checkpoints.weights import check_weights, same_tensors
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.auto import load, register
-from sse_convert.surgery.checkpoint import CheckpointFiles, open_checkpoint
-from sse_convert.surgery.provenance import UNTRAINED, read_provenance
-from sse_convert.surgery.safetensors_io import FLOAT_DTYPES
-from sse_convert.surgery.skeleton import skeleton, stored_shapes
-from sse_convert.surgery.teacher import check_shapes, is_new_tensor, source_view
-from sse_convert.surgery.weights import check_weights, same_tensors
 
 PROBE_TOKENS = 32
 

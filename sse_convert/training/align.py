@@ -22,16 +22,16 @@ from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.hybrid import LAYOUT
 from sse_convert.modeling.layout import document_layout, document_starts, row_layout
-from sse_convert.modeling.sliding import MASKS, attention_mask_for, mask_key, training_sees
+from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import full_state, writing
+from sse_convert.training.early_stop import LayerStops
 from sse_convert.training.layer_error import LayerError, error_sums
 from sse_convert.training.metrics import WITHOUT_WINDOW
 from sse_convert.training.objective import Batch, Call, Calls, Objective, Part, frozen_teacher
 from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention, decoder_layers, shard_by
-from sse_convert.training.stopping import LayerStops
 
 _FILE = "layers.safetensors"
 

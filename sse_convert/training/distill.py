@@ -12,13 +12,14 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
-from sse_convert.training.losses import Head, linear_kl, relative_error
+from sse_convert.training.losses import linear_kl, relative_error
+from sse_convert.training.model_objective import WholeModel, last_hidden
 from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
 from sse_convert.training.setup import compile_layers, converted_attention, decoder_layers
-from sse_convert.training.truncated import Truncated, linear_truncated_kl
-from sse_convert.training.whole import WholeModel, last_hidden
+from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
 
 
 class DistillLoss(nn.Module):

@@ -16,16 +16,8 @@ from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
-from sse_convert.training.data.feed import Step
-from sse_convert.training.guard import (
-    NOT_FINITE,
-    SPIKE,
-    Guard,
-    check_left_out,
-    collapse_message,
-    last_good,
-    load_spread,
-)
+from sse_convert.training.guard import Guard
+from sse_convert.training.loss_spikes import NOT_FINITE, SPIKE, check_left_out, last_good
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
     WITHOUT_WINDOW,
@@ -36,6 +28,8 @@ from sse_convert.training.metrics import (
     whole,
 )
 from sse_convert.training.objective import Batch, Objective, Part
+from sse_convert.training.prefetch import Step
+from sse_convert.training.router_collapse import collapse_message, load_spread
 from sse_convert.training.schedule import Schedule
 
 

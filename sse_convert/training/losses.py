@@ -9,58 +9,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sse_convert.data.packing import IGNORED
 from sse_convert.errors import ShapeError
-from sse_convert.training.data.packing import IGNORED
+from sse_convert.modeling.head import Head, chunks, wide
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-LOGITS_AT_ONCE = 2**26
-"""elements of the largest logits tensor"""
-
-
-@dc.dataclass(frozen=True, slots=True)
-class Head:
-    """How a model makes logits of its final hidden states: cap * tanh(scale * (h W^T + b) / cap)."""
-
-    weight: Tensor
-    """[V, D]"""
-    bias: Tensor | None = None
-    """[V]"""
-    scale: float = 1.0
-    """Granite divides its logits (`logits_scaling`)"""
-    cap: float | None = None
-    """Gemma 2 bounds its logits (`final_logit_softcapping`)"""
-
-    @staticmethod
-    def of(model: "PreTrainedModel") -> "Head":
-        """The head of a causal language model. Read it anew in each forward: a sharded weight is whole only then."""
-        linear: Any = model.get_output_embeddings()
-        divide = getattr(model.config, "logits_scaling", None)
-        cap = getattr(model.config, "final_logit_softcapping", None)
-        return Head(linear.weight, getattr(linear, "bias", None), 1.0 if divide is None else 1.0 / divide, cap)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, V] of hidden states [T, D], float32 or float64; the product itself runs in hidden's dtype."""
-        bias = None if self.bias is None else self.bias.to(hidden.dtype)
-        z = _wide(F.linear(hidden, self.weight.to(hidden.dtype), bias))
-        if self.scale != 1.0:
-            z = z * self.scale
-        return z if self.cap is None else torch.tanh(z / self.cap) * self.cap
-
-    def linear_grad(self, grad: Tensor, logits: Tensor) -> Tensor:
-        """The gradient [T, V] of h W^T + b from that of the logits; may overwrite `grad`."""
-        if self.cap is not None:
-            grad = grad * (1 - (logits / self.cap).square())
-        return grad.mul_(self.scale) if self.scale != 1.0 else grad
-
-    def in_dtype(self, dtype: torch.dtype) -> "Head":
-        """The same head with its weight cast once, for use in several chunks."""
-        return dc.replace(self, weight=self.weight.to(dtype))
+    pass
 
 
 def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
@@ -121,9 +78,9 @@ def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         output: [..., D], differentiable.
         target: [..., D].
     """
-    target = _wide(target.detach())
+    target = wide(target.detach())
     width = target.shape[-1]
-    return (_wide(output) - target).square().sum() / width, target.square().sum() / width
+    return (wide(output) - target).square().sum() / width, target.square().sum() / width
 
 
 def relative_error(output: Tensor, target: Tensor) -> Tensor:
@@ -135,9 +92,9 @@ def relative_error(output: Tensor, target: Tensor) -> Tensor:
         output: [..., D], differentiable.
         target: [..., D].
     """
-    target = _wide(target.detach())
+    target = wide(target.detach())
     size = target.square().sum(-1).clamp_min(torch.finfo(target.dtype).tiny)
-    return ((_wide(output) - target).square().sum(-1) / size).sum()
+    return ((wide(output) - target).square().sum(-1) / size).sum()
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -186,11 +143,11 @@ class _ChunkedLoss(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         any_grad = needs_hidden or needs_weight or needs_bias
         cast = head.in_dtype(hidden.dtype)
-        wide = _wide(hidden.new_empty(0)).dtype
-        total = torch.zeros((), dtype=wide, device=hidden.device)
+        accumulate = wide(hidden.new_empty(0)).dtype
+        total = torch.zeros((), dtype=accumulate, device=hidden.device)
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
-        d_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needs_bias else None
+        d_weight = torch.zeros_like(weight, dtype=accumulate) if needs_weight else None
+        d_bias = torch.zeros_like(bias, dtype=accumulate) if bias is not None and needs_bias else None
         for part in chunks(hidden.shape[0], weight.shape[0]):
             logits = cast.logits(hidden[part])
             loss, grad = chunk_loss(part, logits)
@@ -203,7 +160,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if d_weight is not None:
                 d_weight += grad.t() @ hidden[part]
             if d_bias is not None:
-                d_bias += grad.sum(0, dtype=wide)
+                d_bias += grad.sum(0, dtype=accumulate)
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return total
@@ -220,16 +177,6 @@ class _ChunkedLoss(torch.autograd.Function):
             None,
             None,
         )
-
-
-def chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Slices of T tokens whose logits are few enough to exist at a time."""
-    size = max(1, LOGITS_AT_ONCE // vocabulary)
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from sse_convert.training.losses import Head
+from sse_convert.modeling.head import Head
 
 if TYPE_CHECKING:
     from accelerate.optimizer import AcceleratedOptimizer

@@ -19,17 +19,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sse_convert.checkpoints.identity import digest
 from sse_convert.console import progress
+from sse_convert.data.rows import Row, stack
+from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.errors import OutputError
-from sse_convert.recipe.training import Offline
+from sse_convert.modeling.head import chunks
+from sse_convert.recipe.stage_settings import Offline
 from sse_convert.report import format_bytes, json_ready
 from sse_convert.training.checkpoint import writing
-from sse_convert.training.data.rows import Row, stack
-from sse_convert.training.data.teacher import cache_folder
-from sse_convert.training.losses import chunks, compute_dtype
+from sse_convert.training.losses import compute_dtype
 from sse_convert.training.objective import Batch, Frozen
-from sse_convert.training.record import digest, refuse_changes
-from sse_convert.training.truncated import NAMES, Truncated
+from sse_convert.training.stage_record import refuse_changes
+from sse_convert.training.topk_kl import NAMES, Truncated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

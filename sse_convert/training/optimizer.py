@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from sse_convert.checkpoints.teacher import is_new_tensor
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.schema import LearningRates, Stage
-from sse_convert.surgery.teacher import is_new_tensor
 
 BETAS = (0.9, 0.95)
 """AdamW's"""

@@ -16,13 +16,13 @@ from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 from transformers import PreTrainedModel
 
+from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
 from sse_convert.recipe.schema import Recipe, Stage, Train
-from sse_convert.surgery.checkpoint import download, open_checkpoint
 from sse_convert.surgery.positions import stretch
 from sse_convert.training.lora import add_lora, lora_targets
 

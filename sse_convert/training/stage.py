@@ -17,31 +17,33 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.output_folder import check_output, new_folder
+from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
+from sse_convert.data.rows import RowReader
 from sse_convert.errors import RecipeError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
-from sse_convert.surgery.checkpoint import open_checkpoint
-from sse_convert.surgery.companions import copy_companions
-from sse_convert.surgery.match import Match, match_recipe
-from sse_convert.surgery.output import check_output, new_folder
-from sse_convert.surgery.provenance import read_provenance
+from sse_convert.surgery.compatibility import Match, match_recipe
 from sse_convert.training import metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
-from sse_convert.training.data.feed import Background, Step, steps
-from sse_convert.training.data.rows import RowReader
 from sse_convert.training.distill import Distill, OfflineDistill
-from sse_convert.training.guard import Guard, collapses, left_out
-from sse_convert.training.inputs import check_stage, held_out_batches, stage_inputs, stage_reader, teacher_cache
+from sse_convert.training.guard import Guard
 from sse_convert.training.loop import Progress, train
+from sse_convert.training.loss_spikes import left_out
 from sse_convert.training.metrics import MetricsLog
 from sse_convert.training.objective import Frozen, Objective
 from sse_convert.training.offline import TeacherCache
-from sse_convert.training.record import finished, refuse_changes, write_record
-from sse_convert.training.report import AVERAGED, StageReport
+from sse_convert.training.prefetch import Background, Step, steps
+from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
+from sse_convert.training.stage_inputs import check_stage, held_out_batches, stage_inputs, stage_reader, teacher_cache
+from sse_convert.training.stage_record import finished, refuse_changes, write_record
+from sse_convert.training.stage_report import AVERAGED, StageReport
 from sse_convert.training.uptrain import Uptrain
 
 Loss = Literal["layer_mse", "kl", "ce"]

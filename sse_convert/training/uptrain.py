@@ -7,11 +7,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.data.packing import IGNORED
+from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
-from sse_convert.training.data.packing import IGNORED
-from sse_convert.training.losses import Head, linear_cross_entropy
+from sse_convert.training.losses import linear_cross_entropy
+from sse_convert.training.model_objective import WholeModel, last_hidden
 from sse_convert.training.objective import Batch
-from sse_convert.training.whole import WholeModel, last_hidden
 
 
 class UptrainLoss(nn.Module):

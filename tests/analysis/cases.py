@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.analysis.capture import Seen, Sizes, see
-from sse_convert.analysis.text import Text
+from sse_convert.data.sample_text import Text
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from sse_convert import api
 from sse_convert.analysis import analyze as analysis
 from sse_convert.analysis.analyze import QUANTITIES, TEACHER_QUANTITIES, left_out, measure
 from sse_convert.analysis.quantity import quantiles
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
 from sse_convert.errors import DependencyError, OutputError
 from sse_convert.kernels import gates

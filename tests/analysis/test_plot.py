@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sse_convert import api
+from sse_convert.analysis.analysis_report import AnalysisReport, LayerAnalysis, LeftOut
 from sse_convert.analysis.plot import _printable, draw
-from sse_convert.analysis.report import AnalysisReport, LayerAnalysis, LeftOut
 from tests.evaluation.test_plot import size_in_pixels
 
 

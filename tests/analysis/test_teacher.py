@@ -5,11 +5,11 @@ import torch
 
 from sse_convert.analysis import teacher as teachers
 from sse_convert.analysis.teacher import OutputError, attention_distances, check_pair, output_errors
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.teacher import open_teacher, source_view
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.layout import row_layout
-from sse_convert.surgery.checkpoint import open_checkpoint
-from sse_convert.surgery.teacher import open_teacher, source_view
 from tests.analysis.cases import text
 from tests.modeling.tiny import FAMILIES, tiny_model, tiny_source
 from tests.surgery.models import save_source, tokens

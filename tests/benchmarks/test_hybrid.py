@@ -11,7 +11,7 @@ from benchmarks.kernels import hybrid, hybrid_checks, hybrid_decoding, hybrid_me
 from benchmarks.kernels.hybrid_decoding import OWN, prefill, step_attention
 from benchmarks.kernels.hybrid_models import build, subject, subject_of_folder
 from benchmarks.kernels.hybrid_training import Trainer, next_token_loss, random_ids
-from sse_convert.decoding import TokenStep
+from sse_convert.inference.cuda_graphs import TokenStep
 from sse_convert.kernels import dispatch
 from sse_convert.training.setup import compile_layers
 

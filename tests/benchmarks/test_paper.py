@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.paper import mqar_topk, propositions
-from sse_convert.row_sparse.results import Claim
+from benchmarks.paper.row_sparse.results import Claim
 
 SMALLEST = ["--tiny", "--device", "cpu", "--steps", "2", "--widths", "8", "16", "--test", "20", "--valid", "20"]
 

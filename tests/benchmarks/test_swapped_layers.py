@@ -11,7 +11,7 @@ from benchmarks.quality.swapped_states import Sizes, make_bed
 from benchmarks.quality.swapped_training import Phase, train
 from benchmarks.quality.swapped_variants import SETS
 from sse_convert import api
-from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.modeling.auto import load
 from sse_convert.recipe import load_recipe
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 from docs.examples import PAGES, Block, Workplace, agrees, blocks, commands, figures, page_paths
 from docs.parsing import check
 from docs.results import results_page
-from sse_convert.cli import app
+from sse_convert.cli.app import app
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.presets import preset_names, preset_text
 

@@ -14,8 +14,8 @@ from docs.markdown import anchor, prose, table
 from docs.recipe_reference import recipe_page, recipes_page
 from docs.reference import commands_page, errors_page, families_page
 from docs.results import demoted, linked_files, result_files, results_page, section, with_targets
-from sse_convert.cli import app
-from sse_convert.command import EXIT_CODES
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
 from sse_convert.mixers import MIXER_TYPES
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec

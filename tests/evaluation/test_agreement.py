@@ -5,7 +5,7 @@ from sse_convert.errors import CheckpointError
 from sse_convert.evaluation import perplexity
 from sse_convert.evaluation.agreement import Comparison, TeacherStates, divergence
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
-from sse_convert.training.losses import Head
+from sse_convert.modeling.head import Head
 
 
 @pytest.fixture(scope="module")

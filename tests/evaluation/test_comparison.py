@@ -2,12 +2,12 @@ import json
 
 import pytest
 
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.comparison import ControlRun, ControlTable
 from sse_convert.evaluation.controls import chosen_controls, control_table
 from sse_convert.evaluation.intervals import Accuracy, newcombe, wilson
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.teacher import open_teacher
 from tests.evaluation.test_report import make_report
 from tests.surgery.models import recipe_data, save_source
 

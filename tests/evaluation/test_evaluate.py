@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation.evaluate import Evaluator, evaluate, make_tasks, model_mixers
-from sse_convert.evaluation.loading import context_limit, load_model, load_tokenizer
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
-from sse_convert.recipe.training import Rope
+from sse_convert.recipe.stage_settings import Rope
 from sse_convert.surgery.budget import cache_bytes
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.surgery.teacher import open_teacher
 from tests.evaluation.cases import MATERIAL
 
 

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
+from sse_convert.checkpoints.load_model import load_model
 from sse_convert.errors import DataError, DependencyError, RecipeError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation import harness
 from sse_convert.evaluation.harness import PAPER, Harness
-from sse_convert.evaluation.loading import load_model
 from sse_convert.recipe.schema import Eval, LMEval, RulerName
 
 needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra eval")

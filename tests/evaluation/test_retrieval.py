@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sse_convert.evaluation import needle
-from sse_convert.evaluation.loading import load_model, load_tokenizer
+from sse_convert.checkpoints.load_model import load_model, load_tokenizer
+from sse_convert.data import needle
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
 from sse_convert.recipe.schema import NeedleEval
 

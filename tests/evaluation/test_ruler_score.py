@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from sse_convert.checkpoints.load_model import load_model
 from sse_convert.evaluation.intervals import Accuracy, wilson
-from sse_convert.evaluation.loading import load_model
 from sse_convert.evaluation.ruler_rows import NEW_TOKENS, RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import RulerScore, answer, ruler_score, string_match_all
 from sse_convert.evaluation.tables import ruler_lines

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import ARCHITECTURES, spec_for
 from sse_convert.modeling.auto import load
-from sse_convert.modeling.bundle import remote_code, write_remote_code
 from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
+from sse_convert.modeling.remote_code import remote_code, write_remote_code
 from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
 
 ROOT = Path(__file__).parents[2]

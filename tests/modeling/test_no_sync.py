@@ -10,11 +10,12 @@ from transformers import DynamicCache, masking_utils
 from sse_convert.kernels import dispatch
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.modeling.cache import install
+from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.layout import row_layout
-from sse_convert.training.losses import Head, linear_kl
-from sse_convert.training.recording import one_document_per_row
-from sse_convert.training.whole import last_hidden
+from sse_convert.training.cuda_graphs import one_document_per_row
+from sse_convert.training.losses import linear_kl
+from sse_convert.training.model_objective import last_hidden
 from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import BESIDE, tiny_model
 

@@ -9,8 +9,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from sse_convert.analysis.analyze import analyze
-from sse_convert.training.data.teacher import CACHE_VARIABLE
-from sse_convert.training.pipeline import run
+from sse_convert.data.teacher_samples import CACHE_VARIABLE
+from sse_convert.pipeline import run
 from tests.training.conftest import make_llama, make_text, make_tokenizer, recipe_for
 
 STAGE = {"tokens": 256, "batch_tokens": 128}

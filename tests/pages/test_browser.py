@@ -6,7 +6,7 @@ import pytest
 
 from sse_convert.pages.compare import compare
 from sse_convert.pages.generate import make_samples
-from sse_convert.pages.report import report
+from sse_convert.pages.run_page import report
 from tests.pages.browser import EXECUTABLE, NAMES, open_browser
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason=f"needs one of {', '.join(NAMES)}")

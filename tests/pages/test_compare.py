@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import UsageError
 from sse_convert.pages.compare import compare, labels
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from sse_convert.evaluation.loading import load_tokenizer
+from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.recipe.schema import Source
 from sse_convert.selection.probe import make_probe

@@ -6,15 +6,15 @@ import math
 import pytest
 import torch
 
-from sse_convert.evaluation.loading import load_model
-from sse_convert.evaluation.needle import load_words
+from sse_convert.checkpoints.load_model import load_model
+from sse_convert.data.needle import load_words
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
 from sse_convert.mixers import SlidingMixer
 from sse_convert.recipe.schema import NeedleEval
+from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter, passes, read_measurements
 from sse_convert.selection.probe import Rows
-from sse_convert.selection.standin import Swap
 from tests.selection.conftest import RETRIEVES, TEACHER
 
 

@@ -10,17 +10,17 @@ import torch
 import yaml
 
 from sse_convert import api
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.checkpoints.load_model import load_model
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError, UsageError
-from sse_convert.evaluation.loading import load_model
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
 from sse_convert.selection.gates import Training
+from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.select import settle_recall
-from sse_convert.selection.standin import Swap
 from tests.selection.conftest import RETRIEVES, TEACHER, TEXT
 from tests.surgery.models import save_source
 

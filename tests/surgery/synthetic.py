@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from sse_convert.surgery.safetensors_io import ITEM_BYTES, header_bytes
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, header_bytes
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 

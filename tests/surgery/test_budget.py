@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from sse_convert.checkpoints.teacher import native_windows
 from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_from_dict
 from sse_convert.modeling.architectures import AttentionDims, attention_dims
 from sse_convert.surgery.budget import (
@@ -17,7 +18,6 @@ from sse_convert.surgery.budget import (
     state_bytes,
     visible_tokens,
 )
-from sse_convert.surgery.teacher import native_windows
 from tests.modeling.tiny import LAYOUT, tiny_model
 from tests.surgery.models import tokens
 

@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.checkpoints.open import INDEX, open_checkpoint
+from sse_convert.checkpoints.provenance import read_provenance
+from sse_convert.checkpoints.teacher import is_new_tensor, open_teacher
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load
 from sse_convert.surgery import convert as converting
-from sse_convert.surgery.checkpoint import INDEX, open_checkpoint
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert, convert_layers
-from sse_convert.surgery.provenance import read_provenance
-from sse_convert.surgery.teacher import is_new_tensor, open_teacher
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
 

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from sse_convert import api
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.checkpoints.provenance import read_provenance
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.routing import route
@@ -19,7 +20,6 @@ from sse_convert.modeling.auto import load
 from sse_convert.surgery.convert import NEW_SHARD, convert
 from sse_convert.surgery.expand import expand
 from sse_convert.surgery.growth import Growth, grown_tensors, kept_share
-from sse_convert.surgery.provenance import read_provenance
 from sse_convert.surgery.verify import verify
 from tests.modeling.tiny import randomise
 from tests.surgery.models import digests, recipe, save_source, tokens

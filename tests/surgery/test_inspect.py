@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.checkpoints.provenance import FILE
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError
 from sse_convert.surgery.convert import convert
 from sse_convert.surgery.inspect import inspect
 from sse_convert.surgery.plan import make_plan
-from sse_convert.surgery.provenance import FILE
 from tests.surgery.models import recipe, save_source
 
 

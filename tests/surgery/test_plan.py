@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.checkpoints import open as opening
+from sse_convert.checkpoints.meta_model import teacher_from_config
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery import checkpoint as opening
 from sse_convert.surgery.plan import make_plan, training_flops
-from sse_convert.surgery.skeleton import teacher_from_config
 from tests.surgery import models, synthetic
 
 QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.json").read_text())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sse_convert.surgery.checkpoint import open_checkpoint
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.surgery.inspect import inspect
-from sse_convert.surgery.safetensors_io import ITEM_BYTES
 from tests.surgery import models, synthetic
 
 GB = 10**9
@@ -21,8 +21,8 @@ QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 RUN = """
 import re, sys
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 code = run_app(app, sys.argv[1:])
 status = open("/proc/self/status").read()
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024, file=sys.stderr)

@@ -5,12 +5,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sse_convert.cli import app
-from sse_convert.command import run_app
+from sse_convert.checkpoints.open import INDEX
+from sse_convert.checkpoints.provenance import FILE
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, VerificationError
-from sse_convert.surgery.checkpoint import INDEX
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert
-from sse_convert.surgery.provenance import FILE
 from sse_convert.surgery.verify import verify
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config

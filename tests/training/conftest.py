@@ -7,9 +7,9 @@ from accelerate.state import AcceleratorState, GradientState
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sse_convert.data.teacher_samples import CACHE_VARIABLE
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert
-from sse_convert.training.data.teacher import CACHE_VARIABLE
 from sse_convert.training.metrics import read
 from sse_convert.training.stage import run_stage
 

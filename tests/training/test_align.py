@@ -6,14 +6,14 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
 from sse_convert.errors import HardwareError
-from sse_convert.recipe.training import EarlyStop
+from sse_convert.recipe.stage_settings import EarlyStop
 from sse_convert.surgery.convert import convert
 from sse_convert.training import align, loop
 from sse_convert.training.align import layer_groups
-from sse_convert.training.inputs import check_stage
+from sse_convert.training.early_stop import LayerStops
 from sse_convert.training.metrics import WITHOUT_WINDOW, read
 from sse_convert.training.setup import make_accelerator
-from sse_convert.training.stopping import LayerStops
+from sse_convert.training.stage_inputs import check_stage
 from tests.training.conftest import losses
 from tests.training.test_resume import Killed, same, steps_then
 

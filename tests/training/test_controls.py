@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from sse_convert import pipeline
 from sse_convert.errors import UsageError
 from sse_convert.modeling.auto import load
-from sse_convert.training import pipeline
-from sse_convert.training.pipeline import run
+from sse_convert.pipeline import run
 from tests.training.test_resume import steps_then
 
 TINY = {"tokens": 128, "batch_tokens": 128}

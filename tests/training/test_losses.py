@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sse_convert.errors import ShapeError
+from sse_convert.modeling.head import Head
 from sse_convert.training import losses
-from sse_convert.training.losses import Head, linear_cross_entropy, linear_kl, relative_error, squared_error
+from sse_convert.training.losses import linear_cross_entropy, linear_kl, relative_error, squared_error
 
 T, D, V = 37, 12, 50
 HEADS = {

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sse_convert.data import RowReader, stack
 from sse_convert.errors import OutputError, RecipeError, TrainingError
 from sse_convert.modeling.auto import load
-from sse_convert.recipe.training import Offline
+from sse_convert.recipe.stage_settings import Offline
 from sse_convert.training import loop, offline, stage
-from sse_convert.training.data import RowReader, stack
-from sse_convert.training.truncated import NAMES
+from sse_convert.training.topk_kl import NAMES
 from tests.training.conftest import losses, make_llama
 from tests.training.test_resume import Killed, same, steps_then
 

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.schema import LearningRates, Stage
+from sse_convert.training import model_objective as whole
 from sse_convert.training import optimizer as module
-from sse_convert.training import whole
 from sse_convert.training.optimizer import MuonAdamW, learning_rates, make_optimizer, orthogonal
 from tests.training.conftest import losses
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 
+from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.kernels import dispatch
 from sse_convert.recipe.schema import Train
-from sse_convert.surgery.checkpoint import open_checkpoint
-from sse_convert.training.inputs import check_stage
 from sse_convert.training.setup import load_student, make_accelerator
+from sse_convert.training.stage_inputs import check_stage
 
 
 @pytest.mark.parametrize(("mode", "word"), [("tp", "tensor"), ("cp", "context"), ("sp", "sequence")])

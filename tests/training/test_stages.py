@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import AutoTokenizer
 
+from sse_convert.data import RowReader, stack
 from sse_convert.errors import (
     CheckpointError,
     DataError,
@@ -18,11 +19,10 @@ from sse_convert.errors import (
     TrainingError,
 )
 from sse_convert.modeling.auto import load
+from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert
 from sse_convert.training import loop
-from sse_convert.training.data import RowReader, stack
-from sse_convert.training.losses import Head
 from sse_convert.training.setup import converted_attention
 from sse_convert.training.stage import pick_stage, run_stage
 from sse_convert.training.uptrain import UptrainLoss

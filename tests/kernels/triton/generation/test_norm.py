@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sse_convert import norms
+from sse_convert.inference import fused_norms as norms
+from sse_convert.inference.fused_norms import OFFSETS, fused_norms
 from sse_convert.kernels import triton_backend
 from sse_convert.kernels.triton.generation import norm as module
 from sse_convert.kernels.triton.generation.norm import rms_norm
-from sse_convert.norms import OFFSETS, fused_norms
 from tests.tolerance import assert_same
 
 

@@ -1,0 +1,244 @@
+"""What a teacher's attention layers do on a few rows of text: how far heads look, how large their outputs are.
+
+Shape letters: B rows, T tokens, N = B * T, Hq query heads, D head size, S key scales that a new layer tries.
+"""
+
+import dataclasses as dc
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.modeling.architectures import ArchSpec, attention_dims
+from sse_convert.modeling.layer import SSEAttention, projections
+from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
+from sse_convert.modeling.window.sliding import training_mask
+
+INPUT_TOKENS = 4096
+"""inputs kept per layer for router centroids"""
+
+
+@dc.dataclass(kw_only=True, slots=True)
+class LayerStatistics:
+    """Sums over the tokens seen so far, float64 on the CPU."""
+
+    distance_H: Tensor
+    """distance in tokens weighted by attention, summed over queries"""
+    weight_H: Tensor
+    """the attention behind it"""
+    square_H: Tensor
+    """squared outputs of the teacher's heads, mean over channels, summed over tokens"""
+    missed_square_H: Tensor
+    """the same for what a window misses of them, in layers that have a window beside the new branch"""
+    student_square_SH: Tensor
+    """the same for the new layer's heads at scale one, where it was run, for each key scale it tried"""
+    student_product_SH: Tensor
+    """those heads times what they are to give: the teacher's, or what the window misses of them; summed likewise"""
+    tokens: int = 0
+    inputs: list[Tensor] = dc.field(default_factory=list)
+    """layer inputs [tokens, hidden], float32 on the CPU, `INPUT_TOKENS` in all"""
+
+    @property
+    def measured(self) -> bool:
+        """Whether attention went anywhere that counts: in layers with a window, beyond what the window sees."""
+        return bool(self.weight_H.any())
+
+    def mean_distance(self) -> Tensor:
+        """Mean distance [Hq] in tokens."""
+        return self.distance_H / self.weight_H.clamp_min(torch.finfo(torch.float64).tiny)
+
+    def output_rms(self) -> Tensor:
+        """Root mean square of each teacher head's output before the output projection, [Hq]."""
+        return (self.square_H / max(self.tokens, 1)).sqrt()
+
+    def missed_rms(self) -> Tensor:
+        """The same for what the layer's window misses, [Hq]."""
+        return (self.missed_square_H / max(self.tokens, 1)).sqrt()
+
+    def student_rms(self) -> Tensor:
+        """The same for the new layer's heads at scale one, [S, Hq]."""
+        return (self.student_square_SH / max(self.tokens, 1)).sqrt()
+
+
+def layer_inputs(
+    layer: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout
+) -> dict[str, Any]:
+    """What a layer hands to its operator, but for sequences and states.
+
+    Args:
+        layer: an SSE or GLA layer.
+        x_BTC: its input.
+        embeddings: (cos, sin), each [1 or B, T, rotated dims], as its model makes them.
+        layout: of the batch.
+    """
+    rotation = None
+    if layer.rotates and embeddings is not None:
+        cos, sin = (layout.pack(part.expand(len(x_BTC), -1, -1))[:, None] for part in embeddings)
+        rotation = cos, sin
+    return layer.operator_inputs(layout.pack(x_BTC), rotation)
+
+
+class Collector:
+    """Runs a teacher and sums what chosen layers do.
+
+    Distances leave out what goes to the first token of a document: as an attention sink it takes much of the weight and
+    says nothing about how far a head looks. In layers with a window they also leave out what the window sees, since the
+    new branch is for the rest; and what the window misses is measured, the teacher's heads minus those of attention to
+    what it sees alone.
+
+    Args:
+        model: causal language model of the family `spec`. It is set to eager attention, which returns its weights.
+        spec: the family.
+        layers: layers to watch.
+        windows: (window, sinks) of those layers that have a window beside the new branch.
+        students: new layers with output scales of one, built on the teacher's modules, to run on the same inputs.
+        key_scales: what such a layer tries as `sse_k_scale`, all heads alike; where that is nothing it runs as it is.
+        keep_inputs: keep layer inputs too.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: ArchSpec,
+        layers: list[int],
+        *,
+        windows: dict[int, tuple[int, int]] | None = None,
+        students: dict[int, SSEAttention] | None = None,
+        key_scales: dict[int, tuple[float, ...]] | None = None,
+        keep_inputs: bool = False,
+    ) -> None:
+        heads = model.config.num_attention_heads
+        self.model, self.spec, self.students, self.keep_inputs = model, spec, students or {}, keep_inputs
+        self.windows, self.dims = windows or {}, attention_dims(model.config)
+        tried = key_scales or {}
+        self.key_scales: dict[int, tuple[float | None, ...]] = {i: tried.get(i) or (None,) for i in layers}
+        self._values: dict[int, Tensor] = {}
+        self._given: dict[int, tuple[Tensor, tuple[Tensor, Tensor] | None]] = {}
+        self.statistics = {
+            layer: LayerStatistics(
+                distance_H=torch.zeros(heads, dtype=torch.float64),
+                weight_H=torch.zeros(heads, dtype=torch.float64),
+                square_H=torch.zeros(heads, dtype=torch.float64),
+                missed_square_H=torch.zeros(heads, dtype=torch.float64),
+                student_square_SH=torch.zeros(len(self.key_scales[layer]), heads, dtype=torch.float64),
+                student_product_SH=torch.zeros(len(self.key_scales[layer]), heads, dtype=torch.float64),
+            )
+            for layer in layers
+        }
+        self._positions = torch.zeros(1, 1)
+        model.set_attn_implementation("eager")
+
+    @torch.no_grad()
+    def run(self, batch: dict[str, Tensor]) -> None:
+        """Add one batch.
+
+        Args:
+            batch: `input_ids` and `position_ids` [B, T]; positions restart at each packed document.
+        """
+        self._positions = batch["position_ids"]
+        with self._hooks():
+            self.model(**batch, use_cache=False)
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        handles = []
+        for layer, statistics in self.statistics.items():
+            attention = self.model.get_submodule(self.spec.attention_path(layer))
+            inputs = functools.partial(self._inputs, layer, statistics)
+            handles += [
+                attention.register_forward_pre_hook(inputs, with_kwargs=True),
+                attention.register_forward_hook(functools.partial(self._weights, layer, statistics)),
+                getattr(attention, self.spec.output).register_forward_pre_hook(
+                    functools.partial(self._outputs, layer, statistics)
+                ),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _weights(
+        self, layer: int, statistics: LayerStatistics, module: Any, args: Any, outputs: tuple[Any, ...]
+    ) -> None:
+        weights_BHTT = outputs[1].float()
+        position_BT = self._positions.to(weights_BHTT.device).double()
+        if layer in self.windows:
+            seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
+            missed_NHD = _missed(weights_BHTT, seen_BHTT, self._values.pop(layer), self.dims.head_dim)
+            statistics.missed_square_H += _sums(missed_NHD, missed_NHD)
+            self._compare(layer, statistics, missed_NHD)
+            weights_BHTT = weights_BHTT - seen_BHTT
+        weights_BHTT = weights_BHTT * (position_BT != 0)[:, None, None]
+        by_query, by_key = weights_BHTT.sum(3).double(), weights_BHTT.sum(2).double()
+        distance_H = ((by_query - by_key) * position_BT[:, None]).sum((0, 2))
+        statistics.distance_H += distance_H.cpu()
+        statistics.weight_H += by_query.sum((0, 2)).cpu()
+
+    def _seen(self, layer: int, like_BHTT: Tensor) -> Tensor:
+        """bool [B, 1, T, T], what a layer's window sees."""
+        shape = like_BHTT.shape[0], like_BHTT.shape[2]
+        starts = document_starts(self._positions, shape[0])
+        return training_mask(None, starts, shape, *self.windows[layer], like_BHTT.device)
+
+    def _outputs(self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
+        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.head_dim)
+        statistics.square_H += _sums(heads_NHD, heads_NHD)
+        statistics.tokens += len(heads_NHD)
+        if layer not in self.windows:
+            self._compare(layer, statistics, heads_NHD)
+
+    def _compare(self, layer: int, statistics: LayerStatistics, target_NHD: Tensor) -> None:
+        """Add the new layer's heads, and their products with what they are to give, one key scale after the other."""
+        if layer not in self.students:
+            return
+        x_BTC, embeddings = self._given.pop(layer)
+        for row, key_scale in enumerate(self.key_scales[layer]):
+            if key_scale is not None:
+                self.students[layer].sse_k_scale.fill_(key_scale)
+            heads_NHD = self._student(self.students[layer], x_BTC, embeddings)
+            statistics.student_square_SH[row] += _sums(heads_NHD, heads_NHD)
+            statistics.student_product_SH[row] += _sums(heads_NHD, target_NHD)
+
+    def _inputs(
+        self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        x_BTC = args[0] if args else kwargs["hidden_states"]
+        kept = sum(map(len, statistics.inputs))
+        if self.keep_inputs and kept < INPUT_TOKENS:
+            statistics.inputs.append(x_BTC.flatten(0, 1)[: INPUT_TOKENS - kept].float().cpu())
+        if layer in self.windows:
+            self._values[layer] = projections(module, self.spec, self.dims, x_BTC)[2]
+        if layer in self.students:
+            self._given[layer] = x_BTC, kwargs.get("position_embeddings")
+
+    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+        batch, length = x_BTC.shape[:2]
+        starts = document_starts(self._positions, batch)
+        layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
+        inputs = layer_inputs(student, x_BTC, embeddings, layout)
+        o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
+        return student.scaled(o_NHD, layout.pack(x_BTC), torch.float32).view(o_NHD.shape)
+
+
+def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:
+    """Products, mean over channels, summed over tokens: float64 [Hq] on the CPU."""
+    return (one_NHD.double() * other_NHD.double()).mean(-1).sum(0).cpu()
+
+
+def _missed(weights_BHTT: Tensor, seen_BHTT: Tensor, values_BTC: Tensor, head_dim: int) -> Tensor:
+    """What a window misses of the heads W V, [N, Hq, D].
+
+    A softmax over fewer keys is the softmax over all of them, restricted and renormalised.
+    """
+    batch, length = values_BTC.shape[:2]
+    values_BHTD = values_BTC.float().view(batch, length, -1, head_dim).transpose(1, 2)
+    values_BHTD = values_BHTD.repeat_interleave(weights_BHTT.shape[1] // values_BHTD.shape[1], 1)
+    total_BHT1 = seen_BHTT.sum(3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    missed_BHTD = (weights_BHTT - seen_BHTT / total_BHT1) @ values_BHTD
+    return missed_BHTD.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,292 @@
+"""Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay, scales, router.
+
+Only `sse_*` tensors change: the folder gets a new version of the added shard, and the teacher's shards linked again.
+Follows Taylor-Calibrate in setting decays by the mean attention distance; scales are set last, by what the layers with
+these decays give, the key scale where it is asked for and the output scale for that key scale.
+"""
+
+import dataclasses as dc
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
+from sse_convert.calibration.initial_values import branch_windows, decay_and_router, half_lives, key_scales, scales
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.output_folder import check_output, new_folder, place
+from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
+from sse_convert.checkpoints.safetensors_io import read_header, write_shard
+from sse_convert.checkpoints.teacher import Teacher, source_view
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.console import progress
+from sse_convert.errors import CheckpointError, DataError, RecipeError
+from sse_convert.mixers import RecurrentMixer, SSEMixer
+from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
+from sse_convert.modeling.hybrid import source_class
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads
+from sse_convert.modeling.window.window_branch import attention_layer
+from sse_convert.recipe import Recipe, recipe_hash
+from sse_convert.report import table
+from sse_convert.surgery.compatibility import calibration_problems, match_recipe
+from sse_convert.surgery.convert import NEW_SHARD
+
+_LEFT = "their decays and scales stay as convert set them"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CalibratedLayer:
+    """What one layer was set to."""
+
+    index: int
+    half_life: tuple[float, float] | None
+    """tokens, shortest and longest over the state heads; None where decay was left alone"""
+    key_scale: tuple[float, float] | None
+    """smallest and largest over the state heads; None where it was left alone"""
+    output_scale: tuple[float, float] | None
+    """smallest and largest over the query heads; None where scales were left alone"""
+    router: str
+    """random (left alone), kmeans, or none"""
+    measured: bool = True
+    """false where no document of the rows is longer than the layer's window: decay and scales are left alone"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateReport:
+    """The result of a calibration."""
+
+    out: Path
+    rows: int
+    tokens: int
+    layers: list[CalibratedLayer]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {**dc.asdict(self), "out": str(self.out)}
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        rows = [
+            (str(layer.index), *map(_range, (layer.half_life, layer.key_scale, layer.output_scale)), layer.router)
+            for layer in self.layers
+        ]
+        short = [str(layer.index) for layer in self.layers if not layer.measured]
+        return [
+            f"wrote {self.out}: {len(self.layers)} layers set from {self.rows} rows ({self.tokens:,} tokens)",
+            *table(("layer", "half-life (tokens)", "key scale", "output scale", "router"), rows),
+            *([f"note: no document reaches beyond the window of layers {', '.join(short)}; {_LEFT}"] if short else []),
+        ]
+
+
+def _range(bounds: tuple[float, float] | None) -> str:
+    return "unchanged" if bounds is None else f"{bounds[0]:.3g} to {bounds[1]:.3g}"
+
+
+def calibrate(
+    recipe: Recipe, checkpoint: Path, out: Path, *, rows: Iterable[dict[str, Tensor]] | None = None
+) -> CalibrateReport:
+    """Calibrate a converted checkpoint into a new folder.
+
+    Args:
+        recipe: `calibrate`, layers, mixers and data are read.
+        checkpoint: what `convert` wrote.
+        out: the folder to make.
+        rows: batches with `input_ids` and `position_ids` [B, T]; unset takes `calibrate.rows` rows of the recipe's
+            training text.
+
+    Raises:
+        CheckpointError: the folder is not a converted, untrained checkpoint.
+        RecipeError: the recipe gives the model other layers than the checkpoint has, or rows that are too long, or too
+            short for what a window misses, or asks for key scales where none matters.
+        DataError: the training text cannot be used.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+    """
+    out = Path(out)
+    check_output(out)
+    files = open_checkpoint(checkpoint)
+    teacher = source_view(files)
+    mixers = _check_input(recipe, files, limit=teacher.config.max_position_embeddings if rows is None else None)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    model = load_source(teacher)
+    model.to(device)
+    batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
+    statistics = _measured(
+        model, teacher, mixers, batches, "the teacher", keep_inputs=recipe.calibrate.router == "kmeans"
+    )
+    values = {i: decay_and_router(recipe, mixer, teacher.dims, statistics[i]) for i, mixer in mixers.items()}
+    if recipe.calibrate.fits_scales:
+        students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
+        tried = {i: key_scales(recipe, mixer) for i, mixer in mixers.items()}
+        found = _measured(model, teacher, mixers, batches, "the new layers", students=students, key_scales=tried)
+        for i, mixer in mixers.items():
+            if found[i].measured:
+                values[i] |= scales(recipe, mixer, teacher.dims, found[i])
+    changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
+    _write(files, out, changed, recipe)
+    return CalibrateReport(
+        out=out,
+        rows=sum(len(batch["input_ids"]) for batch in batches),
+        tokens=sum(batch["input_ids"].numel() for batch in batches),
+        layers=[_summary(i, mixer, teacher.dims, statistics[i], values[i]) for i, mixer in mixers.items()],
+    )
+
+
+def _taken(source: Iterable[dict[str, Tensor]], count: int, device: torch.device | None) -> list[dict[str, Tensor]]:
+    """The first batches of a source, on the device."""
+    names = ("input_ids", "position_ids")
+    batches = [{name: batch[name].to(device) for name in names} for batch in itertools.islice(source, count)]
+    if not batches:
+        raise DataError(
+            "there are no calibration rows", expected="at least one row of text", fix="raise calibrate.rows"
+        )
+    return batches
+
+
+def _measured(
+    model: PreTrainedModel,
+    teacher: Teacher,
+    mixers: dict[int, SSEMixer],
+    batches: list[dict[str, Tensor]],
+    what: str,
+    *,
+    students: dict[int, SSEAttention] | None = None,
+    key_scales: dict[int, tuple[float, ...]] | None = None,
+    keep_inputs: bool = False,
+) -> dict[int, LayerStatistics]:
+    """Statistics of the layers over the batches; for the keyword arguments see `Collector`."""
+    collector = Collector(
+        model,
+        teacher.spec,
+        list(mixers),
+        windows=branch_windows(mixers),
+        students=students,
+        key_scales=key_scales,
+        keep_inputs=keep_inputs,
+    )
+    with progress(f"measuring {what}", len(batches)) as bar:
+        for batch in batches:
+            collector.run(batch)
+            bar.update()
+    return collector.statistics
+
+
+def _summary(
+    layer: int, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics, values: dict[str, Tensor]
+) -> CalibratedLayer:
+    half_life = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
+    key_scale, scale = (values.get(f"sse_{name}_scale") for name in ("k", "out"))
+    router = "kmeans" if "sse_router.weight" in values else "random"
+    return CalibratedLayer(
+        index=layer,
+        half_life=_bounds(half_life) if "sse_decay_up.bias" in values else None,
+        key_scale=None if key_scale is None else _bounds(key_scale),
+        output_scale=None if scale is None else _bounds(scale),
+        router=router if mixer.num_partitions > 1 else "none",
+        measured=statistics.measured,
+    )
+
+
+def _bounds(values: Tensor) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
+
+
+def load_source(view: Teacher) -> PreTrainedModel:
+    """The source model of a converted, untrained checkpoint: its teacher, loaded from the same shards.
+
+    Args:
+        view: the checkpoint seen as its source (`source_view`).
+    """
+    source = source_class(view.spec)
+    # name and module stay the source's: transformers looks up by them what it renames on loading
+    members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": [SSE_PREFIX]}
+    cls: Any = type(source.__name__, (source,), members)
+    model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype="auto")
+    return model.requires_grad_(False)
+
+
+def _check_input(recipe: Recipe, files: CheckpointFiles, limit: int | None) -> dict[int, SSEMixer]:
+    """The SSE mixers of the checkpoint by layer, after making sure that it fits the recipe and is not trained yet, and
+    that the recipe's rows do for it: `limit` is the model's positions, None for rows that are given."""
+    match = match_recipe(recipe, files)
+    provenance = read_provenance(files.folder)
+    if provenance is not None and provenance.stage not in UNTRAINED:
+        raise CheckpointError(
+            f"{files.name} was written by stage {provenance.stage}: its weights are no longer the teacher's",
+            expected="the folder that `sse-convert convert` wrote",
+            fix="calibrate before training",
+        )
+    if limit is not None and (problems := calibration_problems(recipe, match.mixers, limit)):
+        raise RecipeError(
+            "\n".join(problems),
+            expected="settings that calibration can follow",
+            fix="correct these keys, or use --set; for another window convert the model anew",
+        )
+    by_layer = ((layer, match.mixers[name]) for layer, name in enumerate(match.names) if name in match.mixers)
+    return {layer: as_sse(mixer) for layer, mixer in by_layer if isinstance(mixer, RecurrentMixer)}
+
+
+def _student(
+    model: PreTrainedModel,
+    teacher: Teacher,
+    files: CheckpointFiles,
+    layer: int,
+    mixer: SSEMixer,
+    values: dict[str, Tensor],
+) -> SSEAttention:
+    """The new layer on top of the teacher's modules, with the checkpoint's new tensors and `values` in their place, and
+    output scales of one."""
+    spec = teacher.spec
+    source = model.get_submodule(spec.attention_path(layer))
+    student = attention_layer(source, model.config, layer, spec=spec, mixer=mixer)
+    stored = {
+        new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
+        for new in new_tensors(teacher.dims, mixer)
+    }
+    stored["sse_out_scale"] = torch.ones_like(stored["sse_out_scale"])
+    student.load_state_dict({**stored, **values}, strict=False)
+    like = next(source.parameters())
+    return student.to(like.device, like.dtype)
+
+
+def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    """Rows of the recipe's training text, one per batch."""
+    from sse_convert.checkpoints.load_model import load_tokenizer
+    from sse_convert.data import RowReader, Teacher, stack
+
+    reader = RowReader(
+        recipe.data.train,
+        load_tokenizer(folder),
+        recipe.calibrate.seq_len,
+        recipe.data.seed,
+        needles=recipe.data.needles,
+        teacher=Teacher(recipe.model, recipe.revision),
+        vocab_size=model.config.vocab_size,
+    )
+    return (stack([row]) for row in reader.rows())
+
+
+def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe: Recipe) -> None:
+    """The checkpoint again with some new tensors replaced; other shards are linked, small files copied."""
+    with new_folder(out) as folder:
+        for path in sorted(files.folder.rglob("*")):
+            target = folder / path.relative_to(files.folder)
+            if path.is_dir():
+                target.mkdir(exist_ok=True)
+            elif path.name in files.shard_bytes and path.name != NEW_SHARD:
+                place(path, target, "hard")
+            elif path.name != NEW_SHARD:
+                shutil.copyfile(path, target)
+        if NEW_SHARD in files.shard_bytes:
+            header = read_header(files.folder / NEW_SHARD)
+            layout = {name: (info.dtype, info.shape) for name, info in header.items()}
+            tensors = ((name, changed.get(name, read_tensor(files.folder, info))) for name, info in header.items())
+            data = ((name, tensor_bytes(tensor.to(TORCH_DTYPES[layout[name][0]]))) for name, tensor in tensors)
+            write_shard(folder / NEW_SHARD, layout, data)
+        if (provenance := read_provenance(files.folder)) is not None:
+            dc.replace(provenance, stage="calibrate", recipe_hash=recipe_hash(recipe)).write(folder)

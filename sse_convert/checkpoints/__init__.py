@@ -1,0 +1,1 @@
+"""Checkpoints on disk: opened by their headers, read tensor by tensor, written whole or not at all."""

@@ -1,0 +1,199 @@
+"""What surgery needs of the Hugging Face hub: a listing, the small files, shard headers, or everything.
+
+Access tokens are the library's business: they are neither read nor printed here.
+"""
+
+import dataclasses as dc
+import fnmatch
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo
+from sse_convert.errors import CheckpointError, HubError
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+SMALL_PATTERNS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.jinja",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
+"""files of a checkpoint beside its weights"""
+WEIGHT_PATTERNS = ("model*.safetensors",)
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+_NOT_IN_SUBFOLDERS = [f"*/{pattern}" for pattern in ("*.safetensors", *PICKLE_PATTERNS)]
+T = TypeVar("T")
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Listing:
+    """Files of a hub repository at one commit."""
+
+    repo_id: str
+    revision: str | None
+    """as asked for; downloading by it lets the cache remember which commit it was"""
+    commit: str
+    sizes: dict[str, int | None]
+    """file name -> bytes, where the hub says"""
+
+    @property
+    def has_safetensors(self) -> bool:
+        """Whether there is a `model.safetensors`, whole or in shards."""
+        return any(_WEIGHTS.fullmatch(name) for name in self.sizes)
+
+    def pickles(self) -> list[str]:
+        """Pickle files at the top level."""
+        return [name for name in self.sizes if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLE_PATTERNS)]
+
+
+def looks_like_id(text: str) -> bool:
+    """Whether `text` can be a hub id: `name` or `owner/name`."""
+    return _ID.fullmatch(text) is not None
+
+
+def listing(repo_id: str, revision: str | None) -> Listing:
+    """The files of a repository; needs the network.
+
+    Raises:
+        HubError: no such repository or revision, no access, or the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    info = _asking(repo_id, revision, lambda: HfApi().model_info(repo_id, revision=revision, files_metadata=True))
+    return Listing(repo_id, revision, str(info.sha), {file.rfilename: file.size for file in info.siblings or []})
+
+
+def cached(repo_id: str, revision: str | None) -> Path | None:
+    """The snapshot folder in the local cache, None where there is none or files are missing."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = [*SMALL_PATTERNS, *WEIGHT_PATTERNS]
+    try:
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                local_files_only=True,
+                allow_patterns=patterns,
+                ignore_patterns=_NOT_IN_SUBFOLDERS,
+            )
+        )
+    except LocalEntryNotFoundError:
+        return None
+
+
+def download_small(files: Listing) -> Path:
+    """Download everything but the weights; the snapshot folder.
+
+    Raises:
+        HubError: see `listing`.
+    """
+    return _download(files.repo_id, files.revision, SMALL_PATTERNS)
+
+
+def download(repo_id: str, revision: str | None, *, with_pickles: bool) -> Path:
+    """Download the weights (`model*.safetensors`, pickles on request) and the small files; the snapshot folder.
+
+    Raises:
+        HubError: see `listing`.
+    """
+    return _download(repo_id, revision, (*SMALL_PATTERNS, *WEIGHT_PATTERNS, *(PICKLE_PATTERNS if with_pickles else ())))
+
+
+def _download(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    def request() -> str:
+        return snapshot_download(
+            repo_id, revision=revision, allow_patterns=list(patterns), ignore_patterns=_NOT_IN_SUBFOLDERS
+        )
+
+    return Path(_asking(repo_id, revision, request))
+
+
+def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
+    """The tensors of the given shards, from ranged requests for their headers.
+
+    Raises:
+        CheckpointError: a shard is missing, or its header is damaged.
+        HubError: see `listing`.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    api = HfApi()
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        where = f"shard {shard} of {files.repo_id}"
+        if shard not in files.sizes:
+            raise CheckpointError(
+                f"{where} is missing", expected="every shard the index names", fix="use another revision"
+            )
+
+        def request(shard: str = shard) -> Any:
+            return api.parse_safetensors_file_metadata(files.repo_id, shard, revision=files.commit)
+
+        try:
+            header = _asking(files.repo_id, files.commit, request)
+        except SafetensorsParsingError as error:
+            raise CheckpointError(
+                f"{where} is not a valid safetensors file: {error}", fix="use another revision"
+            ) from error
+        for name, tensor in header.tensors.items():
+            if tensor.dtype not in ITEM_BYTES:
+                raise CheckpointError(
+                    f"{where}: tensor {name} has dtype {tensor.dtype}", expected=", ".join(ITEM_BYTES)
+                )
+            tensors[name] = TensorInfo(tensor.dtype, tuple(tensor.shape), shard, tensor.data_offsets[0])
+    return tensors
+
+
+def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
+    """Run a request and turn what the hub libraries raise into errors a user can act on."""
+    from huggingface_hub import errors
+
+    where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
+    try:
+        return request()
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{where} is gated",
+            expected="access granted to your account",
+            fix="accept its terms on the hub, then `hf auth login`",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(
+            f"{repo_id} has no revision {revision}", expected="a branch, tag or commit", fix="correct revision:"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"{repo_id} is neither a local folder nor a model on the hub",
+            expected="a folder with config.json, or a hub id such as Qwen/Qwen3-0.6B",
+            fix="correct the name; for a private model, `hf auth login` first",
+        ) from error
+    except errors.HFValidationError as error:
+        raise HubError(
+            f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
+        ) from error
+    except (_network_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
+        raise HubError(
+            f"the hub cannot be reached for {where} ({type(error).__name__})",
+            expected="a network connection, or the model in the local cache",
+            fix="check the connection, or give a local folder",
+        ) from error
+
+
+def _network_error() -> type[Exception]:
+    """The base of what the hub's HTTP library raises; which library that is depends on huggingface_hub's version."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(base for base in HfHubHTTPError.__bases__ if base is not OSError and issubclass(base, Exception))

@@ -1,0 +1,102 @@
+"""Open a model and its tokenizer for measuring and generating, with errors a user can act on."""
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sse_convert.checkpoints.open import download, open_checkpoint
+from sse_convert.errors import CheckpointError, HardwareError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def pick_device(name: str | None = None) -> "torch.device":
+    """The named device, or the accelerator of this machine, or the CPU.
+
+    Raises:
+        HardwareError: the named device does not exist here.
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name is None:
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise HardwareError(f"device {name!r} is unknown", expected="cpu, cuda, cuda:1 ...") from error
+    if device.type != "cpu" and (accelerator is None or device.type != accelerator.type):
+        raise HardwareError(
+            f"device {name!r} is not on this machine", expected=f"cpu or {accelerator or 'nothing else'}"
+        )
+    return device
+
+
+def device_name(device: "torch.device") -> str:
+    """The kind of a device and what it is, for reports."""
+    import torch
+
+    machine = platform.processor() or platform.machine()
+    return f"{device.type} ({torch.cuda.get_device_name(device) if device.type == 'cuda' else machine})"
+
+
+def load_model(
+    source: str | Path, *, revision: str | None = None, device: str | None = None, dtype: "torch.dtype | None" = None
+) -> "PreTrainedModel":
+    """A teacher or a converted model in evaluation mode.
+
+    Args:
+        source: folder or hub id.
+        revision: hub revision.
+        device: unset picks the accelerator, or the CPU.
+        dtype: type of the weights; unset keeps the stored one.
+
+    Raises:
+        CheckpointError: not a checkpoint, or a damaged one.
+        HubError: the hub refused or cannot be reached.
+        HardwareError: the device does not exist here.
+    """
+    place = pick_device(device)
+    folder = download(open_checkpoint(source, revision)).folder
+    from sse_convert.modeling.auto import load
+
+    return load(folder, dtype=dtype, device=place)
+
+
+def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer stored with a checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+        HubError: the hub refused or cannot be reached.
+    """
+    from transformers import AutoTokenizer
+
+    folder = download(open_checkpoint(source, revision)).folder
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{source} has no tokenizer that loads: {reason}",
+            expected="tokenizer.json and tokenizer_config.json beside config.json",
+            fix="copy them from the original model",
+        ) from error
+    return tokenizer
+
+
+def context_limit(config: Any) -> int | None:
+    """The longest context a model may be given, in tokens; None where no layer and no embedding knows positions.
+
+    Args:
+        config: a transformers config, converted or not.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None or not hasattr(config, "sse") or config.model_type.endswith("gpt2"):
+        return limit
+    from sse_convert.modeling.configuration import layer_mixers
+
+    free = all(mixer is not None and getattr(mixer, "rope", "keep") == "none" for mixer in layer_mixers(config))
+    return None if free else limit

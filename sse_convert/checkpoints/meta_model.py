@@ -1,0 +1,86 @@
+"""Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.safetensors_io import TensorInfo
+from sse_convert.checkpoints.teacher import Teacher, build_source_config, check_shapes
+from sse_convert.checkpoints.tensor_data import DTYPE_NAMES
+from sse_convert.modeling.architectures import attention_dims, spec_for
+
+
+def skeleton(config: Any) -> PreTrainedModel:
+    """The causal language model of a transformers configuration, on the meta device."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a checkpoint of `model` must hold: parameters and persistent buffers, tied ones once."""
+    persistent = model.state_dict().keys()
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
+
+
+def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The same by the names that a checkpoint uses.
+
+    Args:
+        teacher: the source, or a converted checkpoint seen as its source; says whether names begin with the backbone.
+        model: the source's or the hybrid's skeleton.
+        stored: names in the checkpoint. Some of them transformers renames on loading (GPT-NeoX's head, for one).
+    """
+    renamings = _renamings(type(model).__name__) or _renamings(model.config.model_type) or ()
+    names = {}
+    for stored_name in stored:
+        name = stored_name
+        for renaming in renamings:
+            name, _ = renaming.rename_source_key(name)
+        names[name] = stored_name
+    shapes = {teacher.stored(name): shape for name, shape in model_shapes(model).items()}
+    return {names.get(name, name): shape for name, shape in shapes.items()}
+
+
+def _renamings(key: str) -> Any:
+    return get_checkpoint_conversion_mapping(key)
+
+
+def check_complete(teacher: Teacher) -> list[str]:
+    """Make sure that the checkpoint holds every tensor of its model, in the right shape.
+
+    Returns:
+        Tensors that the model does not use, such as old rotary tables.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
+    expected = stored_shapes(teacher, skeleton(teacher.config), teacher.files.tensors)
+    check_shapes(teacher.files, expected)
+    return sorted(teacher.files.tensors.keys() - expected.keys())
+
+
+def teacher_from_config(raw: dict[str, Any], name: str) -> Teacher:
+    """A teacher that exists as a config.json alone, with the tensors its model would have: enough to plan.
+
+    Args:
+        raw: config.json.
+        name: what to call it.
+
+    Raises:
+        CheckpointError: the family is unknown, or the values do not make a model.
+    """
+    spec = spec_for(raw["model_type"])
+    config = build_source_config(raw, name)
+    dtype = DTYPE_NAMES[config.dtype or torch.float32]
+    tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in model_shapes(skeleton(config)).items()}
+    files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors=tensors, shard_bytes={})
+    return Teacher(
+        files=files, spec=spec, config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."
+    )

@@ -1,0 +1,286 @@
+"""Open a checkpoint, local or on the hub, by its config and safetensors headers. No tensor is loaded."""
+
+import dataclasses as dc
+import json
+from pathlib import Path
+from typing import Any
+
+from sse_convert.checkpoints import hub
+from sse_convert.checkpoints.safetensors_io import TensorInfo, read_header
+from sse_convert.errors import CheckpointError, HubError
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PICKLE_PATTERNS = ("pytorch_model*.bin", *hub.PICKLE_PATTERNS)
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointFiles:
+    """A checkpoint as its small files describe it."""
+
+    name: str
+    """hub id or folder, as the user wrote it"""
+    folder: Path
+    """where the files are; for a hub checkpoint that was not downloaded, the small files only"""
+    remote: bool = False
+    """the weights are still on the hub"""
+    revision: str | None = None
+    """hub commit, None for a local folder"""
+    config: dict[str, Any]
+    """config.json"""
+    tensors: dict[str, TensorInfo]
+    """every tensor by name"""
+    shard_bytes: dict[str, int]
+    """size of each shard"""
+    pickles: tuple[str, ...] = ()
+    """pickle files the tensors are in; empty for safetensors"""
+
+    @property
+    def index(self) -> dict[str, str]:
+        """Tensor name -> shard."""
+        return {name: info.shard for name, info in self.tensors.items()}
+
+    @property
+    def headers(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Tensor name -> (safetensors dtype, shape)."""
+        return {name: (info.dtype, info.shape) for name, info in self.tensors.items()}
+
+    @property
+    def model_type(self) -> str:
+        """`model_type` of config.json."""
+        return str(self.config["model_type"])
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all stored tensors (tied weights are stored once)."""
+        return sum(info.numel for info in self.tensors.values())
+
+
+def open_checkpoint(source: str | Path, revision: str | None = None, *, allow_pickle: bool = False) -> CheckpointFiles:
+    """Read the small files and headers of a checkpoint.
+
+    Args:
+        source: local folder, or hub id. A path that exists is a folder.
+        revision: hub branch, tag or commit.
+        allow_pickle: also open `.bin` and `.pt` checkpoints (shapes only, with `weights_only=True`).
+
+    Raises:
+        CheckpointError: missing folder, config or shard; damaged shard or index; pickle weights without `allow_pickle`.
+        HubError: the hub refused or cannot be reached.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return _open_folder(str(source), folder, None, allow_pickle)
+    if folder.exists():
+        raise CheckpointError(
+            f"{source} is a file",
+            expected="a checkpoint folder or a hub id",
+            fix="give the folder that holds config.json",
+        )
+    if not hub.looks_like_id(str(source)):
+        raise CheckpointError(
+            f"checkpoint folder {source} does not exist",
+            expected="a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B",
+            fix="correct model: in the recipe, or the path",
+        )
+    return _open_hub(str(source), revision, allow_pickle)
+
+
+def download(files: CheckpointFiles, *, allow_pickle: bool = False) -> CheckpointFiles:
+    """The checkpoint with all of its files on this machine; a local one is returned as it is.
+
+    Raises:
+        CheckpointError, HubError: see `open_checkpoint`.
+    """
+    if not files.remote:
+        return files
+    folder = hub.download(files.name, files.revision, with_pickles=allow_pickle)
+    return _open_folder(files.name, folder, files.revision, allow_pickle)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it is missing, not a JSON object, or has no model_type.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}",
+            expected="a Hugging Face checkpoint folder",
+            fix="give the folder that holds config.json and the weights",
+        )
+    config = _read_json(path)
+    if not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f"{path} has no model_type", expected='for example "model_type": "qwen3"', fix="add it")
+    return config
+
+
+def _open_folder(name: str, folder: Path, revision: str | None, allow_pickle: bool) -> CheckpointFiles:
+    config = read_config(folder)
+    shards = _shards(folder)
+    if not shards:
+        return _open_pickles(name, folder, revision, config, allow_pickle)
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        for tensor, info in read_header(folder / shard).items():
+            if tensor in tensors:
+                raise CheckpointError(
+                    f"tensor {tensor} is in two shards of {folder}: {tensors[tensor].shard} and {shard}",
+                    expected="each tensor once",
+                    fix="remove the shard that does not belong to the checkpoint",
+                )
+            tensors[tensor] = info
+    if (folder / INDEX).is_file() and shards != [SINGLE]:
+        _check_index(folder / INDEX, _weight_map(folder / INDEX), tensors)
+    sizes = {shard: (folder / shard).stat().st_size for shard in shards}
+    return CheckpointFiles(
+        name=name, folder=folder, revision=revision, config=config, tensors=tensors, shard_bytes=sizes
+    )
+
+
+def _shards(folder: Path) -> list[str]:
+    """The shards transformers would load: `model.safetensors` when it is there, otherwise those the index names."""
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    if not (folder / INDEX).is_file():
+        return []
+    shards = sorted(set(_weight_map(folder / INDEX).values()))
+    if not shards:
+        raise CheckpointError(
+            f"{folder / INDEX} names no tensors", expected="a filled weight_map", fix="download it again"
+        )
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise CheckpointError(
+            f"{len(missing)} of {len(shards)} shards are missing in {folder}: {', '.join(missing[:3])}",
+            expected=f"every shard that {INDEX} names",
+            fix="download the checkpoint again, or correct the index",
+        )
+    return shards
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    weight_map = _read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
+        raise CheckpointError(
+            f"{path} has no usable weight_map",
+            expected='"weight_map": {tensor name: file name in the same folder}',
+            fix="download it again",
+        )
+    return dict(weight_map)
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value
+
+
+def _check_index(path: Path, weight_map: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
+    for tensor, shard in weight_map.items():
+        if tensor not in tensors or tensors[tensor].shard != shard:
+            raise CheckpointError(
+                f"{path} says tensor {tensor} is in {shard}, which does not hold it",
+                expected="an index that agrees with the shards' headers",
+                fix="download index and shards again, from the same revision",
+            )
+    if extra := sorted(tensors.keys() - weight_map.keys()):
+        raise CheckpointError(
+            f"{path} lacks {len(extra)} tensors that the shards hold: {', '.join(extra[:3])}",
+            expected="an index that agrees with the shards' headers",
+            fix="download index and shards again, from the same revision",
+        )
+
+
+def _open_pickles(
+    name: str, folder: Path, revision: str | None, config: dict[str, Any], allow_pickle: bool
+) -> CheckpointFiles:
+    found: dict[str, int] = {}
+    for pattern in _PICKLE_PATTERNS:
+        found = found or {path.name: path.stat().st_size for path in sorted(folder.glob(pattern)) if path.is_file()}
+    if not found:
+        raise CheckpointError(
+            f"{folder} holds no weights",
+            expected=f"{SINGLE}, or {INDEX} and its shards",
+            fix="download the checkpoint again",
+        )
+    if not allow_pickle:
+        raise no_pickle(str(folder), list(found))
+    from sse_convert.checkpoints.pickles import pickle_headers
+
+    tensors = pickle_headers([folder / file for file in found])
+    return CheckpointFiles(
+        name=name,
+        folder=folder,
+        revision=revision,
+        config=config,
+        tensors=tensors,
+        shard_bytes=found,
+        pickles=tuple(found),
+    )
+
+
+def no_pickle(where: str, files: list[str]) -> CheckpointError:
+    """The refusal of a checkpoint whose weights are pickled."""
+    return CheckpointError(
+        f"{where} holds its weights as pickles ({', '.join(files[:3])})",
+        expected="safetensors: a pickle can run code when it is loaded",
+        fix="use a safetensors version, or give --allow-pickle (read with weights_only=True, stored as safetensors)",
+    )
+
+
+def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool) -> CheckpointFiles:
+    """The hub at its current commit; the local cache alone when the hub cannot be reached."""
+    try:
+        listing = hub.listing(repo_id, revision)
+    except HubError:
+        if (cached := hub.cached(repo_id, revision)) is None or not _is_complete(cached):
+            raise
+        return _open_folder(repo_id, cached, cached.name, allow_pickle)
+    cached = hub.cached(repo_id, listing.commit)
+    if cached is not None and _is_complete(cached):
+        return _open_folder(repo_id, cached, listing.commit, allow_pickle)
+    if not listing.has_safetensors:
+        if (pickles := listing.pickles()) and not allow_pickle:
+            raise no_pickle(repo_id, pickles)
+        folder = hub.download(repo_id, revision, with_pickles=True)
+        return _open_folder(repo_id, folder, folder.name, allow_pickle)
+    folder = hub.download_small(listing)
+    config = read_config(folder)
+    weight_map = _weight_map(folder / INDEX) if (folder / INDEX).is_file() and SINGLE not in listing.sizes else {}
+    shards = sorted(set(weight_map.values())) or [SINGLE]
+    tensors = hub.headers(listing, shards)
+    if weight_map:
+        _check_index(folder / INDEX, weight_map, tensors)
+    return CheckpointFiles(
+        name=repo_id,
+        folder=folder,
+        remote=True,
+        revision=listing.commit,
+        config=config,
+        tensors=tensors,
+        shard_bytes={shard: listing.sizes[shard] or 0 for shard in shards},
+    )
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a cached hub snapshot holds its config and every shard."""
+    if not (folder / CONFIG).is_file():
+        return False
+    if (folder / SINGLE).is_file():
+        return True
+    if not (folder / INDEX).is_file():
+        return False
+    return all((folder / shard).is_file() for shard in set(_weight_map(folder / INDEX).values()))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}", expected="a JSON object", fix="download the file again"
+        ) from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is not a JSON object", expected="a JSON object", fix="download the file again")
+    return data

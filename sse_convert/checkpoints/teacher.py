@@ -1,0 +1,278 @@
+"""A checkpoint that can be converted: its family, sizes and tensors, checked against each other from headers alone."""
+
+import dataclasses as dc
+import json
+from pathlib import Path
+from typing import Any
+
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
+from sse_convert.errors import CheckpointError
+from sse_convert.modeling.architectures import (
+    SSE_PREFIX,
+    ArchSpec,
+    AttentionDims,
+    attention_dims,
+    source_spec,
+    spec_for,
+)
+
+_CONVERTED_FIELDS = ("sse", "auto_map", "plain_class_guard", "architectures")
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Teacher:
+    """A checkpoint of a known family whose attention has the shapes its config says."""
+
+    files: CheckpointFiles
+    """config, headers, folder"""
+    spec: ArchSpec
+    """the family"""
+    config: Any
+    """transformers configuration object, with the family's defaults filled in"""
+    dims: AttentionDims
+    """sizes of an attention layer"""
+    stored_prefix: str
+    """what stored tensor names begin with where the causal LM's begin with the backbone: the same, or nothing"""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Native sliding window of each layer, None for full attention."""
+        return native_windows(self.config)
+
+    def stored(self, name: str) -> str:
+        """The name under which the checkpoint stores the causal LM's tensor `name`."""
+        backbone = f"{self.spec.backbone}."
+        return self.stored_prefix + name.removeprefix(backbone) if name.startswith(backbone) else name
+
+    def attention_tensor(self, layer: int, name: str) -> str:
+        """Stored name of a tensor of a layer's attention."""
+        return self.stored(f"{self.spec.attention_path(layer)}.{name}")
+
+    @property
+    def dtype(self) -> str:
+        """Stored dtype of the attention weights, which new tensors take too."""
+        return self.files.tensors[self.attention_tensor(0, f"{self.spec.output}.weight")].dtype
+
+    @property
+    def embedding(self) -> str:
+        """Stored name of the token embeddings."""
+        return self.stored(f"{self.spec.backbone}.{self.spec.embeddings}.weight")
+
+
+def open_teacher(source: str | Path, revision: str | None = None, *, allow_pickle: bool = False) -> Teacher:
+    """Open a checkpoint for conversion.
+
+    Raises:
+        CheckpointError: see `open_checkpoint`; also an unknown family, a converted or quantised checkpoint, another
+            head than the language-model head, or config, tensors and tokenizer that do not fit together.
+        HubError: the hub refused or cannot be reached.
+    """
+    return as_teacher(open_checkpoint(source, revision, allow_pickle=allow_pickle))
+
+
+def as_teacher(files: CheckpointFiles) -> Teacher:
+    """Check that an opened checkpoint can be converted.
+
+    Raises:
+        CheckpointError: see `open_teacher`.
+    """
+    spec = spec_for(files.model_type)
+    _check_kind(files, spec)
+    config = build_source_config(files.config, files.name)
+    teacher = Teacher(
+        files=files,
+        spec=spec,
+        config=config,
+        dims=attention_dims(config),
+        stored_prefix=_stored_prefix(files, spec),
+    )
+    _check_tensors(teacher)
+    _check_vocabulary(teacher)
+    return teacher
+
+
+def source_view(files: CheckpointFiles) -> Teacher:
+    """A converted (or plain) checkpoint seen as its source model: without the new tensors and the field `sse`.
+
+    Raises:
+        CheckpointError: the family is unknown, or config and tensors do not fit together.
+    """
+    spec = source_spec(files.model_type)
+    raw = {key: value for key, value in files.config.items() if key not in _CONVERTED_FIELDS}
+    raw["model_type"] = spec.model_type
+    config = build_source_config(raw, files.name)
+    kept = {name: info for name, info in files.tensors.items() if not is_new_tensor(name)}
+    view = Teacher(
+        files=dc.replace(files, config=raw, tensors=kept),
+        spec=spec,
+        config=config,
+        dims=attention_dims(config),
+        stored_prefix=_stored_prefix(files, spec),
+    )
+    _check_tensors(view)
+    return view
+
+
+def is_new_tensor(name: str) -> bool:
+    """Whether a tensor was added by conversion."""
+    return any(part.startswith(SSE_PREFIX) for part in name.split("."))
+
+
+def build_source_config(raw: dict[str, Any], name: str) -> Any:
+    """The transformers configuration object of config.json.
+
+    Args:
+        raw: config.json of a source family.
+        name: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: heads do not divide, or transformers refuses the values.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    try:
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise CheckpointError(
+            f"config.json of {name} does not describe a {raw['model_type']} model: {reason}",
+            expected="a configuration that transformers can build",
+            fix="correct config.json, or download it again",
+        ) from error
+    dims = attention_dims(config)
+    if dims.query_heads % dims.kv_heads:
+        raise CheckpointError(
+            f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
+            expected="num_attention_heads divisible by num_key_value_heads",
+            fix="correct config.json",
+        )
+    return config
+
+
+def native_windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer of a source model, as transformers' caches see it; None for full attention."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    types = types * (config.num_hidden_layers // len(types))
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
+    if quantization := files.config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            f"{files.name} is quantised ({method})",
+            expected="float32, bfloat16 or float16 weights",
+            fix="convert the original model and quantise the result",
+        )
+    if (classes := files.config.get("architectures")) and spec.causal_lm_class not in classes:
+        raise CheckpointError(
+            f"{files.name} is a {', '.join(classes)}",
+            expected=f"a causal language model: {spec.causal_lm_class}",
+            fix="use the checkpoint with a language-model head",
+        )
+
+
+def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:
+    """`model.` and the like; empty for checkpoints saved from the backbone alone, such as the original GPT-2."""
+    prefix = f"{spec.backbone}."
+    return prefix if any(name.startswith(prefix) for name in files.tensors) else ""
+
+
+def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
+    """Shapes of the teacher's projection weights of one layer, by name below the attention module."""
+    query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
+    if spec.qkv_layout == "separate":
+        shapes = dict(zip(spec.qkv, ((query, dims.hidden), (key, dims.hidden), (key, dims.hidden)), strict=True))
+    else:
+        shapes = {spec.qkv[0]: (query + 2 * key, dims.hidden)}
+    shapes[spec.output] = (dims.hidden, query)
+    return {f"{name}.weight": shape[::-1] if spec.conv1d else shape for name, shape in shapes.items()}
+
+
+def _check_tensors(teacher: Teacher) -> None:
+    expected = {
+        teacher.attention_tensor(layer, name): shape
+        for layer in range(teacher.num_layers)
+        for name, shape in attention_shapes(teacher.spec, teacher.dims).items()
+    }
+    expected[teacher.embedding] = (teacher.config.vocab_size, teacher.dims.hidden)
+    check_shapes(teacher.files, expected)
+    for name in expected:
+        if (dtype := teacher.files.tensors[name].dtype) not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"tensor {name} of {teacher.files.name} is stored as {dtype}",
+                expected=f"one of {', '.join(FLOAT_DTYPES)}",
+                fix="convert the original, unquantised model",
+            )
+
+
+def check_shapes(files: CheckpointFiles, expected: dict[str, tuple[int, ...]]) -> None:
+    """Make sure that tensors exist and have the expected shapes.
+
+    Raises:
+        CheckpointError: naming the first ones that do not.
+    """
+    if missing := [name for name in expected if name not in files.tensors]:
+        raise CheckpointError(
+            f"{files.name} lacks {len(missing)} tensors that its config calls for: {', '.join(missing[:3])}",
+            expected=f"the tensors of a {files.model_type} model",
+            fix="download the checkpoint again, or correct config.json",
+        )
+    for name, shape in expected.items():
+        if (found := files.tensors[name].shape) != shape:
+            raise CheckpointError(
+                f"tensor {name} of {files.name} has shape {list(found)}",
+                expected=f"{list(shape)}, from config.json",
+                fix="use the config.json that belongs to these weights",
+            )
+
+
+def _check_vocabulary(teacher: Teacher) -> None:
+    size = tokenizer_size(teacher.files.folder)
+    rows = teacher.config.vocab_size
+    if size is not None and size > rows:
+        raise CheckpointError(
+            f"the tokenizer of {teacher.files.name} has ids up to {size - 1}, the embedding has {rows} rows",
+            expected=f"token ids below {rows}",
+            fix="use the tokenizer that belongs to these weights, or resize the embedding first",
+        )
+
+
+def tokenizer_size(folder: Path) -> int | None:
+    """One more than the largest id of ordinary tokens in tokenizer.json (or vocab.json); None where neither is there.
+
+    Special tokens that were added do not count: Gemma 3's text models ship one for images that they cannot embed.
+
+    Raises:
+        CheckpointError: the file is not a tokenizer's.
+    """
+    for name in ("tokenizer.json", "vocab.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            ids = set(data.values()) if name == "vocab.json" else _ordinary_ids(data)
+            return max(ids, default=-1) + 1
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} is not a tokenizer file: {error}",
+                expected="what the tokenizers library writes",
+                fix="download it again",
+            ) from error
+    return None
+
+
+def _ordinary_ids(tokenizer: dict[str, Any]) -> set[int]:
+    vocabulary, added = tokenizer["model"].get("vocab", {}), tokenizer.get("added_tokens", ())
+    ids = set(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))
+    ids |= {token["id"] for token in added}
+    return ids - {token["id"] for token in added if token.get("special")}

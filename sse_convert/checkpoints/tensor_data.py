@@ -1,0 +1,82 @@
+"""Tensor data of shards: dtypes, bytes, and reading in pieces of bounded size."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo
+from sse_convert.errors import CheckpointError
+
+TORCH_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""safetensors dtype -> torch dtype"""
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+CHUNK_BYTES = 1 << 25
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The elements of `tensor` in row-major order, as safetensors stores them."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def read_tensor(folder: Path, info: TensorInfo) -> Tensor:
+    """One whole tensor of a shard, any shape."""
+    with (folder / info.shard).open("rb") as file:
+        file.seek(info.start)
+        data = bytearray(file.read(info.nbytes))
+    if not data:
+        return torch.empty(info.shape, dtype=TORCH_DTYPES[info.dtype])
+    return torch.frombuffer(data, dtype=TORCH_DTYPES[info.dtype]).reshape(info.shape)
+
+
+def chunks(folder: Path, info: TensorInfo) -> Iterator[memoryview]:
+    """The data of one tensor in pieces of at most 32 MiB, each a whole number of elements; valid until the next one.
+
+    Raises:
+        CheckpointError: the file became shorter while it was read.
+    """
+    buffer = memoryview(bytearray(min(info.nbytes, CHUNK_BYTES)))
+    left = info.nbytes
+    with (folder / info.shard).open("rb", buffering=0) as file:
+        file.seek(info.start)
+        while left:
+            piece = buffer[: min(left, CHUNK_BYTES)]
+            filled = 0
+            while filled < len(piece):
+                count = file.readinto(piece[filled:])
+                if not count:
+                    raise CheckpointError(
+                        f"shard {folder / info.shard} ended while it was read", fix="do not change it meanwhile"
+                    )
+                filled += count
+            left -= len(piece)
+            yield piece
+
+
+def nonfinite(data: memoryview, dtype: str) -> int:
+    """How many of the elements in `data` are NaN or infinite."""
+    if not TORCH_DTYPES[dtype].is_floating_point:
+        return 0
+    values = torch.frombuffer(data, dtype=TORCH_DTYPES[dtype])
+    values = values.float() if ITEM_BYTES[dtype] == 1 else values
+    low, high = torch.aminmax(values)  # NaN propagates; far quicker than looking at each element
+    if bool(low.isfinite() & high.isfinite()):
+        return 0
+    return values.numel() - int(values.isfinite().sum())

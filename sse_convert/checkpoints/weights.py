@@ -1,0 +1,75 @@
+"""Weights of whole checkpoints, streamed: hash, compare, look for NaN and Inf."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.tensor_data import chunks, nonfinite
+from sse_convert.console import Bar, progress
+from sse_convert.errors import CheckpointError
+
+
+def check_weights(files: CheckpointFiles) -> dict[str, str]:
+    """Stream every shard once: hash it and look for NaN and Inf.
+
+    Returns:
+        SHA-256 of each shard.
+
+    Raises:
+        CheckpointError: some weights are NaN or infinite.
+    """
+    digests: dict[str, str] = {}
+    bad: dict[str, int] = {}
+    with progress("checking weights", len(files.tensors)) as bar:
+        for shard in files.shard_bytes:
+            tensors = {name: info for name, info in files.tensors.items() if info.shard == shard}
+            with (files.folder / shard).open("rb") as file:
+                sha = hashlib.sha256(file.read(min(info.start for info in tensors.values()) if tensors else -1))
+            for name, info in sorted(tensors.items(), key=lambda item: item[1].start):
+                found = 0
+                for data in chunks(files.folder, info):
+                    sha.update(data)
+                    found += nonfinite(data, info.dtype)
+                if found:
+                    bad[name] = found
+                bar.update()
+            digests[shard] = sha.hexdigest()
+    if bad:
+        worst = ", ".join(f"{name} ({found} of {files.tensors[name].numel})" for name, found in list(bad.items())[:3])
+        raise CheckpointError(
+            f"{files.name}: {len(bad)} tensors hold NaN or Inf weights: {worst}",
+            expected="finite weights",
+            fix="download the checkpoint again, or use an earlier training checkpoint",
+        )
+    return digests
+
+
+def same_tensors(ours: CheckpointFiles, theirs: CheckpointFiles, names: list[str], bar: Bar) -> list[str]:
+    """Which of the tensors `names` differ in dtype, shape or any bit. Shards that are one file on disk are not read.
+
+    Args:
+        ours: the checkpoint looked at.
+        theirs: what it is compared with; lacking tensors count as different.
+        names: tensors of `ours`.
+        bar: moved by one per tensor.
+    """
+    same_file = {
+        (a, b): (ours.folder / a).samefile(theirs.folder / b) for a in ours.shard_bytes for b in theirs.shard_bytes
+    }
+    different = []
+    for name in names:
+        info, other = ours.tensors[name], theirs.tensors.get(name)
+        if other is None or (info.dtype, info.shape) != (other.dtype, other.shape):
+            different.append(name)
+        elif not (same_file[info.shard, other.shard] and info.start == other.start):
+            pairs = zip(chunks(ours.folder, info), chunks(theirs.folder, other), strict=True)
+            if any(not torch.equal(_raw(a), _raw(b)) for a, b in pairs):
+                different.append(name)
+        bar.update()
+    return different
+
+
+def _raw(data: memoryview) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8)

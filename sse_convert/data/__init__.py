@@ -1,0 +1,6 @@
+"""Text to rows of tokens: local files, hub datasets, chat, teacher samples; mixed, packed, in a seeded order."""
+
+from sse_convert.data.rows import Row, RowReader, rows, stack
+from sse_convert.data.teacher_samples import Teacher
+
+__all__ = ["Row", "RowReader", "Teacher", "rows", "stack"]

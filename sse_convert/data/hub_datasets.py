@@ -1,0 +1,119 @@
+"""Hub datasets, downloaded (random access) or streamed (in order, nothing kept)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sse_convert.data.documents import Document, document_from_record
+from sse_convert.errors import DataError, HubError
+from sse_convert.recipe.schema import Source
+
+UNIT_EXAMPLES = 64
+SHUFFLE_BUFFER = 1000
+"""examples a streamed dataset is shuffled over; its shards are shuffled as well"""
+
+
+def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStream":
+    """Open a hub dataset.
+
+    Args:
+        source: names the dataset.
+        field: column that holds the text (or the messages).
+        seed: shuffles a stream; None keeps its order.
+
+    Raises:
+        DataError: the dataset, its configuration, its split or the column does not exist.
+        HubError: the hub cannot be reached.
+    """
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
+    except DatasetNotFoundError as error:
+        raise DataError(
+            f"{source.path} is neither a file, a folder nor a dataset on the hub",
+            expected="an existing path, or a dataset you may read",
+            fix="correct the source's path; for a gated dataset log in with `hf auth login`",
+        ) from error
+    except ValueError as error:  # unknown configuration or split, with the known ones in the message
+        raise DataError(f"dataset {source.path}: {error}", fix="correct `name` or `split` in the source") from error
+    except OSError as error:  # requests' and httpx's connection errors, and a full disk
+        raise HubError(f"dataset {source.path} cannot be fetched: {error}", fix="check the connection") from error
+    if data.column_names is not None and field not in data.column_names:
+        raise DataError(
+            f"dataset {source.path}: no column {field!r}",
+            expected=f"one of {sorted(data.column_names)}",
+            fix="name the column with `field` in the source",
+        )
+    return (HubStream if source.streaming else HubTable)(source, data, field, seed)
+
+
+class HubTable:
+    """A downloaded dataset, memory-mapped. A unit is some neighbouring examples."""
+
+    def __init__(self, source: Source, data: Any, field: str, seed: int | None) -> None:
+        self._source, self._data, self._field = source, data, field
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return -(-len(self._data) // UNIT_EXAMPLES)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Name and number of examples."""
+        return {"dataset": self._source.path, "examples": len(self._data)}
+
+    def read(self, unit: int) -> list[Document]:
+        """The documents of a unit, in order.
+
+        Raises:
+            DataError: a value is not text (or not a conversation).
+        """
+        first = unit * UNIT_EXAMPLES
+        values = self._data[first : first + UNIT_EXAMPLES][self._field]
+        return [_document(self._source, self._field, value, first + i) for i, value in enumerate(values)]
+
+
+class HubStream:
+    """A dataset that is read over the network while training. A unit is the next examples; it has no known end."""
+
+    def __init__(self, source: Source, data: Any, field: str, seed: int | None) -> None:
+        self._source, self._field = source, field
+        self._data = data if seed is None else data.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+        self._examples: Iterator[dict[str, Any]] | None = None
+        self._next = 0
+
+    @property
+    def units(self) -> None:
+        """Unknown."""
+        return None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The dataset's name; a stream's content cannot be identified."""
+        return {"dataset": self._source.path}
+
+    def read(self, unit: int) -> list[Document]:
+        """The documents of a unit; an empty list behind the end. Reading out of order reads again from the start.
+
+        Raises:
+            DataError: a value is not text (or not a conversation).
+        """
+        if self._examples is None or unit != self._next:
+            self._examples = iter(self._data.skip(unit * UNIT_EXAMPLES))
+        self._next = unit + 1
+        documents = []
+        for i in range(UNIT_EXAMPLES):
+            example = next(self._examples, None)
+            if example is None:
+                break
+            if self._field not in example:
+                raise DataError(
+                    f"dataset {self._source.path}: no column {self._field!r}", expected=f"one of {sorted(example)}"
+                )
+            documents.append(_document(self._source, self._field, example[self._field], unit * UNIT_EXAMPLES + i))
+        return documents
+
+
+def _document(source: Source, field: str, value: Any, index: int) -> Document:
+    where = f"dataset {source.path}, example {index}"
+    return document_from_record({field: value}, field, chat=source.kind == "chat", where=where)

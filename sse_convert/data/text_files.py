@@ -1,0 +1,294 @@
+"""Local text: which files a source names, checks that they are text, and random access to their documents.
+
+Files are read through in full once, when they are opened, so that a bad byte is found before training starts and not
+days later. What is kept is where units begin and end; text is read again when its turn comes.
+"""
+
+import codecs
+import dataclasses as dc
+import json
+import mmap
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sse_convert.data.documents import Document, document_from_record
+from sse_convert.errors import DataError
+
+TEXT_SUFFIXES = (".txt", ".md")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+BYTES_PER_TOKEN = 4
+"""of typical English text; only decides how finely long documents are cut"""
+UNIT_ROWS = 4
+"""a unit holds about this many rows, so that neighbouring rows come from different documents"""
+SMALLEST_UNIT_BYTES = 2048
+_BLOCK = 8 << 20
+_LOOK_AHEAD = 4096
+_BOM = codecs.BOM_UTF8
+
+
+def unit_bytes(seq_len: int) -> int:
+    """Bytes of a unit for rows of `seq_len` tokens."""
+    return max(SMALLEST_UNIT_BYTES, UNIT_ROWS * BYTES_PER_TOKEN * seq_len)
+
+
+def find_files(path: Path) -> list[Path]:
+    """The file itself, or the text files of a folder and its subfolders in name order.
+
+    Raises:
+        DataError: the path does not exist, or the folder has no file of a known kind.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist", expected="a file or a folder", fix="correct the source's path")
+    files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    if not files:
+        raise DataError(
+            f"{path} holds no text", expected=f"files ending in {', '.join(SUFFIXES)}", fix="add text or correct path"
+        )
+    return files
+
+
+def check_text(path: Path) -> None:
+    """Read a file in blocks and make sure that it is UTF-8 text.
+
+    Raises:
+        DataError: it is empty, binary or not UTF-8, with the byte offset; or it cannot be read.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                if (zero := block.find(b"\0")) >= 0:
+                    raise DataError(
+                        f"{path} is binary: zero byte at offset {offset + zero}",
+                        expected="UTF-8 text",
+                        fix="remove the file, or convert it to UTF-8",
+                    )
+                pending = len(decoder.getstate()[0])
+                _decode(decoder, block, path, offset - pending)
+                offset += len(block)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", expected="a readable file") from error
+    if offset == 0:
+        raise DataError(f"{path} is empty", expected="UTF-8 text", fix="remove the file, or put text into it")
+    _decode(decoder, b"", path, offset - len(decoder.getstate()[0]), final=True)
+
+
+def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, start: int, *, final: bool = False) -> None:
+    try:
+        decoder.decode(block, final)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {start + error.start}",
+            expected="UTF-8 text",
+            fix=f"convert it, for example: iconv -f latin1 -t utf-8 {path.name}",
+        ) from error
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _Span:
+    """A stretch of a file: whole documents, or a piece of one."""
+
+    start: int
+    end: int
+    begins: bool = True
+    ends: bool = True
+
+
+class TextFiles:
+    """Documents of .txt and .jsonl files. A unit is some neighbouring documents, or a piece of a long text.
+
+    Args:
+        files: the files.
+        separator: what stands between the documents of a .txt file; None makes each file one document.
+        field: column of a .jsonl file that holds the text (or the messages).
+        chat: records hold conversations.
+        size: bytes of a unit.
+
+    Raises:
+        DataError: a file is not usable text.
+    """
+
+    def __init__(self, files: list[Path], *, separator: str | None, field: str, chat: bool, size: int) -> None:
+        self._files = files
+        self._separator = separator.encode() if separator else None
+        self._field = field
+        self._chat = chat
+        self._of_file, self._start, self._end, self._whole = array("L"), array("Q"), array("Q"), array("B")
+        for i, path in enumerate(files):
+            if chat and path.suffix in TEXT_SUFFIXES:
+                raise DataError(f"{path} is plain text, but the source is `kind: chat`", expected=".jsonl or .parquet")
+            check_text(path)
+            for span in self._spans(path, size):
+                self._of_file.append(i)
+                self._start.append(span.start)
+                self._end.append(span.end)
+                self._whole.append(span.begins + 2 * span.ends)
+            if path.suffix == ".jsonl" and len(self._start):
+                self.read(len(self._start) - 1)  # finds a wrong column name before training starts
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self._start)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Names, number and size of the files: enough to notice that the text is another one."""
+        sizes = {path.name: path.stat().st_size for path in self._files}
+        return {"files": len(self._files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20]}
+
+    def read(self, unit: int) -> list[Document]:
+        """The documents of a unit, in file order.
+
+        Raises:
+            DataError: a .jsonl line is not JSON or lacks the column.
+        """
+        path = self._files[self._of_file[unit]]
+        start, end = self._start[unit], self._end[unit]
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        if path.suffix == ".jsonl":
+            return list(self._records(path, start, data))
+        where = f"{path} at byte {start}"
+        texts = data.split(self._separator) if self._separator else [data]
+        begins, ends = bool(self._whole[unit] & 1), bool(self._whole[unit] & 2)
+        return [Document(text=text.decode(), begins=begins, ends=ends, where=where) for text in texts if text.strip()]
+
+    def _records(self, path: Path, start: int, data: bytes) -> Iterator[Document]:
+        for line in data.splitlines(keepends=True):
+            where = f"{path} at byte {start}"
+            start += len(line)
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{where}: not JSON ({error.msg}, column {error.colno})",
+                    expected="one JSON object on each line",
+                    fix="correct or remove the line",
+                ) from error
+            if not isinstance(record, dict):
+                raise DataError(f"{where}: a JSON {type(record).__name__}", expected="one JSON object on each line")
+            yield document_from_record(record, self._field, chat=self._chat, where=where)
+
+    def _spans(self, path: Path, size: int) -> Iterator[_Span]:
+        """Cut a file: between documents where it can, inside a document only where that is longer than a unit."""
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            begin = len(_BOM) if data[: len(_BOM)] == _BOM else 0
+            separator = b"\n" if path.suffix == ".jsonl" else self._separator
+            splittable = path.suffix != ".jsonl"
+            while begin < len(data):
+                end = _group_end(data, begin, separator, size)
+                if splittable and end - begin > 2 * size:
+                    yield from _pieces(data, begin, end, size)
+                else:
+                    yield _Span(begin, end)
+                begin = end + (len(separator) if separator else 0)
+
+
+def _group_end(data: mmap.mmap, begin: int, separator: bytes | None, size: int) -> int:
+    """End of the last document that starts within `size` bytes; a longer document is a group of its own."""
+    if separator is None:
+        return len(data)
+    last = data.rfind(separator, begin, begin + size)
+    if last > begin:
+        return last
+    first = data.find(separator, begin)
+    return len(data) if first < 0 else first
+
+
+def _pieces(data: mmap.mmap, begin: int, end: int, size: int) -> Iterator[_Span]:
+    """Pieces of about `size` bytes, cut after a line break, else after a space, else between two characters."""
+    start = begin
+    while start < end:
+        stop = end if end - start < 2 * size else _cut(data, start + size, end)
+        yield _Span(start, stop, begins=start == begin, ends=stop == end)
+        start = stop
+
+
+def _cut(data: mmap.mmap, target: int, end: int) -> int:
+    limit = min(target + _LOOK_AHEAD, end)
+    for mark in (b"\n", b" "):
+        if (found := data.find(mark, target, limit)) >= 0:
+            return found + 1
+    while target < end and data[target] & 0xC0 == 0x80:
+        target += 1
+    return target
+
+
+class ParquetFiles:
+    """Documents of parquet files. A unit is a row group, of which one column is read.
+
+    Args:
+        files: the files.
+        field: column that holds the text (or the messages).
+        chat: rows hold conversations.
+
+    Raises:
+        DataError: a file is damaged, has no rows or lacks the column.
+    """
+
+    def __init__(self, files: list[Path], *, field: str, chat: bool) -> None:
+        self._files = files
+        self._field = field
+        self._chat = chat
+        self._groups: list[tuple[int, int]] = []
+        for i, path in enumerate(files):
+            with self._open(path) as file:
+                names = file.schema_arrow.names
+                if field not in names:
+                    raise DataError(
+                        f"{path}: no column {field!r}",
+                        expected=f"one of {sorted(names)}",
+                        fix="name the column with `field` in the source",
+                    )
+                if file.metadata.num_rows == 0:
+                    raise DataError(f"{path} has no rows", expected="rows of text", fix="remove the file")
+                self._groups += [(i, group) for group in range(file.num_row_groups)]
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self._groups)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Names, number and size of the files: enough to notice that the text is another one."""
+        sizes = {path.name: path.stat().st_size for path in self._files}
+        return {"files": len(self._files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20]}
+
+    def read(self, unit: int) -> list[Document]:
+        """The documents of a row group, in file order.
+
+        Raises:
+            DataError: a value is not text (or not a conversation).
+        """
+        index, group = self._groups[unit]
+        path = self._files[index]
+        with self._open(path) as file:
+            values = file.read_row_group(group, columns=[self._field]).column(0).to_pylist()
+        return [
+            document_from_record(
+                {self._field: value}, self._field, chat=self._chat, where=f"{path}, row group {group}, row {row}"
+            )
+            for row, value in enumerate(values)
+        ]
+
+    @staticmethod
+    def _open(path: Path) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if path.stat().st_size == 0:
+            raise DataError(f"{path} is empty", expected="a parquet file", fix="remove the file")
+        try:
+            return pq.ParquetFile(path)
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{path} is damaged: {error}", expected="a parquet file", fix="fetch the file again"
+            ) from error

@@ -1,0 +1,1 @@
+"""Generating text: greedy or sampled, on a GPU as CUDA graphs over caches of fixed size."""

@@ -1,0 +1,312 @@
+"""Decoding at the speed of the device: a step of one token per row is recorded as a CUDA graph once, then replayed.
+
+Between the prefill and the end of an answer the cache is fixed: its tensors keep their size and their place. Softmax
+layers then hold a slot for every token to come, recurrent layers are as small as ever. Teachers and converted models
+are treated alike.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sse_convert.errors import UsageError
+from sse_convert.inference.fused_norms import fused_norms, is_compiled
+from sse_convert.kernels.triton.config import MAX_DIM
+from sse_convert.kernels.triton_backend import unavailable_reason
+from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
+from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
+
+_SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer)
+_OWN = (SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer)
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOVING_ROPE = ("dynamic", "longrope")
+"""rotary embeddings that look at the positions on the host in every step"""
+
+
+class TokenStep:
+    """Steps of one new token per row, after a prefill. The first step runs plainly, the second is recorded.
+
+    After a step, `tokens` holds the likeliest next tokens and `positions` theirs, so that steps may follow each other
+    without the host knowing any token; to continue with other tokens, overwrite `tokens` in place.
+
+    Args:
+        model: causal language model in evaluation mode.
+        cache: filled by a prefill of the model; fixed until `release`.
+        tokens: int64 [B, 1], the first new token of each row.
+        slots: columns that the cache can hold in the end, padding included.
+        attention_mask: [B, columns so far], of a left-padded batch.
+        compiled: also let torch.compile fuse the model's small operations; takes minutes for a large model.
+        forward: what to call instead of the model.
+
+    Raises:
+        UsageError: the cache is empty, too long, or of a kind that cannot be fixed.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: Cache,
+        tokens: Tensor,
+        slots: int,
+        attention_mask: Tensor | None = None,
+        *,
+        compiled: bool = False,
+        forward: Callable[..., Any] | None = None,
+    ) -> None:
+        self.length = int(cache.get_seq_length())
+        if not 0 < self.length < slots or not can_fix(cache):
+            raise UsageError(
+                f"a cache of {self.length} columns, to be fixed at {slots}",
+                expected="a dynamic cache after a prefill, shorter than its slots, that does not record its past",
+            )
+        self.tokens = tokens.clone()
+        self.positions = torch.full_like(tokens, self.length)
+        self._mask: Tensor | None = None
+        if attention_mask is not None:
+            self.positions = attention_mask.long().sum(1, keepdim=True)
+            self._mask = torch.zeros(len(tokens), slots, dtype=torch.bool, device=tokens.device)
+            self._mask[:, : self.length] = attention_mask
+        self._column = torch.full((1,), self.length, device=tokens.device)
+        self._model = model
+        self._forward = model.forward if forward is None else forward
+        if compiled:
+            self._forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
+        self._compiled = is_compiled(self._forward)
+        self._cache = _FixedCache(cache, slots)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._recorded = tokens.new_empty(0)
+        self._plain = tokens.device.type != "cuda"
+        self._first = True
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        """Process `tokens`; returns logits [B, vocab], which the next step may overwrite."""
+        if self.length == self._cache.slots:
+            raise UsageError(f"the cache's {self.length} slots are full", fix="ask for more slots")
+        self.length += 1
+        if self._plain or self._first:
+            self._first = False
+            with token_attention(self._model), self._norms():
+                return self._run()
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
+            with token_attention(self._model), self._norms(), recording:
+                self._recorded = self._run()
+            self._graph = graph
+        self._graph.replay()
+        return self._recorded
+
+    def release(self) -> None:
+        """Give the cache back, dynamic as it was, with what the steps added."""
+        self._cache.release(self.length)
+
+    def _norms(self) -> AbstractContextManager[None]:
+        """Fused norms, unless torch.compile fuses them with their surroundings."""
+        return nullcontext() if self._compiled else fused_norms(self._model)
+
+    def _run(self) -> Tensor:
+        if self._mask is not None:
+            self._mask.index_fill_(1, self._column, True)
+        logits: Tensor = self._forward(
+            input_ids=self.tokens,
+            attention_mask=self._mask,
+            position_ids=self.positions,
+            past_key_values=self._cache.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self.tokens.copy_(logits.argmax(-1, keepdim=True))
+        self.positions.add_(1)
+        self._column.add_(1)
+        return logits
+
+
+@contextmanager
+def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
+    """In this block, `model.generate` with at most `slots` tokens replays its steps, if model and device allow it.
+
+    Sampling, stopping, streaming and the prefill, but for its norms, stay those of `generate`; beams and assisted
+    decoding are not for this.
+    """
+    if not runs_graphs(model):
+        yield
+        return
+    replayer = _Replayer(model, slots)
+    replaced = vars(model).get("forward")
+    model.forward = functools.update_wrapper(replayer, model.forward)
+    try:
+        with fused_norms(model):
+            yield
+    finally:
+        del model.forward
+        if replaced is not None:
+            model.forward = replaced
+        replayer.release()
+
+
+def runs_graphs(model: PreTrainedModel) -> bool:
+    """Whether the steps of a model can be recorded: it is on one CUDA device, which it never asks for positions."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]
+    spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
+    return model.device.type == "cuda" and not spread and not set(kinds) & set(_MOVING_ROPE)
+
+
+def can_fix(cache: Cache) -> bool:
+    """Whether every layer of a cache can be fixed: filled, dynamic, and not recording its past for `crop`."""
+    return all(
+        type(layer) in (*_SOFTMAX, *_OWN) and layer.is_initialized and not getattr(layer, "record_past", False)
+        for layer in cache.layers
+    )
+
+
+@contextmanager
+def token_attention(model: PreTrainedModel) -> Iterator[None]:
+    """In this block, softmax layers attend to a fixed cache with a kernel made for it, where they used torch's."""
+    before = model.config._attn_implementation
+    if before != "sdpa":
+        yield
+        return
+    AttentionInterface.register(TOKEN_ATTENTION, _attend)
+    AttentionMaskInterface.register(TOKEN_ATTENTION, sdpa_mask)
+    model.set_attn_implementation(TOKEN_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """As `sdpa_attention_forward`: query [B, Hq, T, D], key and value [B, H, slots, D] -> [B, T, Hq, D]."""
+    plain = kwargs.get("softcap") is None and kwargs.get("position_bias") is None and query.dtype in _KERNEL_DTYPES
+    masked = attention_mask is not None and attention_mask.shape[1:3] == (1, 1)
+    fits = masked and plain and max(query.shape[-1], value.shape[-1]) <= MAX_DIM
+    if not fits or unavailable_reason(query.device) is not None:
+        out: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return out
+    from sse_convert.kernels.triton.generation.token_attention import token_attention
+
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    assert attention_mask is not None
+    o = token_attention(query[:, :, 0], key.contiguous(), value.contiguous(), attention_mask[:, 0, 0], scale)
+    return o[:, None], None
+
+
+class _FixedCache:
+    """A cache whose layers are, until `release`, as large as they will get."""
+
+    def __init__(self, cache: Cache, slots: int) -> None:
+        self.cache = cache
+        self.slots = slots
+        self._replaced: dict[int, CacheLayerMixin] = {}
+        length = int(cache.get_seq_length())
+        for index, layer in enumerate(cache.layers):
+            if isinstance(layer, _OWN):
+                layer.fix(slots)
+            else:
+                self._replaced[index] = layer
+                cache.layers[index] = _with_slots(layer, slots, length)
+
+    def release(self, length: int) -> None:
+        """Make the layers dynamic again, of `length` columns."""
+        for index, layer in enumerate(self.cache.layers):
+            if isinstance(layer, _OWN):
+                layer.release(length)
+            else:
+                before = self._replaced[index]
+                first = 0
+                if isinstance(before, DynamicSlidingWindowLayer):
+                    first = max(0, length - before.sliding_window + 1)
+                    before.cumulative_length = length
+                before.keys, before.values = (x[:, :, first:length] for x in (layer.keys, layer.values))
+                self.cache.layers[index] = before
+
+
+def _with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
+    """A layer with a slot for every position, which takes what the given one holds of the last columns of `length`.
+
+    Layers with a window get slots for all positions too: the mask hides what is out of sight.
+    """
+    fixed = StaticLayer(max_cache_len=slots)
+    fixed.lazy_initialization(layer.keys, layer.values)
+    held = slice(length - layer.keys.shape[2], length)
+    fixed.keys[:, :, held], fixed.values[:, :, held] = layer.keys, layer.values
+    fixed.cumulative_length.fill_(length)
+    layer.keys = layer.values = None
+    return fixed
+
+
+class _Replayer:
+    """Stands in for a model's forward: takes steps of one token to a graph, and everything else to the model."""
+
+    def __init__(self, model: PreTrainedModel, slots: int) -> None:
+        self._model = model
+        self._forward = model.forward
+        self._slots = slots
+        self._step: TokenStep | None = None
+        self._cache: Cache | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What generation calls with one new token per row, after a prefill; and what it calls before."""
+        cache, tokens = kwargs.get("past_key_values"), kwargs.get("input_ids")
+        one_each = not args and tokens is not None and tokens.shape[1] == 1
+        if self._step is None or not one_each or cache is not self._cache:
+            self.release()
+            if not one_each or not self._begin(**kwargs):
+                return self._forward(*args, **kwargs)
+        assert self._step is not None
+        assert tokens is not None
+        self._step.tokens.copy_(tokens)
+        return CausalLMOutputWithPast(logits=self._step()[:, None], past_key_values=cache)
+
+    def release(self) -> None:
+        """Give the cache back."""
+        if self._step is not None:
+            self._step.release()
+        self._step = self._cache = None
+
+    def _begin(
+        self,
+        input_ids: Tensor,
+        past_key_values: Cache | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        **options: Any,
+    ) -> bool:
+        """Fix the cache and prepare steps from here on; False where this is none, or asks for more than logits."""
+        length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        wanted = {name for name, value in options.items() if value is not None and value is not False}
+        if (
+            not 0 < length < self._slots
+            or not can_fix(past_key_values)
+            or wanted - {"use_cache", "return_dict", "logits_to_keep"}
+            or getattr(attention_mask, "ndim", 2) != 2
+            or torch.is_grad_enabled()
+        ):
+            return False
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        mask = attention_mask[:, :length] if padded else None
+        self._step = TokenStep(self._model, past_key_values, input_ids, self._slots, mask, forward=self._forward)
+        if position_ids is not None:
+            self._step.positions.copy_(position_ids)
+        self._cache = past_key_values
+        return True

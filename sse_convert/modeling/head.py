@@ -1,0 +1,65 @@
+"""From final hidden states to logits, as each family does it, for chunks of tokens that never hold all logits."""
+
+import dataclasses as dc
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LOGITS_AT_ONCE = 2**26
+"""elements of the largest logits tensor"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Head:
+    """How a model makes logits of its final hidden states: cap * tanh(scale * (h W^T + b) / cap)."""
+
+    weight: Tensor
+    """[V, D]"""
+    bias: Tensor | None = None
+    """[V]"""
+    scale: float = 1.0
+    """Granite divides its logits (`logits_scaling`)"""
+    cap: float | None = None
+    """Gemma 2 bounds its logits (`final_logit_softcapping`)"""
+
+    @staticmethod
+    def of(model: "PreTrainedModel") -> "Head":
+        """The head of a causal language model. Read it anew in each forward: a sharded weight is whole only then."""
+        linear: Any = model.get_output_embeddings()
+        divide = getattr(model.config, "logits_scaling", None)
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        return Head(linear.weight, getattr(linear, "bias", None), 1.0 if divide is None else 1.0 / divide, cap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, V] of hidden states [T, D], float32 or float64; the product itself runs in hidden's dtype."""
+        bias = None if self.bias is None else self.bias.to(hidden.dtype)
+        z = wide(F.linear(hidden, self.weight.to(hidden.dtype), bias))
+        if self.scale != 1.0:
+            z = z * self.scale
+        return z if self.cap is None else torch.tanh(z / self.cap) * self.cap
+
+    def linear_grad(self, grad: Tensor, logits: Tensor) -> Tensor:
+        """The gradient [T, V] of h W^T + b from that of the logits; may overwrite `grad`."""
+        if self.cap is not None:
+            grad = grad * (1 - (logits / self.cap).square())
+        return grad.mul_(self.scale) if self.scale != 1.0 else grad
+
+    def in_dtype(self, dtype: torch.dtype) -> "Head":
+        """The same head with its weight cast once, for use in several chunks."""
+        return dc.replace(self, weight=self.weight.to(dtype))
+
+
+def chunks(tokens: int, vocabulary: int) -> list[slice]:
+    """Slices of T tokens whose logits are few enough to exist at a time."""
+    size = max(1, LOGITS_AT_ONCE // vocabulary)
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it has that."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,1 @@
+"""Softmax attention in a window with sinks, alone or beside SSE."""

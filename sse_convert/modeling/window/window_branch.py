@@ -1,0 +1,107 @@
+"""SSE beside window attention in one layer: two branches over the teacher's projections, added head by head.
+
+    y = o_proj(sse_window_scale * window + norm(SSE) * sse_out_scale)
+
+The family's own attention computes the window branch, with its norms, rotation, scaling, soft caps and dropout, and the
+output projection; SSE's heads join before that projection. The state-dict keys are those of SSE layers, and one more.
+"""
+
+import functools
+import random
+from typing import Any
+
+from torch import Tensor, nn
+
+from sse_convert.mixers import RecurrentMixer, SSESlidingMixer
+from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.cache import SSECacheLayer
+from sse_convert.modeling.initialise import precise_dtype
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.window.sliding import with_window
+from sse_convert.modeling.window.window_attention import use_window_attention
+
+
+class SSESlidingAttention(SSEAttention):
+    """An SSE layer with a window branch. See `SSEAttention` for arguments and errors.
+
+    The source's forward runs on this module, which has the source's children and settings: replacing one of them, as
+    adapters do, holds for both branches.
+    """
+
+    mixer: SSESlidingMixer
+    config: Any
+    sse_window_scale: nn.Parameter
+
+    def __init__(
+        self,
+        source: nn.Module,
+        config: Any,
+        layer_idx: int,
+        *,
+        spec: ArchSpec,
+        mixer: RecurrentMixer,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)
+        use_window_attention(source)
+        for name in vars(source).keys() - vars(self).keys():
+            setattr(self, name, getattr(source, name))
+        self._softmax = type(source).forward
+        self.window_kept = True
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        sse_layout: SequenceLayout | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As that of `SSEAttention`; the window's mask comes with the other arguments, and padding is not zero."""
+        precise = precise_dtype(hidden_states)
+        packed, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, precise)
+        heads = layout.unpack(packed, *hidden_states.shape[:2])
+        kwargs = with_window(kwargs, self.layer_idx, self.mixer.window, self.mixer.sinks)
+        if position_embeddings is not None:
+            kwargs["position_embeddings"] = position_embeddings
+        join = functools.partial(self._join, heads)
+        result: tuple[Tensor, Tensor | None] = self._softmax(self, hidden_states, join=join, **kwargs)
+        return result
+
+    def state_layer(self, cache: Any) -> SSECacheLayer:
+        """The part of the layer's cache that holds the state."""
+        layer: SSECacheLayer = cache.layers[self.layer_idx].recurrent
+        return layer
+
+    def draw_window(self, seed: int | str, step: int) -> None:
+        """Decide whether training keeps the window branch until the next draw, with probability 1 - branch_dropout.
+
+        The draw depends on the seed, the step and the layer alone: all processes, all micro batches of a step, the
+        repetition under gradient checkpointing and a resumed run agree, whatever other random numbers they draw.
+
+        Args:
+            seed: of the training; text where stages draw apart.
+            step: optimizer step.
+        """
+        if self.mixer.branch_dropout:
+            drawn = random.Random(f"{seed} {step} {self.layer_idx}").random()
+            self.window_kept = drawn >= self.mixer.branch_dropout
+
+    def _join(self, heads: Tensor, window: Tensor) -> Tensor:
+        """The sum of SSE's heads [B, T, Hq * D] and the window's [B, T, Hq, D], in the latter's form.
+
+        A window that is left out is multiplied by 0, so that every parameter has a gradient in every step.
+        """
+        dtype = precise_dtype(window)
+        scale = self.sse_window_scale.to(dtype)[:, None]
+        if self.training and not self.window_kept:
+            scale = scale * 0
+        return (window.to(dtype) * scale + heads.view(window.shape)).to(window.dtype)
+
+
+def attention_layer(
+    source: nn.Module, config: Any, layer_idx: int, *, spec: ArchSpec, mixer: RecurrentMixer, backend: str = "auto"
+) -> SSEAttention:
+    """The layer of a recurrent mixer; see `SSEAttention` for arguments and errors."""
+    kind = SSESlidingAttention if isinstance(mixer, SSESlidingMixer) else SSEAttention
+    return kind(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)

@@ -1,0 +1,237 @@
+"""A whole recipe: convert, calibrate, every training stage, eval, export. Finished steps are skipped.
+
+Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
+the step before it. A step whose inputs changed is refused, with the keys that changed.
+"""
+
+import dataclasses as dc
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from sse_convert.calibration.calibrate import calibrate
+from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity
+from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.console import say
+from sse_convert.data.rows import check_sources
+from sse_convert.errors import OutputError
+from sse_convert.evaluation.comparison import ControlTable
+from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
+from sse_convert.evaluation.evaluate import Evaluator, measures, publish
+from sse_convert.export.export import export
+from sse_convert.recipe.controls import controls_folder
+from sse_convert.recipe.schema import Recipe
+from sse_convert.report import Report
+from sse_convert.surgery.convert import convert
+from sse_convert.surgery.plan import make_plan
+from sse_convert.training.setup import make_accelerator
+from sse_convert.training.stage import run_stage
+from sse_convert.training.stage_inputs import check_stage
+from sse_convert.training.stage_record import finished, write_record
+
+PLOT = "evaluation.png"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """A finished pipeline."""
+
+    out: str
+    """folder of the finished model"""
+    steps: tuple[dict[str, Any], ...]
+    """name, folder, report and `already_done` of each step, in order"""
+    text: tuple[str, ...] = ()
+    """the steps for a person"""
+    controls: ControlTable | None = None
+    """the result beside its controls, None where nothing is measured"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        found = {} if self.controls is None else {"controls": self.controls.to_dict()}
+        return {"out": self.out, "steps": list(self.steps), **found}
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        controls = [] if self.controls is None else ["", *self.controls.lines(), ""]
+        return [*self.text, *controls, f"finished model: {self.out}"]
+
+
+def run(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
+    """Execute a recipe, then its controls. Under `accelerate launch` all processes train; the rest is the main one's.
+
+    Args:
+        recipe: what to do.
+        resume: continue an earlier run; false refuses to find one.
+        command: how this run was started, to say how a control would be.
+
+    Raises:
+        SSEConvertError: any step's; TrainingError if a finished step had other inputs, OutputError if the result's
+            folder exists, UsageError if a control is asked for that the recipe cannot have.
+    """
+    out = Path(recipe.export.dir)
+    root = stages_folder(out)
+    accelerator = make_accelerator(recipe.train, root)
+    controls = chosen_controls(recipe, open_teacher(recipe.model, recipe.revision))
+    _check(recipe, out, root, accelerator, resume)
+    for control in controls.values():
+        _check_training(control, accelerator)
+    evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
+    steps = _Steps(root, accelerator)
+    folder = _train(recipe, steps)
+    figures = _measure(recipe, folder, steps, evaluator)
+    inputs = {"checkpoint": checkpoint_identity(folder), "export": dc.asdict(recipe.export)}
+    if figures is not None:
+        inputs["eval"] = checkpoint_identity(figures.parent)
+    steps.alone("export", inputs, lambda at: _export(recipe, folder, out, at, figures))
+    for name, control in controls.items():
+        if accelerator.is_main_process:
+            say(f"== control {name} -> {stages_folder(control.export.dir)}")
+        control_steps = _Steps(stages_folder(control.export.dir), accelerator)
+        _measure(control, _train(control, control_steps), control_steps, evaluator)
+    table = None if figures is None else control_table(recipe, json.loads(figures.read_text("utf-8")), command)
+    if table is not None and accelerator.is_main_process:
+        table.write(controls_folder(recipe) / COMPARISON)
+    return RunReport(out=str(out), steps=tuple(steps.done), text=tuple(steps.text), controls=table)
+
+
+def _train(recipe: Recipe, steps: "_Steps") -> Path:
+    """Convert, calibrate and every training stage; the folder of the last."""
+    folder = steps.alone("convert", _convert_inputs(recipe), lambda folder: convert(recipe, folder))
+    if recipe.calibrate.enabled:
+        source = folder
+        inputs = _calibrate_inputs(recipe, source)
+        folder = steps.alone("calibrate", inputs, lambda folder: calibrate(recipe, source, folder))
+    for stage in recipe.stages:
+        target = steps.announce(stage.name)
+        report = run_stage(recipe, stage, folder, target)
+        steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
+        folder = target
+    return folder
+
+
+def _measure(recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator]) -> Path | None:
+    """The eval step; the file of its report, or None where nothing is asked for."""
+    if not measures(recipe):
+        return None
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(evaluator(), folder, at))
+    return measured / EVALUATION
+
+
+def _check(recipe: Recipe, out: Path, root: Path, accelerator: Accelerator, resume: bool) -> None:
+    """What can be found wrong before the first step: the recipe, the text, the processes, the folders."""
+    if not resume and root.exists():
+        raise OutputError(
+            f"{root} holds an earlier run", expected="no earlier run", fix="delete it, or run with --resume"
+        )
+    exported = next(iter(sorted(root.glob(f"*-export/{STAGE_FILE}"))), None)
+    if out.exists() and exported is None:
+        raise OutputError(
+            f"{out} exists", expected="a folder that does not exist yet", fix="change export.dir, or remove the folder"
+        )
+    if not out.exists() and exported is not None and accelerator.is_main_process:
+        shutil.rmtree(exported.parent)  # the result was deleted: make it again
+    _check_training(recipe, accelerator)
+    check_sources([*recipe.data.train, *recipe.data.valid])
+    accelerator.wait_for_everyone()
+
+
+def _check_training(recipe: Recipe, accelerator: Accelerator) -> None:
+    for stage in recipe.stages:
+        check_stage(recipe, stage, accelerator)
+    make_plan(recipe)
+
+
+class _Steps:
+    """Runs steps in order and keeps what they report."""
+
+    def __init__(self, root: Path, accelerator: Accelerator) -> None:
+        self._root = root
+        self._accelerator = accelerator
+        self.done: list[dict[str, Any]] = []
+        self.text: list[str] = []
+
+    def announce(self, name: str) -> Path:
+        """Folder of the next step; says its name unless it is finished."""
+        folder = self._root / f"{len(self.done):02d}-{name}"
+        if self._accelerator.is_main_process and not (folder / STAGE_FILE).is_file():
+            say(f"== {name} -> {folder}")
+        return folder
+
+    def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
+        """Note a finished step."""
+        self.done.append({"name": name, "folder": str(folder), "already_done": already_done, "report": report})
+        self.text += lines
+
+    def alone(self, name: str, inputs: dict[str, Any], action: Callable[[Path], Report]) -> Path:
+        """Let the main process do a step, unless it is finished. Returns its folder.
+
+        Raises:
+            TrainingError: the step is finished and its inputs have changed.
+        """
+        folder = self.announce(name)
+        if folder.exists() and not (folder / STAGE_FILE).is_file() and self._accelerator.is_main_process:
+            shutil.rmtree(folder)  # a killed run had not finished it
+        self._accelerator.wait_for_everyone()
+        stored = finished(folder, inputs)
+        lines = [f"{name}: done before ({folder})"]
+        if stored is None:
+            if self._accelerator.is_main_process:
+                report = action(folder)
+                lines = report.lines()
+                write_record(folder, inputs, report.to_dict())
+            self._accelerator.wait_for_everyone()
+        record = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
+        self.add(name, folder, record["report"], lines, already_done=stored is not None)
+        return folder
+
+
+def _convert_inputs(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "layers": dc.asdict(recipe.layers),
+        "mixers": {name: dc.asdict(mixer) for name, mixer in recipe.mixers.items()},
+        "train": {"seed": recipe.train.seed, "backend": recipe.train.backend},
+    }
+
+
+def _calibrate_inputs(recipe: Recipe, source: Path) -> dict[str, Any]:
+    data = dc.asdict(recipe.data)
+    planted = ["needles"] if recipe.data.needles.share else []
+    return {
+        "checkpoint": checkpoint_identity(source),
+        "calibrate": dc.asdict(recipe.calibrate),
+        "data": {key: data[key] for key in ("train", "seed", *planted)},
+    }
+
+
+def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
+    return {
+        "checkpoint": checkpoint_identity(checkpoint),
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "eval": dc.asdict(recipe.eval),
+        "data": {
+            "valid": [dc.asdict(source) for source in recipe.data.valid],
+            "seed": recipe.data.seed,
+            "words": recipe.data.needles.words,
+        },
+    }
+
+
+def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path) -> Report:
+    """Figures that miss a limit of `eval.gate` are kept as well, in a folder that does not count as finished."""
+    folder.mkdir(parents=True)
+    report = evaluator.report(checkpoint)
+    publish(report, folder / EVALUATION, folder / PLOT)
+    return report
+
+
+def _export(recipe: Recipe, checkpoint: Path, out: Path, folder: Path, figures: Path | None) -> Report:
+    """The result goes to `out`; the step's own folder only says so."""
+    report = export(recipe, checkpoint, out, evaluation=figures)
+    folder.mkdir(parents=True)
+    return report

@@ -1,0 +1,192 @@
+"""Stand-ins for attention layers, swapped into one model in place: the teacher's modules stay where they are.
+
+Rows are one document each, without padding and without a cache.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sse_convert.calibration.attention_statistics import Collector
+from sse_convert.calibration.initial_values import branch_windows, decay_and_router, key_scales, scales
+from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, SSESlidingMixer, WindowMixer
+from sse_convert.modeling.architectures import attention_dims, source_spec
+from sse_convert.modeling.initialise import fresh_sse_tensors
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layout import row_layout
+from sse_convert.modeling.tensors import as_sse
+from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
+from sse_convert.modeling.window.window_attention import Sees, use_window_attention
+from sse_convert.modeling.window.window_branch import attention_layer
+from sse_convert.recipe.schema import Recipe
+
+Forward = Callable[..., tuple[Any, ...]]
+"""what a decoder layer calls: (output [B, T, hidden], weights or None, ...)"""
+
+
+class Window:
+    """A layer's own softmax attention, limited to a window with sinks."""
+
+    def __init__(self, softmax: Forward, mask: "WindowMask") -> None:
+        self.softmax = softmax
+        self.mask = mask
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """As the layer's attention, whatever mask it was given."""
+        hidden = _hidden(args, kwargs)
+        kwargs["attention_mask"] = self.mask((hidden.shape[0], hidden.shape[1]))
+        return self.softmax(*args, **kwargs)
+
+
+class WindowMask:
+    """The mask of one document per row, in the form the model's attention takes; one for all layers."""
+
+    def __init__(self, model: PreTrainedModel, mixer: WindowMixer) -> None:
+        self.model = model
+        self.mixer = mixer
+        self._last: tuple[tuple[int, int], Sees] = (0, 0), torch.empty(0)
+
+    def __call__(self, shape: tuple[int, int]) -> Sees:
+        """Of a batch of shape (B, T)."""
+        if self._last[0] != shape:
+            sees = training_sees(None, None, shape, self.mixer.window, self.mixer.sinks, self.model.device)
+            kind = str(self.model.config._attn_implementation)
+            self._last = shape, attention_mask_for(kind, sees, self.model.dtype)
+        return self._last[1]
+
+
+class Recurrent:
+    """A layer with a recurrent state on the teacher's projections.
+
+    Args:
+        layer: the layer.
+        mask: of its window, if it has one.
+    """
+
+    def __init__(self, layer: SSEAttention, mask: WindowMask | None) -> None:
+        self.layer = layer
+        self.mask = mask
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """As the layer's attention."""
+        hidden = _hidden(args, kwargs)
+        shape = hidden.shape[0], hidden.shape[1]
+        layout = row_layout(*shape, None, hidden.device)
+        if self.mask is not None:
+            window = self.mask.mixer
+            kwargs[MASKS] = {mask_key(window.window, window.sinks): self.mask(shape)}
+        output, weights = self.layer(*args, sse_layout=layout, **kwargs)
+        return output, weights
+
+
+class Swap:
+    """A teacher whose attention layers can be replaced by stand-ins, and put back.
+
+    Args:
+        model: the teacher, in evaluation mode.
+        mixer: what stands in for a layer.
+        recipe: `calibrate` and the seed set the tensors of recurrent stand-ins.
+        rows: int64 [R, T] token ids that calibrate them.
+    """
+
+    def __init__(self, model: PreTrainedModel, mixer: Mixer, recipe: Recipe, rows: Tensor) -> None:
+        self.model = model.requires_grad_(False)
+        spec = source_spec(model.config.model_type)
+        self.attention: list[nn.Module] = [
+            model.get_submodule(spec.attention_path(i)) for i in range(model.config.num_hidden_layers)
+        ]
+        self.softmax: list[Forward] = [attention.forward for attention in self.attention]
+        if isinstance(mixer, SlidingMixer):
+            for attention in self.attention:
+                use_window_attention(attention)
+            mask = WindowMask(model, mixer)
+            self.stand_ins: Sequence[Forward] = [Window(softmax, mask) for softmax in self.softmax]
+        else:
+            beside = WindowMask(model, mixer) if isinstance(mixer, SSESlidingMixer) else None
+            self.stand_ins = [Recurrent(layer, beside) for layer in calibrated_layers(model, mixer, recipe, rows)]
+
+    @contextmanager
+    def keeping(self, kept: Iterable[int]) -> Iterator[PreTrainedModel]:
+        """The model with every layer replaced but `kept`."""
+        chosen = set(kept)
+        with self._forwards({i: new for i, new in enumerate(self.stand_ins) if i not in chosen}) as model:
+            yield model
+
+    @contextmanager
+    def mixing(self, gates_L: Tensor) -> Iterator[PreTrainedModel]:
+        """The model with layer outputs g * softmax + (1 - g) * stand-in; gradients flow to the gates [layers]."""
+        pairs = zip(self.softmax, self.stand_ins, gates_L, strict=True)
+        with self._forwards({i: _mixed(*pair) for i, pair in enumerate(pairs)}) as model:
+            yield model
+
+    @contextmanager
+    def _forwards(self, forwards: dict[int, Forward]) -> Iterator[PreTrainedModel]:
+        for layer, forward in forwards.items():
+            self.attention[layer].forward = forward
+        try:
+            yield self.model
+        finally:
+            for layer in forwards:
+                del self.attention[layer].forward
+
+
+def calibrated_layers(
+    model: PreTrainedModel, mixer: RecurrentMixer, recipe: Recipe, rows: Tensor
+) -> list[SSEAttention]:
+    """Untrained recurrent layers on a teacher's modules, their decays and scales set by what it does on `rows`.
+
+    Args:
+        model: the teacher.
+        mixer: settings of the layers.
+        recipe: `calibrate` and the seed are read.
+        rows: int64 [R, T] token ids.
+    """
+    spec, dims, sse = source_spec(model.config.model_type), attention_dims(model.config), as_sse(mixer)
+    layers = range(model.config.num_hidden_layers)
+    kind = model.config._attn_implementation
+    windows = branch_windows(dict.fromkeys(layers, sse))
+    collector = Collector(model, spec, list(layers), windows=windows, keep_inputs=recipe.calibrate.router == "kmeans")
+    _run(collector, rows)
+    made = {}
+    for i in layers:
+        statistics = collector.statistics[i]
+        values = fresh_sse_tensors(dims, mixer, torch.Generator().manual_seed(recipe.train.seed + i))
+        values |= decay_and_router(recipe, sse, dims, statistics)
+        if recipe.calibrate.output_scale != "none":
+            values["sse_out_scale"] = torch.ones_like(values["sse_out_scale"])
+        source = model.get_submodule(spec.attention_path(i))
+        layer = attention_layer(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
+        layer.load_state_dict(values, strict=False)
+        made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+    if recipe.calibrate.fits_scales:
+        tried = dict.fromkeys(layers, key_scales(recipe, sse))
+        second = Collector(model, spec, list(layers), windows=windows, students=made, key_scales=tried)
+        _run(second, rows)
+        for i, layer in made.items():
+            layer.load_state_dict(scales(recipe, sse, dims, second.statistics[i]), strict=False)
+    model.set_attn_implementation(kind)
+    return list(made.values())
+
+
+def _run(collector: Collector, rows: Tensor) -> None:
+    device = collector.model.device
+    positions = torch.arange(rows.shape[1], device=device)[None]
+    for row in rows:
+        collector.run({"input_ids": row[None].to(device), "position_ids": positions})
+
+
+def _mixed(softmax: Forward, stand_in: Forward, gate: Tensor) -> Forward:
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        kept, replaced = softmax(*args, **kwargs)[0], stand_in(*args, **kwargs)[0]
+        return torch.lerp(replaced, kept, gate.to(kept.dtype)), None
+
+    return forward
+
+
+def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden

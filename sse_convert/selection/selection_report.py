@@ -1,0 +1,153 @@
+"""The result of a selection: tables, JSON, a CSV of scores and a recipe fragment."""
+
+import csv
+import dataclasses as dc
+import io
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sse_convert.files import replacing, write_json
+from sse_convert.report import format_bytes, format_mixer, table
+from sse_convert.selection.choice import Agreement, Choice
+from sse_convert.selection.measure import Measurement
+
+SCORES = "scores.csv"
+FRAGMENT = "layers.yaml"
+REPORT = "selection.json"
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class SelectReport:
+    """What was chosen, by which methods, and what it is worth before any training."""
+
+    model: str
+    folder: Path
+    """where the files are"""
+    keep: int
+    mixer: str
+    """name of the mixer that the other layers get"""
+    stand_in: dict[str, Any]
+    """settings of what stood in for replaced layers"""
+    recall: str
+    """what the recall rows were, and why"""
+    left_out: list[str]
+    """methods asked for that rank by recall, which has weight 0 here"""
+    teacher: Measurement
+    """nothing replaced"""
+    nothing: Measurement
+    """every layer replaced"""
+    choices: list[Choice]
+    """of the methods that can be used; the first is the one in the fragment"""
+    agreements: list[Agreement]
+    cache_length: int
+    """tokens of the sequence whose cache is counted"""
+    cache_bytes_saved: list[int]
+    """per layer, what replacing it saves of that cache (negative where it costs more)"""
+    conditions: dict[str, Any]
+
+    @property
+    def chosen(self) -> Choice:
+        """The choice of the first method that can be used."""
+        return self.choices[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        data = {field.name: getattr(self, field.name) for field in dc.fields(self)}
+        data["choices"] = [
+            {**dc.asdict(c), "longest_run": c.longest_run, "cache_bytes_saved": self.saved(c)} for c in self.choices
+        ]
+        data["agreements"] = [dc.asdict(a) for a in self.agreements]
+        data["teacher"], data["nothing"] = dc.asdict(self.teacher), dc.asdict(self.nothing)
+        return {**data, "folder": str(self.folder)}
+
+    def saved(self, choice: Choice) -> int:
+        """Bytes of cache that one sequence of `cache_length` tokens saves with this choice."""
+        return sum(saved for i, saved in enumerate(self.cache_bytes_saved) if i not in choice.kept)
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        layers = " ".join(map(str, self.chosen.kept))
+        return [
+            f"wrote {self.folder}: keep layers {layers} ({self.chosen.method}), {FRAGMENT}, {SCORES}, {REPORT}",
+            f"recall: {self.recall}",
+            *(f"{name} left out: it ranks layers by recall, which has weight 0 here" for name in self.left_out),
+            *table(("kept", "by", "text loss", "text KL", "recall loss", "recalled", "longest run", "cost", "seconds"),
+                   [*self._rows(), *self._bounds()]),
+            f"no training yet: replaced layers are {format_mixer(self.stand_in)}; cost in tokens read; "
+            f"the choice saves {format_bytes(self.saved(self.chosen))} of cache at {self.cache_length:,} tokens",
+            *self._length_lines(),
+            *self._agreement_lines(),
+            f"next: sse-convert plan RECIPE --set 'layers={{pattern: [{self.mixer}], keep: {list(self.chosen.kept)}}}'",
+        ]  # fmt: skip
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        return [
+            (" ".join(map(str, c.kept)), c.method, *_figures(c.measured), c.longest_run, c.tokens, c.seconds)
+            for c in self.choices
+        ]
+
+    def _bounds(self) -> list[tuple[object, ...]]:
+        layers = len(self.teacher.kept)
+        return [
+            ("all", "(teacher)", *_figures(self.teacher), 0, None, None),
+            ("none", "", *_figures(self.nothing), layers, None, None),
+        ]
+
+    def _length_lines(self) -> list[str]:
+        """A note where the teacher reaches farther back than the rows of the choice."""
+        length, context = self.conditions["length"], self.conditions["context"]
+        if context is not None and context <= length:
+            return []
+        reach = "" if context is None else f" of the teacher's {context:,} positions"
+        return [f"chosen on rows of {length:,}{reach}: other layers may find what lies farther back (--length)"]
+
+    def _agreement_lines(self) -> list[str]:
+        if not self.agreements:
+            return []
+        rows = [(a.first, a.second, f"{a.common} of {self.keep}", a.rank_correlation) for a in self.agreements]
+        return table(("method", "and", "layers in common", "rank correlation"), rows)
+
+    def write(self) -> None:
+        """Write the three files, replacing earlier ones.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        _replace(self.folder / SCORES, self.scores_csv())
+        _replace(self.folder / FRAGMENT, self.fragment())
+        write_json(self.folder / REPORT, self.to_dict())
+
+    def scores_csv(self) -> str:
+        """One row per method and layer; tokens and seconds are those of the whole method."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("method", "layer", "kept", "score", "tokens", "seconds", "cache_bytes_saved"))
+        for choice in self.choices:
+            for layer, saved in enumerate(self.cache_bytes_saved):
+                score = choice.scores.get(layer, "")
+                writer.writerow(
+                    (choice.method, layer, int(layer in choice.kept), score, choice.tokens, choice.seconds, saved)
+                )
+        return stream.getvalue()
+
+    def fragment(self) -> str:
+        """The `layers` of a recipe, as YAML."""
+        layers = {"pattern": [self.mixer], "keep": list(self.chosen.kept)}
+        head = [
+            f"# {self.chosen.method} keeps these of the {len(self.teacher.kept)} layers of {self.model}: put this in",
+            "# place of the recipe's `layers`. Scores and measurements are in the files beside this one.",
+        ]
+        return "\n".join([*head, yaml.safe_dump({"layers": layers}, sort_keys=False)])
+
+
+def _figures(m: Measurement | None) -> tuple[object, ...]:
+    if m is None:
+        return (None,) * 4
+    return m.text_loss, m.text_kl, m.recall_loss, f"{m.recall_accuracy:.0%}"
+
+
+def _replace(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

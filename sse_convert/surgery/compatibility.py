@@ -1,0 +1,284 @@
+"""Whether a recipe fits its model, and whether it describes the checkpoint it is used with, before anything is loaded.
+
+The first asks for lengths, ranks, windows and gates. The second compares layer by layer and key by key: what decides a
+layer's tensors or outputs must agree. What training alone reads may differ: a stage takes it from the recipe.
+"""
+
+import copy
+import dataclasses as dc
+import json
+from typing import Any
+
+from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.errors import CheckpointError, RecipeError, UsageError
+from sse_convert.mixers import FULL, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer, mixer_to_dict
+from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.configuration import stored_mixers
+from sse_convert.modeling.tensors import as_sse
+from sse_convert.recipe import resolve
+from sse_convert.recipe.schema import Calibrate, Recipe
+from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
+
+TRAINING_ONLY = ("balance", "balance_coef", "branch_dropout")
+"""mixer settings that only training reads; but `balance: bias` has a tensor of its own, which generation reads too"""
+MAX_CALIBRATION_LENGTH = 4096
+"""tokens; calibration looks at attention weights, whose size is the square of the length"""
+
+
+def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> None:
+    """Make sure that a well-formed recipe fits its model.
+
+    Raises:
+        RecipeError: with every problem found.
+    """
+    problems = [
+        f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)
+    ]
+    problems += _stage_problems(recipe, teacher)
+    problems += _length_problems(recipe, teacher.config.max_position_embeddings)
+    if recipe.calibrate.enabled:
+        problems += calibration_problems(recipe, mixers, teacher.config.max_position_embeddings)
+    if problems:
+        raise RecipeError(
+            "\n".join(problems),
+            expected=f"a recipe that fits {teacher.files.name}: {teacher.dims.query_heads} heads of "
+            f"{teacher.dims.head_dim}, {teacher.config.max_position_embeddings} positions",
+            fix="correct these keys in the recipe, or use --set",
+        )
+
+
+def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
+    limit, problems = teacher.config.max_position_embeddings, []
+    if isinstance(mixer, WindowMixer) and mixer.window > limit:
+        problems.append(f"window is {mixer.window}, the model has {limit} positions")
+    if isinstance(mixer, SlidingMixer):
+        return problems
+    sse, head_dim = as_sse(mixer), teacher.dims.head_dim
+    if sse.row_top_k is not None and sse.row_top_k > head_dim:
+        problems.append(f"row_top_k is {sse.row_top_k}, a key has {head_dim} entries")
+    if sse.rope == "keep" and teacher.spec.rotary == "none":
+        problems.append(f"rope is 'keep', and {teacher.spec.model_type} has no rotary embedding; use rope: none")
+    if sse.row_decay == "selected" and not sse.shared_params:
+        problems.append("row_decay is 'selected' with shared_params: false; use row_decay: all, or shared_params: true")
+    return problems + _gate_problems(sse)
+
+
+def _gate_problems(mixer: SSEMixer) -> list[str]:
+    from sse_convert.kernels.gates import partition_gate
+
+    try:
+        partition_gate(mixer.partition_gate)
+    except UsageError as error:
+        return [f"partition_gate: {error.what}; {error.expected}"]
+    return []
+
+
+def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
+    problems = []
+    limits, config = stage_limits(recipe, teacher.config.max_position_embeddings), copy.deepcopy(teacher.config)
+    learned = teacher.spec.rotary == "none"
+    for i, (stage, limit) in enumerate(zip(recipe.stages, limits, strict=True)):
+        try:
+            stretch(config, stage)
+        except RecipeError as error:
+            problems.append(f"stages.{i}.rope: {error.what}; {error.fix}")
+            continue
+        if stage.seq_len > limit:
+            of = "the teacher" if stage.rope is None else "the model with this rope"
+            longer = "" if stage.rope or learned or stage.loss != "ce" else f" (stages.{i}.rope stretches them)"
+            problems.append(f"stages.{i}.seq_len is {stage.seq_len}, beyond the {limit} positions of {of}{longer}")
+        vocabulary = teacher.config.vocab_size
+        if stage.offline is not None and stage.offline.top_k > vocabulary:
+            problems.append(f"stages.{i}.offline.top_k is {stage.offline.top_k}, the model has {vocabulary} tokens")
+    return problems
+
+
+def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -> list[str]:
+    """Calibration rows that are too long, or too short for what is to be measured beside a window; and a key scale that
+    is to be fitted where none matters.
+
+    Args:
+        recipe: `calibrate` is read.
+        mixers: the mixers in use, by name.
+        limit: positions of the model.
+    """
+    rows, longest, problems = recipe.calibrate.seq_len, min(limit, MAX_CALIBRATION_LENGTH), []
+    if rows > MAX_CALIBRATION_LENGTH:
+        problems.append(f"calibrate.seq_len is {rows}, at most {MAX_CALIBRATION_LENGTH}: attention is held whole")
+    if rows > limit:
+        problems.append(f"calibrate.seq_len is {rows}, beyond the {limit} positions of the teacher")
+    for name, mixer in mixers.items():
+        if isinstance(mixer, SSESlidingMixer):
+            problems += _window_problems(recipe.calibrate, f"mixers.{name}", mixer, longest)
+    return problems + _key_scale_problems(recipe.calibrate, mixers)
+
+
+def _key_scale_problems(calibrate: Calibrate, mixers: dict[str, Mixer]) -> list[str]:
+    """A fit that no layer has a use for; where some have, the others are left alone."""
+    maps = {name: as_sse(mixer).k_feature_map for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)}
+    if calibrate.key_scale == "none" or not maps or any(map(calibrate.fits_keys, maps.values())):
+        return []
+    found = ", ".join(f"mixers.{name}.k_feature_map is {kind}" for name, kind in maps.items())
+    return [
+        f"calibrate.key_scale is fit, and {found}: scaled keys only scale the output, which has a scale of its own; "
+        "use calibrate.key_scale: none, or another k_feature_map"
+    ]
+
+
+def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, longest: int) -> list[str]:
+    """Rows too short to show what a window misses: two windows for a scale, more than one for a decay."""
+    outputs, decays = calibrate.output_scale != "none", calibrate.decay and mixer.decay != "none"
+    keys = calibrate.fits_keys(mixer.k_feature_map)
+    beyond = mixer.window + mixer.sinks + 1
+    of_scale = max(2 * mixer.window, beyond)
+    needed = {"output scale": outputs * of_scale, "key scale": keys * of_scale, "decay": decays * beyond}
+    rows, asked = calibrate.seq_len, max(needed.values())
+    if rows >= asked:
+        return []
+    off = {
+        "output scale": "calibrate.output_scale: none",
+        "key scale": "calibrate.key_scale: none",
+        "decay": "calibrate.decay: false",
+    }
+    short = [name for name, length in needed.items() if rows < length]
+    ways = [f"raise calibrate.seq_len to {asked}"] if asked <= longest else []
+    if (window := min(rows // 2, rows - mixer.sinks - 1) if outputs or keys else rows - mixer.sinks - 1) >= 1:
+        ways.append(f"lower {key}.window to {window}")
+    ways.append(f"keep convert's {' and '.join(short)} ({', '.join(off[name] for name in short)})")
+    return [
+        f"calibrate.seq_len is {rows}, at least {asked} for {key} with a window of {mixer.window}: what the window "
+        f"misses sets SSE's {' and '.join(short)}; {', or '.join(ways)}"
+    ]
+
+
+def _length_problems(recipe: Recipe, teacher_limit: int) -> list[str]:
+    limit = stretched_context(recipe, teacher_limit)
+    lengths = {
+        "eval.lengths": recipe.eval.lengths,
+        "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
+        "eval.throughput": recipe.eval.throughput,
+    }
+    of = "the teacher" if limit == teacher_limit else "the model with its stages' rope"
+    return [
+        f"{key} is {length}, beyond the {limit} positions of {of}"
+        for key, values in lengths.items()
+        for length in values
+        if length > limit
+    ]
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Match:
+    """A recipe and a checkpoint that go together."""
+
+    names: list[str]
+    """the recipe's mixer name of each layer"""
+    mixers: dict[str, Mixer]
+    """the recipe's mixers in use, by name"""
+    sse: dict[str, Any]
+    """the field `sse` of the checkpoint's configuration, with the recipe's names and mixers"""
+    training: dict[str, Any]
+    """training settings in which the recipe differs from the checkpoint: key -> the recipe's value"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _Difference:
+    """One key of one recipe mixer, and what the checkpoint has in its place in some layers."""
+
+    key: str
+    """as in the recipe; empty where a layer is of another kind"""
+    recipe: Any
+    checkpoint: Any
+
+    @property
+    def trains(self) -> bool:
+        """Whether nothing but training would notice."""
+        name = self.key.rpartition(".")[2]
+        return name in TRAINING_ONLY and not (name == "balance" and "bias" in (self.recipe, self.checkpoint))
+
+
+def converted_field(files: CheckpointFiles) -> dict[str, Any]:
+    """The field `sse` of a converted checkpoint's configuration.
+
+    Raises:
+        CheckpointError: the checkpoint is not converted.
+    """
+    sse = files.config.get("sse")
+    if not files.model_type.startswith(SSE_PREFIX) or not isinstance(sse, dict):
+        raise CheckpointError(
+            f"{files.name} is a plain {files.model_type} checkpoint",
+            expected="a converted checkpoint",
+            fix="run `sse-convert convert` first and give its folder",
+        )
+    return sse
+
+
+def match_recipe(recipe: Recipe, files: CheckpointFiles) -> Match:
+    """Compare a recipe's layers with those of a converted checkpoint. Names of mixers may differ.
+
+    Args:
+        recipe: layers and mixers are read.
+        files: the opened checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is not converted, or its configuration is damaged.
+        RecipeError: a layer is of another kind, or has another setting that its tensors or outputs depend on; all of
+            them are named.
+    """
+    sse = converted_field(files)
+    stored = stored_mixers(sse)
+    names, mixers = resolve(recipe, len(stored))
+    found: dict[_Difference, list[int]] = {}
+    for layer, name in enumerate(names):
+        for difference in _differences(name, mixers.get(name), stored[layer]):
+            found.setdefault(difference, []).append(layer)
+    if refused := {difference: layers for difference, layers in found.items() if not difference.trains}:
+        raise _refusal(files, names, refused)
+    return Match(
+        names=names,
+        mixers=mixers,
+        sse={**sse, "layers": names, "mixers": {name: mixer_to_dict(mixer) for name, mixer in mixers.items()}},
+        training={difference.key: difference.recipe for difference in found},
+    )
+
+
+def _differences(name: str, wanted: Mixer | None, stored: Mixer | None) -> list[_Difference]:
+    if wanted is None or stored is None or wanted.kind != stored.kind:
+        kinds = [FULL if mixer is None else mixer.kind for mixer in (wanted, stored)]
+        return [] if kinds[0] == kinds[1] else [_Difference("", *kinds)]
+    mine, theirs = _settings(wanted), _settings(stored)
+    return [_Difference(f"mixers.{name}.{key}", mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]]
+
+
+def _settings(mixer: Mixer) -> dict[str, Any]:
+    """The settings under dotted keys, with what an unset one means."""
+    settings: dict[str, Any] = {}
+    for key, value in mixer_to_dict(mixer).items():
+        settings |= {f"{key}.{part}": x for part, x in value.items()} if isinstance(value, dict) else {key: value}
+    if settings.get("read_top_k") == settings.get("top_k"):
+        settings["read_top_k"] = None
+    return settings
+
+
+def _refusal(files: CheckpointFiles, names: list[str], refused: dict[_Difference, list[int]]) -> RecipeError:
+    lines, sets = [], []
+    for difference, layers in refused.items():
+        where = f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+        values = f"{_spelled(difference.recipe)} in the recipe, {_spelled(difference.checkpoint)} in the checkpoint"
+        lines.append(f"{difference.key}: {values} ({where})" if difference.key else f"{where}: {values}")
+        if difference.key and len(layers) == names.count(names[layers[0]]):
+            sets.append(f"--set {difference.key}={_spelled(difference.checkpoint)}")
+    fix = "use the recipe that made the checkpoint (its config.json holds one, under sse.recipe)"
+    if len(sets) == len(lines):
+        fix = f"go on with the checkpoint's settings: {' '.join(sets)}"
+    return RecipeError(
+        "\n  ".join([f"{files.name} was converted with other layers or mixers than this recipe's:", *lines]),
+        expected=f"a recipe that differs at most in what only training reads ({', '.join(TRAINING_ONLY)})",
+        fix=f"{fix}; or convert the model anew with this recipe",
+        problems=lines,
+    )
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,132 @@
+"""What distillation and up-training share: one module that holds the whole student, one optimizer."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sse_convert.console import say
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.recipe.schema import Stage, Train
+from sse_convert.training.checkpoint import full_state
+from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
+from sse_convert.training.lora import merge_lora
+from sse_convert.training.objective import Batch, Objective, Part
+from sse_convert.training.optimizer import make_optimizer
+from sse_convert.training.setup import (
+    compile_layers,
+    converted_attention,
+    decoder_layers,
+    prepare_parameters,
+    recompute_activations,
+    shard_by,
+)
+
+_STUDENT = "student."
+
+
+class WholeModel(Objective):
+    """A loss of the whole student.
+
+    Args:
+        accelerator: of the stage.
+        student: the converted model.
+        loss: a module with the student as `student`, whose forward gives sums over tokens and the balance loss.
+        stage: settings.
+        train: LoRA settings, and whether layers are compiled.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, student: PreTrainedModel, loss: nn.Module, stage: Stage, train: Train
+    ) -> None:
+        super().__init__(accelerator)
+        self.student = student
+        self._hidden_loss = stage.hidden_loss
+        self._lora = stage.train == "lora"
+        prepare_parameters(student, stage, train)
+        if stage.gradient_checkpointing:
+            recompute_activations(student)
+        if train.compile:
+            compile_layers(student)
+        layers = f"{_STUDENT}{source_spec(student.config.model_type).layers_path}."
+        mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
+        optimizer, rates = make_optimizer(
+            loss.named_parameters(),
+            stage,
+            is_mixer=lambda name: name.startswith(mixers),
+            is_inner=lambda name: name.startswith(layers),
+            fused=accelerator.device.type == "cuda",
+        )
+        shard_by(accelerator, type(decoder_layers(student)[0]).__name__)
+        module, prepared = accelerator.prepare(loss, optimizer)
+        self.parts = [Part("model", module, prepared, rates)]
+        self._recorded = self._recorder(stage) if train.cuda_graphs else None
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """What the loss's forward takes of a micro batch."""
+        return dict(batch)
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Without positions where every row is one document: models count those themselves, and the student does not
+        look on the device for where documents begin. Otherwise with that, where passes are recorded."""
+        starts = batch["position_ids"].flatten() == 0
+        if int(starts.sum()) == len(batch["position_ids"]):
+            batch = {name: value for name, value in batch.items() if name != "position_ids"}
+        elif self._recorded is not None:
+            batch = {**batch, OFFSETS: padded_offsets(starts)}
+        return super().on_device(batch)
+
+    def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
+        """Forward and backward of the whole model. `loss` is per token, without the other two terms."""
+        (part,) = self.parts
+        if self._recorded is not None:
+            return self._recorded(batch, weight, share)
+        with self.accumulating(part, last=last):
+            return self._pass(batch, weight, share)
+
+    def _pass(self, batch: Batch, weight: Any, share: float) -> dict[str, Tensor]:
+        """Forward and backward; `weight` is a float or 0-d."""
+        with self.accelerator.autocast():
+            sums = self.parts[0].module(**self.arguments(batch))
+        parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
+        total = parts["loss"] + parts["balance"]
+        if "hidden" in parts:
+            total = total + self._hidden_loss * parts["hidden"]
+        self.add_gradients(total)
+        return {name: value.detach() for name, value in parts.items()}
+
+    def end(self, turn: int) -> None:
+        """Free what was recorded, and the objective from what refers to it."""
+        self._recorded = None
+
+    def _recorder(self, stage: Stage) -> RecordedPass | None:
+        if (why := unrecordable(self.accelerator, self.student, stage)) is None:
+            return RecordedPass(self._pass, self.student, CudaDevice(self.accelerator.device))
+        if self.accelerator.is_main_process:
+            say(f"{stage.name}: no CUDA graphs, since {why}")
+        return None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The student, with LoRA merged and tied weights once."""
+        tied = self.student.all_tied_weights_keys
+        whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
+        state = {name: value for name, value in whole.items() if name not in tied}
+        return merge_lora(state, self.student) if state and self._lora else state
+
+
+def last_hidden(
+    student: PreTrainedModel, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None = None
+) -> Tensor:
+    """Final hidden states [B, T, D] of a converted model.
+
+    Args:
+        student: the model.
+        input_ids: [B, T].
+        position_ids: [B, T] if documents begin within rows.
+        offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+    """
+    where = {"position_ids": position_ids, OFFSETS: offsets}
+    found: Tensor = student.base_model(input_ids=input_ids, use_cache=False, **where).last_hidden_state
+    return found

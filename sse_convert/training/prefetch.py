@@ -1,0 +1,102 @@
+"""The rows of each optimizer step, dealt out to processes and micro batches, made ready in the background."""
+
+import contextlib
+import dataclasses as dc
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from sse_convert.data.rows import Row, stack
+
+AHEAD = 2
+"""steps prepared in advance"""
+_POLL_SECONDS = 0.2
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Step:
+    """One process's share of an optimizer step."""
+
+    batches: list[dict[str, Tensor]]
+    """micro batches: `input_ids`, `position_ids`, `labels`, each int64 [R, T], and what the loss wants beside them"""
+    position: dict[str, Any]
+    """where the next step's rows start"""
+
+
+def steps(
+    rows: Iterator[Row],
+    *,
+    rows_per_step: int,
+    micro_batch: int,
+    rank: int,
+    processes: int,
+    beside: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
+) -> Iterator[Step]:
+    """Cut a stream of rows into steps; process r takes every processes-th row from r on.
+
+    Args:
+        rows: from `RowReader.rows`; every process reads them all.
+        rows_per_step: rows of all processes together, a multiple of `processes`.
+        micro_batch: most rows of one forward pass.
+        rank: this process.
+        processes: their number.
+        beside: further tensors of a micro batch, from the numbers of its rows in the stream.
+    """
+    while len(whole := list(islice(rows, rows_per_step))) == rows_per_step:
+        own = whole[rank::processes]
+        batches = []
+        for i in range(0, len(own), micro_batch):
+            part = own[i : i + micro_batch]
+            batches.append(stack(part) | (beside([row.number for row in part]) if beside else {}))
+        yield Step(batches, whole[-1].position)
+
+
+class Background:
+    """Runs an iterator of steps in a thread, a few steps ahead. Use as a context manager; errors come out here."""
+
+    def __init__(self, source: Iterator[Step]) -> None:
+        self._source = source
+        self._queue: queue.Queue[Step | BaseException | None] = queue.Queue(AHEAD)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="training rows", daemon=True)
+
+    def __enter__(self) -> Iterator[Step]:
+        self._thread.start()
+        return self._steps()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        with contextlib.suppress(queue.Empty):
+            self._queue.get_nowait()  # lets a thread that waits for room see the stop
+        self._thread.join()
+
+    def _steps(self) -> Iterator[Step]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _run(self) -> None:
+        try:
+            for step in self._source:
+                self._put(step)
+                if self._stop.is_set():
+                    return
+            self._put(None)
+        except Exception as error:  # handed to the thread that waits for rows, whatever it is
+            self._put(error)
+
+    def _put(self, item: Step | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=_POLL_SECONDS)
+                return
+            except queue.Full:
+                continue

@@ -1,0 +1,176 @@
+"""What a stage is checked for before anything is loaded, and everything that decides what it computes."""
+
+import dataclasses as dc
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor
+
+from sse_convert.checkpoints.identity import checkpoint_identity
+from sse_convert.checkpoints.load_model import load_tokenizer
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.data.rows import RowReader, stack
+from sse_convert.data.teacher_samples import Teacher
+from sse_convert.errors import HardwareError, RecipeError, TrainingError
+from sse_convert.modeling.auto import register
+from sse_convert.recipe.schema import Needles, Recipe, Stage
+from sse_convert.surgery.compatibility import Match
+from sse_convert.surgery.positions import check_row_length, position_limit, stretch
+from sse_convert.training.offline import TeacherCache, tokenizer_identity
+from sse_convert.training.schedule import Schedule
+
+_FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps", "needle_keys")
+"""stage keys that do not decide what is computed, so they may change between interruption and continuation; but where
+steps draw which layers leave out their window branch, they do so by the stage's name. `needle_keys` decides as a part
+of `data.needles`"""
+
+
+def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
+    """What can be found wrong with a stage before anything is loaded.
+
+    Raises:
+        TrainingError: rows and processes do not go together, or a precision does not go with the loss.
+        HardwareError: layers are to be trained a group at a time under FSDP.
+    """
+    if stage.layers_at_once is not None and accelerator.distributed_type == DistributedType.FSDP:
+        raise HardwareError(
+            f"stage {stage.name}: layers_at_once under FSDP, which spreads the layers over the GPUs already",
+            expected="one of the two",
+            fix="remove layers_at_once from the stage, or launch with --multi_gpu",
+        )
+    Schedule.of(stage).check_processes(accelerator.num_processes)
+    if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
+        raise TrainingError(
+            f"stage {stage.name}: loss layer_mse with mixed_precision fp16",
+            expected="bf16 or no",
+            fix="set train.mixed_precision to bf16, or to no on hardware without it",
+        )
+
+
+def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:
+    """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
+    draws = any(getattr(mixer, "branch_dropout", 0) for mixer in match.mixers.values())
+    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE or (key == "name" and draws)}
+    if stage.offline is not None:
+        settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
+    train = dc.asdict(recipe.train)
+    deciding = ("mixed_precision", "backend", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
+    inputs: dict[str, Any] = {
+        "checkpoint": checkpoint_identity(checkpoint),
+        "stage": settings,
+        "train": {key: train[key] for key in deciding},
+        "data": _row_settings(recipe, stage),
+        "text": reader.fingerprint(),
+    }
+    if (spikes := recipe.train.spikes).zscore is not None:
+        inputs["train"]["spikes"] = {"zscore": spikes.zscore, "window": spikes.window}
+    if match.training:
+        inputs["mixers"] = match.training
+    if stage.loss != "ce":
+        inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
+    return inputs
+
+
+def _needles(recipe: Recipe, stage: Stage) -> Needles:
+    """What to plant: `data.needles`, with as many in a row as the stage asks for."""
+    return dc.replace(recipe.data.needles, keys=stage.needle_keys or recipe.data.needles.keys)
+
+
+def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:
+    """What decides the stage's rows beside their text and length, JSON-ready."""
+    data = dc.asdict(dc.replace(recipe.data, needles=_needles(recipe, stage)))
+    return {key: data[key] for key in ("train", "needles", "seed")}
+
+
+def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
+    """The training rows of a stage.
+
+    Raises:
+        RecipeError: rows are longer than the model's context, or its family refuses the stage's rope.
+        DataError: the text cannot be used.
+    """
+    config = open_checkpoint(checkpoint).config
+    limit = position_limit(config)
+    if stage.rope is not None:
+        limit = position_limit(_stretched_config(checkpoint, stage))
+    check_row_length(stage, limit)
+    if stage.loss != "ce":  # an earlier stage may have stretched the student
+        check_row_length(stage, position_limit(open_checkpoint(recipe.model, recipe.revision).config))
+    return RowReader(
+        recipe.data.train,
+        load_tokenizer(checkpoint),
+        stage.seq_len,
+        recipe.data.seed,
+        needles=_needles(recipe, stage),
+        loss_mask=stage.loss_mask,
+        teacher=Teacher(recipe.model, recipe.revision),
+        vocab_size=config.get("vocab_size"),
+    )
+
+
+def _stretched_config(checkpoint: Path, stage: Stage) -> Any:
+    """The configuration a stage's `rope` makes of a converted checkpoint's, refused where its family refuses it."""
+    from transformers import AutoConfig
+
+    register()
+    config = AutoConfig.from_pretrained(checkpoint)
+    stretch(config, stage)
+    return config
+
+
+def held_out_batches(recipe: Recipe, stage: Stage, checkpoint: Path) -> list[dict[str, Tensor]]:
+    """Micro batches of held-out text, as many rows as a step has; none where the recipe names no held-out text.
+
+    Raises:
+        DataError: the text cannot be used.
+    """
+    if not recipe.data.valid:
+        return []
+    teacher = Teacher(recipe.model, recipe.revision)
+    seed, tokenizer = recipe.data.seed, load_tokenizer(checkpoint)
+    reader = RowReader(recipe.data.valid, tokenizer, stage.seq_len, seed, role="valid", teacher=teacher)
+    rows = list(islice(reader.rows(), Schedule.of(stage).rows))
+    return [stack(rows[i : i + stage.micro_batch]) for i in range(0, len(rows), stage.micro_batch)]
+
+
+def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, precision: str) -> TeacherCache:
+    """The cache of the teacher's predictions that a stage with `offline` reads.
+
+    Args:
+        recipe: model and data.
+        stage: settings.
+        checkpoint: has the tokenizer.
+        reader: the rows.
+        precision: autocast type.
+
+    Raises:
+        TrainingError: the folder the stage names was made from other inputs.
+        RecipeError: `top_k` is more than the vocabulary, or teacher and student have different ones.
+    """
+    assert stage.offline is not None
+    theirs = open_checkpoint(recipe.model, recipe.revision).config.get("vocab_size")
+    own = open_checkpoint(checkpoint).config.get("vocab_size")
+    if theirs != own:
+        raise RecipeError(
+            f"stage {stage.name}: the student predicts {own} tokens, the teacher {theirs}",
+            expected="one vocabulary",
+            fix="distil from the model the student was converted from",
+        )
+    if own is not None and stage.offline.top_k > own:
+        raise RecipeError(
+            f"stage {stage.name}: offline.top_k is {stage.offline.top_k}, the model has {own} tokens",
+            expected=f"at most {own}",
+            fix="lower offline.top_k",
+        )
+    schedule = Schedule.of(stage)
+    inputs = {
+        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "tokenizer": tokenizer_identity(load_tokenizer(checkpoint)),
+        "data": _row_settings(recipe, stage),
+        "text": reader.fingerprint(),
+        "mixed_precision": precision,
+    }
+    return TeacherCache(stage.offline, inputs, rows=schedule.steps * schedule.rows, seq_len=stage.seq_len)

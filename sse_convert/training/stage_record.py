@@ -1,0 +1,79 @@
+"""stage.json: what a folder was made from. Stages whose inputs changed are never mixed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sse_convert import __version__
+from sse_convert.checkpoints.identity import STAGE_FILE, digest
+from sse_convert.errors import OutputError, TrainingError
+from sse_convert.report import json_ready
+
+
+def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as one mapping from dotted keys to values."""
+    if isinstance(data, dict):
+        items = [(str(key), value) for key, value in data.items()]
+    elif isinstance(data, list | tuple) and any(isinstance(item, dict | list | tuple) for item in data):
+        items = [(str(i), value) for i, value in enumerate(data)]
+    else:
+        return {prefix: data}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two nested mappings, one readable line per key."""
+    old, new = flatten(before), flatten(now)
+    return [
+        f"{key} was {old.get(key, 'unset')!r}, is {new.get(key, 'unset')!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The report of the finished stage in `out`, or None if there is nothing.
+
+    Raises:
+        TrainingError: it was made from other inputs.
+        OutputError: the folder is something else.
+    """
+    if not out.exists():
+        return None
+    path = out / STAGE_FILE
+    if not path.is_file():
+        raise OutputError(f"{out} exists", expected="a new folder, or a finished stage", fix="choose another folder")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    refuse_changes(out, record["inputs"], inputs)
+    report: dict[str, Any] = record["report"]
+    return report
+
+
+def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Make sure that a stage's inputs are what they were.
+
+    Raises:
+        TrainingError: names every key that changed.
+    """
+    if changed := changes(before, json_ready(now)):
+        raise TrainingError(
+            "\n  ".join([f"{folder} was made from other inputs:", *changed]),
+            expected="the same inputs, to continue or to reuse it",
+            fix=f"undo the change, or delete {folder} and what was made from it, or choose another output folder",
+        )
+
+
+def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -> None:
+    """Write stage.json: what the folder was made from, and what came of it."""
+    record = {
+        "inputs": json_ready(inputs),
+        "hash": digest(inputs),
+        "report": json_ready(report),
+        "tool_version": __version__,
+    }
+    unfinished = folder / f"{STAGE_FILE}.tmp"
+    unfinished.write_text(json.dumps(record, indent=2), encoding="utf-8")
+    unfinished.replace(folder / STAGE_FILE)

@@ -1,0 +1,95 @@
+"""What a training stage returns."""
+
+import dataclasses as dc
+from typing import Any
+
+from sse_convert.report import format_number, table
+
+AVERAGED = 10
+"""steps at the end that the final loss is averaged over"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport:
+    """A finished training stage."""
+
+    name: str
+    """stage name"""
+    loss: str
+    """kind of loss"""
+    out: str
+    """checkpoint folder"""
+    steps: int
+    """optimizer steps"""
+    tokens: int
+    """tokens trained on"""
+    skipped_steps: int
+    """steps left out because something was not finite or the loss had a spike"""
+    loss_first: float | None
+    """loss of the first step; None if there was nothing to train"""
+    loss_last: float | None
+    """mean loss of the last steps"""
+    seconds: float
+    """time spent in steps"""
+    text_passes: list[int]
+    """how often each training source was read to its end"""
+    details: dict[str, Any]
+    """per-layer errors of layer_mse"""
+    left_out: list[dict[str, Any]] = dc.field(default_factory=list)
+    """step, loss and reason of each step left out"""
+    without_window: int = 0
+    """steps in which some layer was without its window branch"""
+    collapsed: list[str] = dc.field(default_factory=list)
+    """layers whose router collapsed, each with what to do"""
+    already_done: bool = False
+    """whether an earlier run had finished it"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return dc.asdict(self)
+
+    def lines(self) -> list[str]:
+        """The result for a person."""
+        if self.loss_first is None or self.loss_last is None:
+            summary = "nothing to train"
+        else:
+            speed = f", {self.tokens / self.seconds:,.0f} tokens/s" if self.seconds else ""
+            summary = (
+                f"loss {self.loss_first:.4f} -> {self.loss_last:.4f} in {self.steps:,} steps, "
+                f"{format_number(self.tokens)} tokens{speed}"
+            )
+        why = " and ".join(sorted({step["why"] for step in self.left_out})) or "not finite"
+        bad = f", {self.skipped_steps} steps left out ({why})" if self.skipped_steps else ""
+        done = " (done before)" if self.already_done else ""
+        head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
+        return [head, *self._windows(), *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
+
+    def _windows(self) -> list[str]:
+        if not self.without_window or self.details.get("layers"):  # errors of layers are of those with their window
+            return []
+        return [
+            f"branch_dropout left layers without their window in {self.without_window:,} of these steps, which raises "
+            "the loss there"
+        ]
+
+    def _passes(self) -> list[str]:
+        if max(self.text_passes, default=0) < 1:
+            return []
+        return [f"text was repeated: sources were read to their end {', '.join(map(str, self.text_passes))} times"]
+
+    def _layers(self) -> list[str]:
+        layers = self.details.get("layers", {})
+        if not layers:
+            return []
+        skipped = set(map(str, self.details["skipped"]))
+        rows = [(i, e["before"], e["after"], "left alone" if i in skipped else _stopped(e)) for i, e in layers.items()]
+        lines = table(("layer", "error before", "error after", ""), rows)
+        if any("stopped" in layer for layer in layers.values()):
+            lines.append(f"{self.details['layer_steps']:,} of {self.details['layer_steps_planned']:,} layer steps made")
+        return lines
+
+
+def _stopped(layer: dict[str, Any]) -> str:
+    """Where a layer stopped early, and why; empty if it did not."""
+    stop = layer.get("stopped")
+    return "" if stop is None else f"stopped at step {stop['step']:,}: {stop['why']}"

@@ -1,0 +1,159 @@
+"""Checkpoints on the hub, against a stand-in server. In fresh processes: the hub library reads settings at import."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sse_convert.checkpoints.open import open_checkpoint
+from tests.fake_hub import FakeHub, RefusedError, Repo
+from tests.surgery import models, synthetic
+
+COMMIT = "c0ffee" + "0" * 34
+
+
+class HubServer(FakeHub):
+    """Serves folders by repository name; `sent` counts the bytes of each file that were delivered."""
+
+    def __init__(self, folders, gated=()):
+        super().__init__()
+        self.gated, self.sent = gated, {}
+        for name, folder in folders.items():
+            files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+            self.repos[name] = Repo(False, {"main": [(COMMIT, "all", files)]})
+
+    def _repo(self, request, *, write=False):
+        if request["repo"] in self.gated:
+            raise RefusedError(403, "GatedRepo", "Access to this model is restricted")
+        return super()._repo(request, write=write)
+
+    def _resolve(self, request):
+        status, headers, content = super()._resolve(request)
+        if request["handler"].command == "GET":
+            self.sent[request["file"]] = self.sent.get(request["file"], 0) + len(content)
+        return status, headers, content
+
+
+SCRIPT = """
+import json, sys
+from sse_convert.errors import SSEConvertError
+from sse_convert.checkpoints.open import download, open_checkpoint
+try:
+    files = open_checkpoint(sys.argv[1], sys.argv[2] or None)
+    if sys.argv[3:] == ["download"]:
+        files = download(files)
+    print(json.dumps([files.remote, files.revision, files.parameters, sorted(p.name for p in files.folder.iterdir())]))
+except SSEConvertError as error:
+    print(json.dumps(error.to_dict()))
+"""
+
+
+def ask(hub, tmp_path, repo_id, revision="", *more, **environment):
+    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    env.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, repo_id, revision, *more],
+        env={**env, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def repos(tmp_path):
+    config = {**synthetic.LLAMA, "hidden_size": 512, "intermediate_size": 1024}
+    sharded = synthetic.checkpoint(tmp_path / "sharded", config, shards=3)
+    (sharded / "tokenizer.json").write_text("{}")
+    (sharded / "original").mkdir()
+    (sharded / "original" / "consolidated.safetensors").write_bytes(b"x")
+    single = synthetic.checkpoint(tmp_path / "single", config)
+    pickled = synthetic.checkpoint(tmp_path / "pickled", config)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    broken = synthetic.checkpoint(tmp_path / "broken", config)
+    (broken / "model.safetensors").write_bytes(b"\xff" * 64)
+    return {"a/sharded": sharded, "a/single": single, "a/pickled": pickled, "a/broken": broken}
+
+
+def test_planning_reads_headers_alone(tmp_path, repos):
+    with HubServer(repos) as hub:
+        for name, shards in (("a/sharded", 3), ("a/single", 1)):
+            remote, revision, parameters, files = ask(hub, tmp_path, name)
+            assert remote
+            assert revision == COMMIT
+            assert parameters == open_checkpoint(repos[name]).parameters
+            assert not any(file.endswith(".safetensors") for file in files)
+            sent = [count for file, count in hub.sent.items() if file.endswith(".safetensors")]
+            assert len(sent) == shards
+            assert all(count <= 100_001 for count in sent)
+            hub.sent.clear()
+
+
+def test_download_then_offline(tmp_path, repos):
+    with HubServer(repos) as hub:
+        remote, _, parameters, files = ask(hub, tmp_path, "a/sharded", "", "download")
+        assert not remote
+        assert "original/consolidated.safetensors" not in hub.sent
+        assert "tokenizer.json" in files
+        assert sum(file.endswith(".safetensors") for file in files) == 3
+        assert ask(hub, tmp_path, "a/sharded", HF_HUB_OFFLINE="1") == [False, COMMIT, parameters, files]
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "revision", "kind", "what"),
+    [
+        ("a/nothing", "", "hub", "a/nothing is neither a local folder nor a model on the hub"),
+        ("a/single", "v9", "hub", "a/single has no revision v9"),
+        ("a/gated", "", "hub", "a/gated is gated"),
+        ("a/pickled", "", "checkpoint", "a/pickled holds its weights as pickles (pytorch_model.bin)"),
+        ("a/broken", "", "checkpoint", "shard model.safetensors of a/broken is not a valid safetensors file"),
+    ],
+)
+def test_refusals(tmp_path, repos, repo_id, revision, kind, what):
+    with HubServer(repos, gated=("a/gated",)) as hub:
+        error = ask(hub, tmp_path, repo_id, revision)
+    assert error["kind"] == kind
+    assert what in error["what"]
+    assert error["fix"]
+
+
+def test_unreachable(tmp_path):
+    with HubServer({}) as hub:
+        pass
+    error = ask(hub, tmp_path, "a/single")
+    assert (error["kind"], "cannot be reached for a/single" in error["what"]) == ("hub", True)
+
+
+def convert(hub, tmp_path, recipe):
+    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    env.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "sse_convert", "convert", str(recipe), "-o", str(tmp_path / "out"), "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_conversion_links_the_cache_and_downloads_only_what_will_be_used(tmp_path):
+    source = models.save_source(tmp_path / "source", hidden_size=256, intermediate_size=512, shard_size="1MB")
+    with HubServer({"a/tiny": source}) as hub:
+        wrong = models.recipe_file(tmp_path / "wrong.yaml", "a/tiny", layers={"pattern": ["sse"], "keep": [9]})
+        answer = convert(hub, tmp_path, wrong)
+        assert "layers.keep: 9 is out of range" in answer["error"]["what"]
+        headers = {file: count for file, count in hub.sent.items() if file.endswith(".safetensors")}
+        assert max(headers.values()) <= 100_001
+        assert sum(headers.values()) < sum(path.stat().st_size for path in source.glob("*.safetensors"))
+        answer = convert(hub, tmp_path, models.recipe_file(tmp_path / "r.yaml", "a/tiny"))
+        assert answer["ok"], answer
+    shards = sorted(source.glob("*.safetensors"))
+    assert len(shards) > 1
+    for shard in shards:
+        ours = tmp_path / "out" / shard.name
+        assert not ours.is_symlink()
+        assert ours.stat().st_nlink == 2  # the data in the cache, not the symbolic link to it
+        assert ours.read_bytes() == shard.read_bytes()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["sse"]["base_model"], config["sse"]["base_revision"]) == ("a/tiny", COMMIT)

@@ -1,0 +1,96 @@
+import errno
+import os
+
+import pytest
+
+from sse_convert.checkpoints import output_folder as output
+from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder, place
+from sse_convert.errors import OutputError
+
+
+def test_a_folder_appears_whole(tmp_path):
+    with new_folder(tmp_path / "a" / "out") as folder:
+        (folder / "x").write_text("1")
+        assert not (tmp_path / "a" / "out").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+    assert (tmp_path / "a" / "out" / "x").read_text() == "1"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), RuntimeError("x"), SystemExit(1)])
+def test_nothing_is_left_after_a_failure(tmp_path, failure):
+    def fill(folder):
+        (folder / "x").write_text("1")
+        raise failure
+
+    with pytest.raises(type(failure)), new_folder(tmp_path / "out") as folder:
+        fill(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk(tmp_path):
+    with pytest.raises(OutputError, match=r"the disk is full while writing .*out"), new_folder(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_output(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match=r"output folder .*out exists"):
+        check_output(tmp_path / "out")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputError, match=r"dangling exists"):
+        check_output(tmp_path / "dangling")
+
+
+def test_unwritable_output(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file is not writable"):
+        check_output(tmp_path / "file" / "out")
+
+
+def test_readonly_parent(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(output.tempfile, "mkdtemp", refuse)
+    with pytest.raises(OutputError, match=r"is not writable: Permission denied"):
+        check_output(tmp_path / "out")
+
+
+def test_room_is_checked_before_copying(tmp_path):
+    check_space(tmp_path / "out", 1)
+    with pytest.raises(OutputError, match=r"GB free") as error:
+        check_space(tmp_path / "out", 1 << 60)
+    assert error.value.expected == "1152921504.6 GB"
+
+
+def test_links_and_copies(tmp_path):
+    source = tmp_path / "s"
+    source.write_text("data")
+    (tmp_path / "symbolic").symlink_to(source)
+    assert place(tmp_path / "symbolic", tmp_path / "linked", "hard") == "hard"
+    assert place(source, tmp_path / "copied", "copy") == "copy"
+    assert (tmp_path / "linked").samefile(source)
+    assert not (tmp_path / "linked").is_symlink()
+    assert not (tmp_path / "copied").samefile(source)
+    assert (tmp_path / "copied").read_text() == "data"
+
+
+def test_another_file_system_means_a_copy(tmp_path, monkeypatch):
+    def cross_device(*args):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    (tmp_path / "s").write_text("data")
+    monkeypatch.setattr(os, "link", cross_device)
+    assert place(tmp_path / "s", tmp_path / "t", "hard") == "copy"
+    assert (tmp_path / "t").read_text() == "data"
+
+
+def test_output_that_appears_meanwhile(tmp_path):
+    def someone_else():
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").write_text("1")
+
+    with pytest.raises(OutputError, match=r"output folder .*out exists"), new_folder(tmp_path / "out"):
+        someone_else()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]

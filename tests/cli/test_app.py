@@ -1,0 +1,346 @@
+"""The command line: exit codes, JSON on stdout, messages on stderr, for every kind of outcome."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+import torch
+
+from sse_convert import __version__, api, errors
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
+from sse_convert.recipe.checks import BACKENDS
+from sse_convert.recipe.schema import RulerName
+from sse_convert.report import TextReport
+from tests.recipe.recipes import small, write
+
+TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
+COMMANDS = ["plan", "convert", *TRAINING, "eval", "export", "push", "generate", "chat", "inspect", "verify", "doctor"]
+COMMANDS += ["analyze", "select", "expand"]
+RULER_TWO = ["eval.ruler.tasks=[niah_single_1, niah_single_2]"]
+LM_EVAL_TWO = "eval.lm_eval.tasks=[piqa, arc]"
+ERRORS = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, errors.SSEConvertError) and cls is not errors.SSEConvertError
+]
+
+
+def sse_convert(*arguments, **options):
+    """Run the command in a fresh process."""
+    return subprocess.run(
+        [sys.executable, "-m", "sse_convert", *arguments], capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def run_json(capsys, *arguments):
+    """Run in this process with --json: exit code and the object, which must be alone on stdout."""
+    code = run_app(app, [*arguments, "--json"])
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    answer = json.loads(out)
+    assert answer["schema"] == 1
+    assert answer["ok"] == (code == 0)
+    return code, answer
+
+
+@pytest.fixture
+def outcome(monkeypatch):
+    """Make `plan` return or raise what the test says."""
+
+    def set_outcome(result):
+        def plan(recipe, **_):
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        monkeypatch.setattr(api, "plan", plan)
+
+    return set_outcome
+
+
+def test_help_is_quick_and_light():
+    code = (
+        "import sys; sys.argv = ['sse-convert', '--help']\n"
+        "from sse_convert.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'datasets', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    seconds = []  # of processor time, which other tests running beside this one do not stretch
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert sse_convert("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.5, seconds
+
+
+def test_help_names_every_command_and_exit_code():
+    text = sse_convert("--help").stdout
+    assert [name for name in [*COMMANDS, "recipes"] if f"\n  {name} " not in text] == []
+    assert [code for code, meaning in EXIT_CODES.items() if f"    {code:<4} {meaning}" not in text] == []
+    assert sse_convert().stdout == text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_json(name):
+    text = sse_convert(name, "--help").stdout
+    assert "--json" in text
+    assert f"Usage: sse-convert {name} " in text
+
+
+def test_exit_codes_are_those_of_the_errors():
+    assert {cls.exit_code for cls in ERRORS} | {0, 1, errors.INTERRUPTED_EXIT_CODE} == set(EXIT_CODES)
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_each_kind_of_error(capsys, outcome, cls):
+    outcome(cls("width is [3]", expected="[bold]4[/bold]", fix="set width: 4"))
+    code, answer = run_json(capsys, "plan", "x")
+    assert code == cls.exit_code
+    assert answer["command"] == "plan"
+    assert answer["error"]["kind"] == cls.kind
+    assert answer["error"]["exit_code"] == code
+    assert answer["error"]["what"] == "width is [3]"
+    assert run_app(app, ["plan", "x"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: width is [3]\nexpected: [bold]4[/bold]\nfix: set width: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "overrides"),
+    [
+        ("evaluate", ["eval", "r", "-c", "x", "--ruler", "niah_single_1, niah_single_2"], RULER_TWO),
+        (
+            "evaluate",
+            ["eval", "r", "-c", "x", "--ruler", "all"],
+            [f"eval.ruler.tasks=[{', '.join(get_args(RulerName))}]"],
+        ),
+        ("evaluate", ["eval", "r", "-c", "x", "--tasks", "piqa,arc", "--set", "a=1"], ["a=1", LM_EVAL_TWO]),
+        ("run", ["run", "r", "--controls", "window,gla"], ["controls=[window, gla]"]),
+        ("run", ["run", "r", "--controls", "all"], ["controls=[all]"]),
+        ("run", ["run", "r"], []),
+    ],
+)
+def test_options_that_stand_for_recipe_keys(monkeypatch, name, arguments, overrides):
+    seen = []
+    monkeypatch.setattr(api, name, lambda *_, **options: seen.append(options["overrides"]) or TextReport({}, []))
+    assert run_app(app, arguments) == 0
+    assert seen == [overrides]
+
+
+def test_success(capsys, outcome):
+    outcome(TextReport({"layers": 3, "loss": float("nan")}, ["[red]three[/red] layers", "[/x]"]))
+    assert run_json(capsys, "plan", "x") == (
+        0,
+        {"schema": 1, "ok": True, "command": "plan", "result": {"layers": 3, "loss": None}},
+    )
+    assert run_app(app, ["plan", "x"]) == 0
+    assert capsys.readouterr() == ("", "[red]three[/red] layers\n[/x]\n")
+
+
+def test_json_is_alone_even_if_a_library_prints(capsys, monkeypatch):
+    def chatty(recipe, **_):
+        print("downloading 3 files")
+        return TextReport({}, [])
+
+    monkeypatch.setattr(api, "plan", chatty)
+    assert run_json(capsys, "plan", "x")[0] == 0
+
+
+def test_a_bug_is_a_traceback_and_1(capsys, outcome):
+    outcome(KeyError("q_proj"))
+    code = run_app(app, ["plan", "x", "--json"])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert json.loads(out)["error"]["what"] == "KeyError: 'q_proj'"
+    assert "Traceback (most recent call last)" in err
+
+
+@pytest.mark.parametrize("number", ["ENOSPC", "EACCES", "EROFS"])
+def test_disk_trouble_is_no_bug(capsys, outcome, number):
+    import errno
+
+    outcome(OSError(getattr(errno, number), os.strerror(getattr(errno, number)), "out/x"))
+    code, answer = run_json(capsys, "plan", "x")
+    assert (code, answer["error"]["kind"]) == (8, "output")
+    assert answer["error"]["what"].startswith("out/x: ")
+
+
+def test_out_of_memory_is_hardware(capsys, outcome):
+    import torch
+
+    outcome(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."))
+    code, answer = run_json(capsys, "plan", "x")
+    assert (code, answer["error"]["kind"]) == (5, "hardware")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "what"),
+    [
+        (["plan"], "plan", "Missing argument 'RECIPE'."),
+        (["plan", "x", "y"], "plan", "Got unexpected extra argument"),
+        (["plan", "x", "--sett", "a=b"], "plan", "No such option: --sett"),
+        (["plann", "x"], "", "No such command 'plann'."),
+        (["convert", "x"], "convert", "Missing option '--out'"),
+        (["convert", "x", "-o", "y", "--link", "soft"], "convert", "Invalid value for '--link'"),
+        (["recipes", "lst"], "recipes", "No such command 'lst'."),
+        (["generate", "x", "hello", "--max-new-tokens", "0"], "generate", "Invalid value for '--max-new-tokens'"),
+    ],
+)
+def test_wrong_arguments(capsys, arguments, command, what):
+    code, answer = run_json(capsys, *arguments)
+    assert (code, answer["command"], answer["error"]["kind"]) == (2, command, "usage")
+    assert answer["error"]["what"].startswith(what)
+    assert run_app(app, arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {what}")
+    assert "--help`" in err
+
+
+def test_a_script_reports_errors_as_commands_do(capsys):
+    @reporting_errors
+    def main(number):
+        if number < 0:
+            raise errors.UsageError(f"number is {number}", expected="at least 0", fix="raise it")
+        if number > 9:
+            raise OSError(28, "No space left on device", "out/x") if number == 10 else KeyError(number)
+
+    assert main(1) == 0
+    assert main(10) == 8
+    assert "out/x: No space left on device" in capsys.readouterr().err
+    with pytest.raises(KeyError):
+        main(11)
+    assert main(-1) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["error: number is -1", "expected: at least 0", "fix: raise it"]
+    assert said.out == ""
+
+
+def test_interrupt(capsys, outcome):
+    outcome(KeyboardInterrupt())
+    code, answer = run_json(capsys, "plan", "x")
+    assert (code, answer["error"]["kind"]) == (130, "interrupted")
+    assert run_app(app, ["plan", "x"]) == 130
+    assert capsys.readouterr() == ("", "interrupted; nothing was changed\n")
+
+
+def test_interrupt_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "run", interrupted)
+    assert run_app(app, ["run", "x"]) == 130
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue where it stopped\n"
+
+
+def test_a_real_sigint(tmp_path):
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background shells start us with it ignored
+        "from sse_convert import api\n"
+        "def slow(*a, **k):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
+        "api.run = slow\n"
+        "sys.argv = ['sse-convert', 'run', 'x']\n"
+        "from sse_convert.cli.app import main\nmain()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "interrupted; run the same command again to continue where it stopped\n"
+
+
+def test_only_the_first_process_prints(capsys, outcome, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    outcome(TextReport({}, ["done"]))
+    assert run_app(app, ["plan", "x"]) == 0
+    assert run_app(app, ["plan", "x", "--json"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_closed_pipe_is_quiet():
+    command = f"{sys.executable} -m sse_convert recipes schema | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_no_colour_off_a_terminal_or_by_wish(tmp_path):
+    done = sse_convert("plan", "nope", env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 3
+    assert "\x1b" not in done.stderr + sse_convert("plan", "nope").stderr
+
+
+def test_the_root_script_and_the_version():
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    done = subprocess.run([sys.executable, "cli.py", "--version"], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == __version__
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell):
+    script = sse_convert(env={**os.environ, "_SSE_CONVERT_COMPLETE": f"source_{shell}"})
+    assert script.returncode == 0
+    assert "sse-convert" in script.stdout
+
+
+def test_completion_of_recipe_names():
+    environment = {
+        **os.environ,
+        "_SSE_CONVERT_COMPLETE": "complete_bash",
+        "COMP_WORDS": "sse-convert plan qwen3-",
+        "COMP_CWORD": "2",
+    }
+    assert sse_convert(env=environment).stdout.split() == ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b"]
+
+
+def test_recipes_list_show_copy_schema(capsys, tmp_path):
+    code, answer = run_json(capsys, "recipes", "list")
+    assert (code, answer["command"]) == (0, "recipes list")
+    names = [recipe["name"] for recipe in answer["result"]["recipes"]]
+    assert {"qwen3-0.6b", "llama-3.2-1b", "smollm2-135m", "paper-2b", "paper-12b"} <= set(names)
+    assert all(recipe["summary"] for recipe in answer["result"]["recipes"])
+
+    assert run_app(app, ["recipes", "show", "qwen3-0.6b"]) == 0
+    shown = capsys.readouterr().out
+    assert run_app(app, ["recipes", "copy", "qwen3-0.6b", str(tmp_path)]) == 0
+    assert (tmp_path / "qwen3-0.6b.yaml").read_text() == shown
+    code, answer = run_json(capsys, "recipes", "copy", "qwen3-0.6b", str(tmp_path))
+    assert (code, answer["error"]["kind"]) == (8, "output")
+    assert run_app(app, ["recipes", "copy", "qwen3-0.6b", str(tmp_path), "--overwrite"]) == 0
+    capsys.readouterr()
+
+    assert run_app(app, ["recipes", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == run_json(capsys, "recipes", "schema")[1]["result"]
+    assert run_json(capsys, "recipes", "show", "nope")[0] == 3
+
+
+def test_doctor(capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    code, answer = run_json(capsys, "doctor")
+    assert code == 0
+    result = answer["result"]
+    assert result["versions"]["torch"]
+    assert list(result["backends"]) == list(BACKENDS)
+    if not torch.cuda.is_available():
+        assert result["backends"]["triton"] == "not available: there is no CUDA device"
+    assert result["hub_login"] is True
+    assert "hf_secret" not in json.dumps(answer)
+
+
+def test_a_bad_recipe_lists_its_problems(capsys, tmp_path):
+    path = write(tmp_path, small(layers={"pattern": ["nope"]}, train={"backnd": 1}))
+    code, answer = run_json(capsys, "plan", str(path), "--set", "stages.0.tokens=1e6")
+    assert code == 3
+    assert len(answer["error"]["problems"]) == 3

@@ -1,0 +1,338 @@
+"""Sources, packing, order and resumption of training rows."""
+
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sse_convert.data import RowReader, Teacher, rows, stack
+from sse_convert.data.documents import Document, Encoder
+from sse_convert.data.packing import Cursor, Packer
+from sse_convert.data.text_files import TextFiles, find_files
+from sse_convert.errors import DataError
+from sse_convert.recipe.schema import Needles, Source
+
+T = 64
+
+
+class Listed:
+    """A corpus held in a list."""
+
+    def __init__(self, *texts, ids=None):
+        self.documents = [Document(text=text) for text in texts] if ids is None else [Document(ids=i) for i in ids]
+
+    @property
+    def units(self):
+        return len(self.documents)
+
+    def read(self, unit):
+        return [self.documents[unit]]
+
+    def fingerprint(self):
+        return {}
+
+
+def take(source, tokenizer, count, start=None, *, length=T, seed=0, **settings):
+    reader = RowReader(source if isinstance(source, list) else [source], tokenizer, length, seed, **settings)
+    return list(itertools.islice(reader.rows(start), count))
+
+
+def same(a, b):
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("input_ids", "position_ids", "labels"))
+
+
+def test_packing_keeps_boundaries(tokenizer):
+    ids = [np.arange(10, 10 + n, dtype=np.int32) for n in (3, 9, 1, 5)]
+    packer = Packer(Listed(ids=ids), Encoder(tokenizer), 8, seed=None, passes=1, cursor=Cursor())
+    first, second, third = packer.row(), packer.row(), packer.row()
+    assert first.ids.tolist() == [10, 11, 12, 10, 11, 12, 13, 14]
+    assert first.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert second.ids.tolist() == [15, 16, 17, 18, 10, 10, 11, 12]
+    assert second.positions.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+    assert third is None
+
+
+def test_labels_leave_out_first_tokens(tokenizer, text_folder):
+    for row in take(Source(path=str(text_folder)), tokenizer, 40):
+        assert row.input_ids.shape == (T,)
+        assert np.array_equal(row.labels == -100, row.position_ids == 0)
+        kept = row.labels != -100
+        assert np.array_equal(row.labels[kept], row.input_ids[kept])
+        assert row.position_ids[0] == 0
+
+
+def test_documents_end_with_eos_and_start_with_bos(bos_tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("the keeper")
+    (tmp_path / "b.txt").write_text("his ledger")
+    encoder = Encoder(bos_tokenizer)
+    files = TextFiles(find_files(tmp_path), separator=None, field="text", chat=False, size=4096)
+    for unit in range(2):
+        ids = encoder.encode(files.read(unit))[0].ids
+        assert ids[0] == 1
+        assert ids[-1] == 0
+        assert 0 not in ids[1:-1]
+
+
+def test_long_documents_are_cut_into_pieces_that_join_up(tokenizer, text_folder):
+    files = TextFiles(find_files(text_folder), separator=None, field="text", chat=False, size=2048)
+    assert files.units > 6
+    pieces = [files.read(unit)[0] for unit in range(files.units)]
+    assert "".join(p.text for p in pieces) == "".join(f.read_text() for f in sorted(text_folder.iterdir()))
+    assert sum(p.begins for p in pieces) == sum(p.ends for p in pieces) == 6
+
+
+def test_separator_splits_documents(tokenizer, tmp_path):
+    path = tmp_path / "stories.txt"
+    stories = [f"story {i} " + "x " * (i * 37 % 90) for i in range(60)]
+    path.write_text("<|endoftext|>\n".join(stories) + "<|endoftext|>\n \n")
+    files = TextFiles([path], separator="<|endoftext|>\n", field="text", chat=False, size=500)
+    found = [document.text for unit in range(files.units) for document in files.read(unit)]
+    assert found == stories
+
+
+def test_order_depends_on_the_seed_alone(tokenizer, text_folder):
+    source = Source(path=str(text_folder))
+    first, again, other = (take(source, tokenizer, 30, seed=seed) for seed in (1, 1, 2))
+    assert all(map(same, first, again))
+    assert not all(map(same, first, other))
+
+
+def test_every_pass_reads_everything_in_a_new_order(tokenizer, tmp_path):
+    for i in range(8):
+        (tmp_path / f"{i}.txt").write_text(make_document(i))
+    found = take(Source(path=str(tmp_path)), tokenizer, 60)
+    text = tokenizer.decode(np.concatenate([row.input_ids for row in found]))
+    order = [part.split()[0] for part in text.split("<eos>")[:16]]
+    assert sorted(order[:8]) == sorted(order[8:])
+    assert order[:8] != order[8:]
+
+
+def make_document(i):
+    return f"document{i} " + "the harbor " * (5 + i)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 29])
+def test_resuming_gives_the_rest(tokenizer, text_folder, stop):
+    sources = [Source(path=str(text_folder)), Source(path=str(text_folder / "0.txt"), weight=0.5)]
+    settings = {"needles": Needles(share=0.3, keys=[1]), "length": 256}
+    whole = take(sources, tokenizer, 40, **settings)
+    position = json.loads(json.dumps(whole[stop].position))
+    rest = take(sources, tokenizer, 39 - stop, start=position, **settings)
+    assert all(map(same, whole[stop + 1 :], rest))
+
+
+def test_weights_decide_the_share_of_rows(tokenizer, tmp_path):
+    for name, word in (("a", "harbor "), ("b", "ledger ")):
+        (tmp_path / f"{name}.txt").write_text(word * 3000)
+    sources = [Source(path=str(tmp_path / "a.txt"), weight=3.0), Source(path=str(tmp_path / "b.txt"), weight=1.0)]
+    found = take(sources, tokenizer, 400)
+    share = np.mean(["harbor harbor" in tokenizer.decode(row.input_ids) for row in found])
+    assert abs(share - 0.75) < 0.06
+
+
+def test_needle_rows_are_one_document_with_its_answer_at_the_end(tokenizer, text_folder):
+    needles = Needles(share=0.5, keys=[1], kinds=["number"])
+    found = take(Source(path=str(text_folder)), tokenizer, 40, needles=needles, length=256)
+    planted = [row for row in found if "special magic number" in tokenizer.decode(row.input_ids)]
+    assert 10 <= len(planted) <= 30
+    for row in planted:
+        assert row.position_ids.tolist() == list(range(256))
+        text = tokenizer.decode(row.input_ids)
+        value = text.rsplit(" is: ", 1)[1].rstrip(".")
+        assert value.isdigit()
+
+
+def test_rows_too_short_for_needles_are_refused_at_once(tokenizer, text_folder):
+    with pytest.raises(DataError, match="the row has 64"):
+        RowReader([Source(path=str(text_folder))], tokenizer, T, 0, needles=Needles(share=0.1))
+
+
+def test_held_out_text_is_read_once_in_order_without_needles(tokenizer, text_folder):
+    source = Source(path=str(text_folder))
+    found = take(source, tokenizer, 10**6, role="valid", needles=Needles(share=1.0))
+    text = tokenizer.decode(np.concatenate([row.input_ids for row in found]))
+    assert text.startswith((text_folder / "0.txt").read_text()[:500])
+    total = sum(len(tokenizer(f.read_text())["input_ids"]) + 1 for f in text_folder.iterdir())
+    assert len(found) == total // T
+
+
+def test_jsonl_parquet_and_text_give_the_same_documents(tokenizer, tmp_path):
+    texts = [make_document(i) for i in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": i, "body": t}) for i, t in enumerate(texts)) + "\n\n")
+    pq.write_table(pa.table({"body": texts}), tmp_path / "a.parquet", row_group_size=7)
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    settings = {"a.jsonl": {"field": "body"}, "a.parquet": {"field": "body"}, "a.txt": {"separator": "\n\n"}}
+    found = [
+        take(Source(path=str(tmp_path / name), **extra), tokenizer, 999, role="valid")
+        for name, extra in settings.items()
+    ]
+    assert len(found[0]) == len(found[1]) == len(found[2]) > 3
+    assert all(same(a, b) and same(b, c) for a, b, c in zip(*found, strict=True))
+
+
+def test_chat_loss_mask(tokenizer, tmp_path):
+    talk = [
+        {"role": "user", "content": "who walked?"},
+        {"role": "assistant", "content": "the keeper"},
+        {"role": "user", "content": "when?"},
+        {"role": "assistant", "content": "before dawn"},
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    row = take(Source(path=str(path), kind="chat"), tokenizer, 1, loss_mask="assistant", length=80)[0]
+    text = tokenizer.decode(row.labels[row.labels != -100])
+    assert text.startswith("the keeper[end]before dawn[end]")
+    everything = take(Source(path=str(path), kind="chat"), tokenizer, 1, length=80)[0]
+    assert (everything.labels != -100).sum() > (row.labels != -100).sum()
+
+
+def test_plain_text_counts_in_full_beside_chat(tokenizer, text_folder):
+    for row in take(Source(path=str(text_folder)), tokenizer, 5, loss_mask="assistant"):
+        assert (row.labels != -100).sum() == (row.position_ids != 0).sum()
+
+
+def test_a_template_that_rewrites_turns_is_refused(tokenizer):
+    import copy
+
+    odd = copy.deepcopy(tokenizer)
+    odd.chat_template = (
+        "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    talk = [
+        {"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "bb"), ("user", "c"), ("assistant", "d"))
+    ]
+    with pytest.raises(DataError, match="rewrites earlier turns"):
+        Encoder(odd).encode([Document(messages=talk, where="x")])
+
+
+def test_stack_makes_tensors(tokenizer, text_folder):
+    batch = stack(take(Source(path=str(text_folder)), tokenizer, 3))
+    assert {name: tuple(t.shape) for name, t in batch.items()} == dict.fromkeys(
+        ("input_ids", "position_ids", "labels"), (3, T)
+    )
+
+
+def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monkeypatch):
+    source = Source(kind="teacher", rows=5, length=24)
+    teacher = Teacher(str(teacher_folder))
+    first = take(source, tokenizer, 6, teacher=teacher)
+    monkeypatch.setattr(Teacher, "load", lambda self: pytest.fail("sampled again"))
+    assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))
+    monkeypatch.undo()
+
+
+def test_teacher_text_differs_between_training_and_held_out(tokenizer, teacher_folder):
+    source = Source(kind="teacher", rows=6, length=40)
+    train, valid = (
+        RowReader([source], tokenizer, 16, 0, role=role, teacher=Teacher(str(teacher_folder)))
+        ._corpora[0]
+        .read(0)[0]
+        .ids
+        for role in ("train", "valid")
+    )
+    assert not np.array_equal(train, valid)
+    assert train[0] == 1
+    assert len(train) <= 40
+    assert 0 not in train[1:-1]
+
+
+def test_hub_datasets(tokenizer, monkeypatch):
+    import datasets
+
+    texts = [make_document(i) for i in range(200)]
+
+    def fake(path, name, *, split, streaming):
+        assert (path, name) == ("owner/corpus", "config")
+        data = datasets.Dataset.from_dict({"text": texts})
+        return data.to_iterable_dataset() if streaming else data
+
+    monkeypatch.setattr(datasets, "load_dataset", fake)
+    table, stream = (
+        take(Source(path="owner/corpus", name="config", streaming=streaming), tokenizer, 60)
+        for streaming in (False, True)
+    )
+    for found, streaming in ((table, False), (stream, True)):
+        again = take(Source(path="owner/corpus", name="config", streaming=streaming), tokenizer, 60)
+        assert all(map(same, found, again))
+        source = Source(path="owner/corpus", name="config", streaming=streaming)
+        rest = take(source, tokenizer, 20, start=found[39].position)
+        assert all(map(same, found[40:], rest))
+    with pytest.raises(DataError, match="no column 'body'"):
+        take(Source(path="owner/corpus", name="config", field="body"), tokenizer, 1)
+
+
+def test_rows_is_the_short_form(tokenizer, text_folder):
+    sources = [Source(path=str(text_folder))]
+    assert same(next(rows(sources, tokenizer, T, 3)), take(sources, tokenizer, 1, seed=3)[0])
+
+
+def bad_inputs(folder):
+    (folder / "empty.txt").write_text("")
+    (folder / "blank.txt").write_text(" \n\n ")
+    (folder / "binary.txt").write_bytes(b"text\0more")
+    (folder / "latin.txt").write_bytes("caf\u00e9 au lait".encode("latin1"))
+    (folder / "cut.txt").write_bytes("caf\u00e9".encode()[:-1])
+    (folder / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    (folder / "other.jsonl").write_text('{"body": "fine"}\n')
+    (folder / "number.jsonl").write_text('{"text": 3}\n')
+    (folder / "broken.parquet").write_bytes(b"PAR1 not really")
+    pq.write_table(pa.table({"body": ["x"]}), folder / "other.parquet")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), folder / "none.parquet")
+    (folder / "nothing").mkdir()
+    (folder / "mixed").mkdir()
+    (folder / "mixed" / "a.txt").write_text("fine")
+    pq.write_table(pa.table({"text": ["x"]}), folder / "mixed" / "b.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("empty.txt", "empty.txt is empty"),
+        ("blank.txt", "the text has no documents"),
+        ("binary.txt", "binary.txt is binary: zero byte at offset 4"),
+        ("latin.txt", "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
+        ("cut.txt", "cut.txt is not UTF-8: byte 0xc3 at offset 3"),
+        ("bad.jsonl", "bad.jsonl at byte 17: not JSON"),
+        ("other.jsonl", "no column 'text'"),
+        ("number.jsonl", "is int, not text"),
+        ("broken.parquet", "broken.parquet is damaged"),
+        ("other.parquet", "no column 'text'"),
+        ("none.parquet", "has no rows"),
+        ("nothing", "nothing holds no text"),
+        ("mixed", "mixes .parquet with other files"),
+        ("absent.txt", "absent.txt does not exist"),
+    ],
+)
+def test_bad_input_is_named(tokenizer, tmp_path, name, message):
+    bad_inputs(tmp_path)
+    with pytest.raises(DataError, match=message):
+        take(Source(path=str(tmp_path / name)), tokenizer, 1)
+
+
+def test_a_bad_byte_far_into_a_file_is_found_at_its_offset(tokenizer, tmp_path):
+    data = bytearray("\u00e9".encode() * 5_000_000)
+    data[8_388_609:8_388_609] = b"\xff"
+    (tmp_path / "big.txt").write_bytes(data)
+    with pytest.raises(DataError, match="byte 0x"):
+        take(Source(path=str(tmp_path / "big.txt")), tokenizer, 1)
+
+
+def test_a_foreign_tokenizer_is_refused(tokenizer, text_folder):
+    with pytest.raises(DataError, match="highest token id is 319, the model embeds 100"):
+        RowReader([Source(path=str(text_folder))], tokenizer, T, 0, vocab_size=100)
+
+
+def test_plain_text_as_chat_is_refused(tokenizer, text_folder):
+    with pytest.raises(DataError, match="kind: chat"):
+        take(Source(path=str(text_folder), kind="chat"), tokenizer, 1)
+
+
+def test_no_sources_and_short_held_out_text(tokenizer, tmp_path):
+    with pytest.raises(DataError, match=r"no text in data\.train"):
+        RowReader([], tokenizer, T, 0)
+    (tmp_path / "a.txt").write_text("the keeper")
+    with pytest.raises(DataError, match="shorter than one row of 64"):
+        take(Source(path=str(tmp_path / "a.txt")), tokenizer, 1, role="valid")

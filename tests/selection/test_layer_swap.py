@@ -1,0 +1,104 @@
+"""A swapped model is the converted model: same weights, same logits, in every family; and it is put back."""
+
+import pytest
+import torch
+
+from sse_convert.mixers import GDNMixer, GLAMixer, MoMMixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.configuration import build_config
+from sse_convert.modeling.hybrid import model_class_for
+from sse_convert.modeling.initialise import RESIDUAL_SCALE
+from sse_convert.selection.gates import budgeted
+from sse_convert.selection.layer_swap import Swap
+from tests.modeling.tiny import FAMILIES, tiny_source
+from tests.surgery.models import recipe, tokens
+
+WINDOW = SlidingMixer(window=4, sinks=2)
+KEPT = {1, 3}
+BESIDE = SSESlidingMixer(qk_rank=4, decay_rank=4, window=4, sinks=2)
+MIXERS = [
+    SSEMixer(qk_rank=4, decay_rank=4),
+    BESIDE,
+    GLAMixer(decay_rank=4),
+    GDNMixer(decay_rank=4),
+    MoMMixer(decay_rank=4),
+]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(tokens(), use_cache=False).logits
+
+
+def hybrid(source, mixer, weights):
+    """The converted model of the source with `KEPT` layers kept."""
+    names = ["full" if i in KEPT else "new" for i in range(4)]
+    sse = {"layers": names, "mixers": {"new": mixer_to_dict(mixer)}, "base_model": "tiny"}
+    model = model_class_for(type(source))(build_config(source.config, sse)).to(source.dtype).eval()
+    missing, unexpected = model.load_state_dict({**source.state_dict(), **weights}, strict=False)
+    assert not unexpected
+    assert not [name for name in missing if name in source.state_dict()]
+    return model
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_windows_are_those_of_a_converted_model(model_type):
+    model = tiny_source(model_type)
+    before = logits(model)
+    expected = logits(hybrid(model, WINDOW, {}))
+    swap = Swap(model, WINDOW, recipe("x"), tokens())
+    with swap.keeping(KEPT) as swapped:
+        torch.testing.assert_close(logits(swapped), expected, rtol=1e-5, atol=1e-6)
+    assert (before - expected).abs().max() > 1e-4
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("mixer", MIXERS, ids=[mixer.kind for mixer in MIXERS])
+def test_recurrent_layers_are_those_of_a_converted_model(model_type, mixer):
+    model = tiny_source(model_type)
+    before = logits(model)
+    swap = Swap(model, mixer, recipe("x"), tokens())
+    spec = source_spec(model_type)
+    weights = {
+        f"{spec.attention_path(i)}.{name}": value
+        for i, stand_in in enumerate(swap.stand_ins)
+        for name, value in stand_in.layer.state_dict().items()
+        if i not in KEPT
+    }
+    scales = torch.stack([stand_in.layer.sse_out_scale for stand_in in swap.stand_ins])
+    assert not ((scales == 1) | (scales == RESIDUAL_SCALE)).any()  # calibrated
+    expected = logits(hybrid(model, mixer, weights))
+    with swap.keeping(KEPT) as swapped:
+        torch.testing.assert_close(logits(swapped), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_are_put_back_after_an_error():
+    model = tiny_source("qwen3")
+    swap = Swap(model, WINDOW, recipe("x"), tokens())
+    before = logits(model)
+    with pytest.raises(IndexError), swap.keeping(()) as swapped:
+        swapped(tokens() + 1000)
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "gpt_neox"])
+def test_open_and_closed_gates_are_kept_and_replaced_layers(model_type):
+    model = tiny_source(model_type)
+    swap = Swap(model, WINDOW, recipe("x"), tokens())
+    gates = torch.tensor([float(i in KEPT) for i in range(4)])
+    with swap.keeping(KEPT) as swapped:
+        expected = logits(swapped)
+    with swap.mixing(gates) as mixed:
+        torch.testing.assert_close(logits(mixed), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_reach_every_gate_and_no_weight():
+    model = tiny_source("qwen3")
+    swap = Swap(model, WINDOW, recipe("x"), tokens())
+    theta = torch.zeros(4, requires_grad=True)
+    with swap.mixing(budgeted(theta, 2, 1.0)) as mixed:
+        mixed(tokens(), use_cache=False).logits.square().mean().backward()
+    assert theta.grad.abs().min() > 0
+    assert all(weight.grad is None for weight in model.parameters())
