@@ -44,7 +44,8 @@ LINES = (
     Line(what="two layers that retrieve nothing", kept="2 of 10", context=8192, runs=SEEDS_4_9,
          windows=("keep-4-9_window",)),
     Line(what="nothing", kept="0 of 10", context=8192, runs=("keep-none_muon_8k-steps",)),
-    Line(what="as in row two, then rows of 32K, four times the teacher's context", kept="2 of 10", context=32768, runs=RUNS_32K),
+    Line(what="as in row two, then rows of 32K, four times the teacher's context", kept="2 of 10", context=32768,
+         runs=RUNS_32K),
     Line(what="a second teacher (Llama shape, 2.6M parameters): two that `select` chose", kept="2 of 6", context=2048,
          runs=("second-teacher_muon",), needle_runs=("second_teacher_500_cpu",),
          windows=("second-teacher_muon_window",), window_needles=("second_teacher_window_500",)),
@@ -56,11 +57,12 @@ def quality() -> str:
     head = ("what stays softmax", "layers", "training tokens", "loss above the teacher", "needles found (teacher)",
             "windows alone: loss, needles", "cache at 128K tokens (teacher)")  # fmt: skip
     notes = (
-        "Loss is in nats per token on held-out books, after rows of 8K tokens (32K in row four, 2K in row five).",
+        "Loss is in nats per token on held-out books, in rows of 8K tokens (32K in row four, 2K in row five).",
         "Rows one and two are medians and ranges of five seeds, row four of three runs, the others one seed with its "
         "95% interval.",
         "Windows of row two were trained with AdamW in steps of 16K tokens, the hybrid with Muon in steps of 8K.",
-        "One NVIDIA H200; commits, seeds and commands are in `benchmarks/quality/results.csv`.",
+        "One NVIDIA H200, but for the hybrid's needles in row five (a CPU); commits, seeds and commands are in "
+        "`benchmarks/quality/results.csv`.",
     )
     return "\n".join([*table(head, [_line(line) for line in LINES]), "", *notes])
 

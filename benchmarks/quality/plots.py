@@ -49,8 +49,8 @@ def draw_runs(table: Sequence[Row], png: Path) -> None:
     chosen = whole_models(table)
     figure, (left, right) = _figure((15, 1.2 + 0.23 * len(chosen)), width_ratios=(1, 1))
     for y, row in enumerate(chosen):
-        assert row.gap is not None and row.gap_low is not None and row.gap_high is not None
-        left.errorbar(row.gap, y, xerr=[[row.gap - row.gap_low], [row.gap_high - row.gap]], fmt="o", color="C0")
+        low, middle, high = (value or 0.0 for value in (row.gap_low, row.gap, row.gap_high))
+        left.errorbar(middle, y, xerr=[[middle - low], [high - middle]], fmt="o", color="C0")
     for i, (kind, name) in enumerate(KINDS.items()):
         right.plot([_share(row, kind) for row in chosen], range(len(chosen)), "o", color=f"C{i}", label=name, alpha=0.8)
     left.set(title="loss above the teacher, 8K tokens", xlabel="nats per token")

@@ -161,8 +161,8 @@ def _control(run: str, control: Mapping[str, Any], about: Mapping[str, Any]) -> 
                 model=control["meaning"],
                 context=int(length.replace(",", "")),
                 gap=gap,
-                gap_low=round(gap - half, 5),
-                gap_high=round(gap + half, 5),
+                gap_low=round(gap - half, 6),
+                gap_high=round(gap + half, 6),
                 notes=f"needles of all kinds together: {found}" if found else "",
             )
 
@@ -176,7 +176,7 @@ def _models(run: str, model: str, report: Mapping[str, Any], about: Mapping[str,
     """One row a context length of an evaluation."""
     student, teacher = (_needles(report[name].get("needles", ())) for name in ("student", "teacher"))
     gaps = {gap["length"]: gap for gap in report["loss_gaps"]}
-    divergences = {part["length"]: round(part["kl"], 5) for part in report["student"].get("agreement", ())}
+    divergences = {part["length"]: round(part["kl"], 6) for part in report["student"].get("agreement", ())}
     caches = {cache["length"]: cache for cache in report["cache"]}
     for context in sorted(gaps.keys() | student.keys()):
         figures: dict[str, Any] = {"kl": divergences.get(context)}
@@ -210,7 +210,7 @@ def _swapped(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
             "training": _swapped_training(variant),
             "tokens": variant["trained"]["tokens"],
         }
-        gaps = {gap["length"]: round(gap["gap"], 5) for gap in variant["text"]}
+        gaps = {gap["length"]: round(gap["gap"], 6) for gap in variant["text"]}
         for key, model in (("needles", "trained"), ("needles_reset", "states reset every 64 tokens")):
             needles = variant.get(key) or ()
             teacher = _needles([{**n, "correct": round(n["teacher"] * n["samples"])} for n in needles])
@@ -267,7 +267,7 @@ def _selection(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
             training="untrained",
             tokens=0,
             context=compared["length"],
-            kl=round(one["text_kl"], 5),
+            kl=round(one["text_kl"], 6),
             samples=compared["samples"],
             number_x4=round(one["recall_accuracy"] * compared["samples"]),
         )
@@ -276,7 +276,7 @@ def _selection(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
 def _gap(gap: Mapping[str, Any]) -> dict[str, float]:
     half = Z95 * gap["gap_se"]
     ends = {"gap": gap["gap"], "gap_low": gap["gap"] - half, "gap_high": gap["gap"] + half}
-    return {name: round(value, 5) for name, value in ends.items()}
+    return {name: round(value, 6) for name, value in ends.items()}
 
 
 def _needles(needles: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
