@@ -1,4 +1,4 @@
-"""The two tables of the README: what conversion keeps, and what is faster."""
+"""Figure and tables of the README: what conversion keeps, and what is faster."""
 
 import dataclasses as dc
 import json
@@ -148,4 +148,10 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f} times as fast" if ratio >= 1 else f"{1 / ratio:.1f} times as slow"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"quality": quality, "speed": speed}
+def gains() -> str:
+    """The figure that `benchmarks.quality.plots` draws."""
+    words = "memory by context, needles found and generation speed by context, softmax attention and hybrids"
+    return f"![{words}](docs/pages/assets/gains.png)"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"figure": gains, "quality": quality, "speed": speed}

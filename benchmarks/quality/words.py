@@ -54,6 +54,8 @@ def training(recipe: Mapping[str, Any], layers: Sequence[str], *, books: str | N
         books: which part of the text was used, where it was not all.
     """
     stages = recipe["stages"]
+    if not stages:
+        return "untrained"
     optimizer = "Muon" if any(stage.get("optimizer") == "muon" for stage in stages) else "AdamW"
     parts = [f"{optimizer}, steps of {_size(stages[0]['batch_tokens'])} tokens", _rates(stages[0]["lr"])]
     if stages[-1]["seq_len"] > LONG:

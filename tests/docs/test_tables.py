@@ -13,8 +13,9 @@ def test_blocks_are_what_their_generators_print(name: str) -> None:
     assert FILES[name] == tables.filled(FILES[name]), "if the new figures are right: python -m docs.tables"
 
 
-def test_the_readme_has_both_tables() -> None:
-    assert tables.names(FILES["README.md"]) == ["quality", "speed"]
+def test_the_readme_has_its_figure_and_tables() -> None:
+    assert tables.names(FILES["README.md"]) == ["figure", "quality", "speed"]
+    assert (ROOT / "docs/pages/assets/gains.png").is_file()
 
 
 def test_every_block_stands_in_some_file() -> None:
