@@ -19,6 +19,7 @@ GENERATED = {
     "reference/families.md": reference.families_page,
     "reference/errors.md": reference.errors_page,
     results.SCRIPTS: results.scripts_page,
+    results.LOG: results.log_page,
     results.TEACHER: results.teacher_page,
 }
 _FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)

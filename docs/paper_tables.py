@@ -11,6 +11,9 @@ from docs.markdown import table
 FOLDER = ROOT / "benchmarks" / "paper"
 COMPARISONS = ("states", "ratio", "top_k", "keys", "gates", "parameters", "rows", "conversion")
 """JSON files that each hold one claim about recall"""
+CLAIMED = {"states": "states", "ratio": "states, k/n constant", "top_k": "partitions per token", "keys": "keys",
+           "gates": "gates", "parameters": "parameters", "rows": "updated rows", "conversion": "mixer"}  # fmt: skip
+"""what the variants of a file differ in, in words"""
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -42,6 +45,39 @@ def _growth() -> Iterator[tuple[str, ...]]:
     yield report["claim"], "stories260K, grown", "", report["verdicts"]["recovers"]
 
 
+def variants() -> str:
+    """Every variant of the claims about recall: means over two seeds."""
+    rows = []
+    for name in COMPARISONS:
+        figures = _load(name)["figures"]
+        for variant, found in figures.items():
+            if variant != "teacher":
+                needles = ", ".join(f"{found[f'needles_{length}']:.0%}" for length in (2048, 8192))
+                losses = ", ".join(f"{found[f'loss_{length}']:.3f}" for length in (2048, 8192))
+                first = variant == next(key for key in figures if key != "teacher")
+                rows.append(
+                    (CLAIMED[name] if first else "", variant, needles, losses, _megabytes(found["state_bytes"]))
+                )
+    return "\n".join(table(("what differs", "variant", "needles, 2K, 8K", "loss above the teacher", "state"), rows))
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.2f} MB"
+
+
+def recall() -> str:
+    """Accuracy of dense and row-sparse models from scratch, means over six seeds."""
+    cells = _load("mqar_topk_cpu")["cells"]
+    widths = sorted({cell["width"] for cell in cells})
+    by_key = {(c["mixer"], c["noise"], c["width"], c["rows"] is not None): c["accuracy"]["mean"] for c in cells}
+    rows = [
+        (f"{mixer}, {'noise' if noise else 'zeros'}",
+         *(", ".join(f"{by_key[mixer, noise, width, sparse]:.0%}" for sparse in (False, True)) for width in widths))
+        for mixer, noise in dict.fromkeys((cell["mixer"], cell["noise"]) for cell in cells)
+    ]  # fmt: skip
+    return "\n".join(table(("dense, row-sparse", *(f"width {width}" for width in widths)), rows))
+
+
 def propositions() -> str:
     """The propositions of Appendix A on random instances."""
     rows = [
@@ -52,4 +88,9 @@ def propositions() -> str:
     return "\n".join(table(("", "statement", "broken in", "of random instances"), rows))
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"paper-claims": claims, "propositions": propositions}
+BLOCKS: dict[str, Callable[[], str]] = {
+    "paper-claims": claims,
+    "paper-variants": variants,
+    "paper-recall": recall,
+    "propositions": propositions,
+}

@@ -11,8 +11,12 @@ from docs.markdown import table
 
 SCRIPTS = "results/scripts.md"
 """page of the benchmarks' scripts and files"""
+LOG = "results/log.md"
+"""page of what was tried"""
 TEACHER = "results/teacher.md"
 """page of the demo teacher's card"""
+PAGE_OF = {"demo/teacher/README.md": TEACHER, "benchmarks/LOG.md": LOG}
+"""files of the checkout that are pages of the site"""
 _LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 
 
@@ -45,6 +49,11 @@ def teacher_page() -> str:
     return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
 
 
+def log_page() -> str:
+    """What was tried."""
+    return (ROOT / "benchmarks/LOG.md").read_text(encoding="utf-8")
+
+
 def result_files() -> list[Path]:
     """JSON files of the benchmarks, sorted."""
     return sorted(ROOT.glob("benchmarks/**/*.json"))
@@ -72,7 +81,7 @@ def with_targets(text: str, folder: Path) -> str:
 
     def target(link: re.Match[str]) -> str:
         path = os.path.normpath(folder / link[1])
-        return f"]({Path(TEACHER).name})" if path == "demo/teacher/README.md" else f"](../files/{path})"
+        return f"]({Path(page).name})" if (page := PAGE_OF.get(path)) else f"](../files/{path})"
 
     return _LINK.sub(target, text)
 
