@@ -91,11 +91,12 @@ def test_notes_on_unknown_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_of_eval_becomes_rows_by_its_recipe(given: Path) -> None:
-    report = collect.with_recipe(REPORTS["keep-4-9_seed1"], str(given), [], "sse-convert eval")
+    delta = ["mixers.sse.update=delta", "mixers.sse.k_feature_map=l2"]
+    report = collect.with_recipe(REPORTS["keep-4-9_seed1"], str(given), delta, "sse-convert eval")
     found = list(rows.rows_of("new", report, {}))
     assert [row.context for row in found] == [2048, 8192]
     assert {row.command for row in found} == {"sse-convert eval"}
-    assert found[0].other_layers.startswith("SSE")
+    assert found[0].other_layers.startswith("SSE: 4 partitions, 1 per token, delta rule; window of ")
 
 
 def test_settings_in_words() -> None:
