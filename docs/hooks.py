@@ -18,7 +18,8 @@ GENERATED = {
     "reference/commands.md": reference.commands_page,
     "reference/families.md": reference.families_page,
     "reference/errors.md": reference.errors_page,
-    "results.md": results.results_page,
+    results.SCRIPTS: results.scripts_page,
+    results.LOG: results.log_page,
     results.TEACHER: results.teacher_page,
 }
 _FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
@@ -33,7 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages, and the files that the results page links to."""
+    """Add the generated pages, and the files that the page on scripts links to."""
     pages = {path: make() for path, make in GENERATED.items()} | api_pages()
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))

@@ -1,4 +1,4 @@
-"""The results page: the README's sections on results, and what the folders of `benchmarks/` say and hold."""
+"""The page on scripts and files of results: what the folders of `benchmarks/` say and hold."""
 
 import json
 import os
@@ -6,34 +6,37 @@ import re
 from pathlib import Path
 from typing import Any
 
-from docs.examples import ROOT
+from docs.examples import PAGES, ROOT
 from docs.markdown import table
 
-SECTIONS = ("Results", "Speed", "The demo")
-"""of the README"""
+SCRIPTS = "results/scripts.md"
+"""page of the benchmarks' scripts and files"""
+LOG = "results/log.md"
+"""page of what was tried"""
 TEACHER = "results/teacher.md"
 """page of the demo teacher's card"""
+PAGE_OF = {"demo/teacher/README.md": TEACHER, "benchmarks/LOG.md": LOG}
+"""files of the checkout that are pages of the site"""
 _LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 
 
-def results_page() -> str:
-    """Sections of the README, the result files with the commands that made them, and the benchmarks' own pages."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def scripts_page() -> str:
+    """The result files with the commands that made them, and the benchmarks' own pages."""
     lines = [
-        "# Results",
+        "# Scripts and files",
         "",
-        "What was measured, with the command, hardware and commit of every figure. This page is put together from the",
-        "README and from the folders of `benchmarks/` when the site is built.",
+        "Every script with its options, and every raw file with its commit, hardware and command. This page is put",
+        "together from the folders of `benchmarks/` when the site is built.",
         "",
         '!!! gpu "The benchmarks need a GPU unless they say otherwise"',
         "    Tests check that the scripts and options on this page exist; they do not run them.",
         "",
-    ]
-    lines += [with_targets(section(readme, name), Path()) for name in SECTIONS]
-    lines += [
         "## Files",
         "",
         *table(("file", "commit", "hardware", "command"), [_row(path) for path in result_files()]),
+        "",
+        "Figures of whole models and of layers alone are in",
+        "[quality/results.csv](../files/benchmarks/quality/results.csv), a row each, with commit, seed and command.",
     ]
     for path in sorted(ROOT.glob("benchmarks/*/README.md")):
         lines += ["", with_targets(demoted(path.read_text(encoding="utf-8")), path.parent.relative_to(ROOT))]
@@ -46,26 +49,20 @@ def teacher_page() -> str:
     return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
 
 
+def log_page() -> str:
+    """What was tried."""
+    return (ROOT / "benchmarks/LOG.md").read_text(encoding="utf-8")
+
+
 def result_files() -> list[Path]:
     """JSON files of the benchmarks, sorted."""
     return sorted(ROOT.glob("benchmarks/**/*.json"))
 
 
 def linked_files() -> list[str]:
-    """Files of the checkout that the results page links to, relative to its root."""
-    return sorted({*re.findall(r"\]\(files/([^)]+)\)", results_page())})
-
-
-def section(text: str, name: str) -> str:
-    """The part of a Markdown text under one heading of the second level, heading included.
-
-    Raises:
-        ValueError: there is no such heading.
-    """
-    found = re.search(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
-    if found is None:
-        raise ValueError(f"the README has no section {name!r}, which the results page includes")
-    return found[0]
+    """Files of the checkout that this page and hand-written ones beside it link to, relative to the checkout's root."""
+    pages = [scripts_page(), *(path.read_text(encoding="utf-8") for path in PAGES.glob("results/*.md"))]
+    return sorted({*re.findall(r"\]\(\.\./files/([^)]+)\)", "\n".join(pages))})
 
 
 def demoted(text: str) -> str:
@@ -84,7 +81,7 @@ def with_targets(text: str, folder: Path) -> str:
 
     def target(link: re.Match[str]) -> str:
         path = os.path.normpath(folder / link[1])
-        return f"]({TEACHER})" if path == "demo/teacher/README.md" else f"](files/{path})"
+        return f"]({Path(page).name})" if (page := PAGE_OF.get(path)) else f"](../files/{path})"
 
     return _LINK.sub(target, text)
 
@@ -96,7 +93,7 @@ def _row(path: Path) -> tuple[str, ...]:
     hardware = result.get("hardware") or environment.get("device") or environment.get("cpu") or ""
     command = result.get("command") or environment.get("command")
     return (
-        f"[{name.relative_to('benchmarks')}](files/{name})",
+        f"[{name.relative_to('benchmarks')}](../files/{name})",
         str(result.get("commit") or environment.get("commit") or ""),
         str(hardware),
         f"`{command}`" if command else "see below",

@@ -1,6 +1,6 @@
 """Run a recipe and measure it before and after training, beside its teacher.
 
-    python benchmarks/quality/convert.py recipes/teacher-qwen3-32m.yaml --out benchmarks/quality/runs/keep-0-7.json
+    python benchmarks/quality/convert.py recipes/teacher-qwen3-32m.yaml --out out/keep-0-7.json
 
 `before` is the checkpoint that training starts from (converted and calibrated), on the text and needles of `after`;
 with --no-before it is null. `controls` is the table of the recipe's controls, as far as they were run.

@@ -1,10 +1,10 @@
 """What `calibrate.key_scale: fit` does for keys with a temperature: untrained, in alignment, after distillation.
 
-    python -m benchmarks.quality.key_temperature --out benchmarks/quality/key_temperature.json
+    python -m benchmarks.quality.key_temperature --out out/key_temperature.json
 
 Every case (teacher, key feature map, decay calibrated or not, seed) runs twice, with and without the fit and otherwise
 alike: convert, calibrate, align, distil, eval. Runs are single-threaded, --workers of them at a time. The JSON is
-rewritten after each run; --resume keeps what it has. The table of the README is printed. COMMIT names the commit where
+rewritten after each run; --resume keeps what it has. A table is printed. COMMIT names the commit where
 the checkout has no git.
 """
 
@@ -111,7 +111,7 @@ def _chosen(folder: Path) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> list[str]:
-    """Rows of the README: means over seeds; for the fit also the smallest and largest change from the run without."""
+    """Rows of the table: means over seeds; for the fit also the smallest and largest change from the run without."""
     groups: dict[tuple[str, str, bool], dict[str, dict[int, dict[str, float]]]] = {}
     for entry in runs:
         by_fit = groups.setdefault((entry["teacher"], entry["k_feature_map"], entry["decay"]), {})

@@ -1,6 +1,6 @@
 """Layers swapped inside their otherwise frozen teacher: what a mixer learns to do in place of attention, in minutes.
 
-    python -m benchmarks.quality.swapped_layers capacity --out benchmarks/quality/swapped_capacity.json
+    python -m benchmarks.quality.swapped_layers capacity --out out/swapped_capacity.json
 
 The teacher runs once up to the first swapped layer. Each variant of a set is converted and calibrated like any model,
 then its swapped attention is trained by KL to the teacher's predictions, through the frozen layers above, on the same

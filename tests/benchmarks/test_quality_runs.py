@@ -1,72 +1,118 @@
-"""The committed runs of whole models: their plots draw, and the tables of the quality page are what they say."""
+"""`results.csv` is what the kept JSON says, a new report becomes rows of it, and its plots draw."""
 
+import dataclasses as dc
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.quality import plot_runs
+from benchmarks.quality import collect, plots, rows, words
+from benchmarks.quality.rows import Row
 
-QUALITY = Path("benchmarks/quality")
-RUNS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (QUALITY / "runs").glob("*.json")}
-EVALUATED = {"../keep-4-9_seed1": QUALITY / "keep-4-9_seed1.json"}
-"""rows of models that were trained by one command and measured by another: the report of `eval`"""
-NEEDLES = (("number", 2048), ("number", 8192), ("code", 2048), ("code", 8192))
-"""the columns of needles, each with one and eight keys"""
+TABLE = rows.read(collect.TABLE)
+REPORTS = collect.reports()
 
 
-def table_rows() -> dict[str, list[str]]:
-    """Cells of the table of whole models by run, for the rows of a single run."""
-    text = (QUALITY / "README.md").read_text(encoding="utf-8")
-    section = text[text.index("## Whole models") : text.index("## A second teacher")]
-    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
-    return {cells[-1]: cells for cells in rows if cells[-1] in RUNS or cells[-1] in EVALUATED}
+def test_the_table_is_what_the_kept_files_say() -> None:
+    assert collect.collected() == TABLE, "if the new rows are right: python -m benchmarks.quality.collect"
 
 
-ROWS = table_rows()
+@pytest.mark.parametrize("name", sorted(name for name, report in REPORTS.items() if "after" in report))
+def test_a_run_has_its_figures(name: str) -> None:
+    report = REPORTS[name]
+    gaps = {row.context: row.gap for row in TABLE if (row.run, row.model) == (name, "trained")}
+    assert gaps == {gap["length"]: round(gap["gap"], 6) for gap in report["after"]["loss_gaps"]}
+    for needle in report["after"]["student"].get("needles", ()):
+        row = rows.pick(TABLE, name, needle["length"])
+        found = getattr(row, f"{needle['kind']}_x{needle['keys']}")
+        assert (found, row.samples) == (needle["correct"], needle["samples"])
+    assert {row.commit for row in TABLE if row.run == name} == {report["commit"]}
 
 
-def gaps(run: dict[str, Any]) -> str:
-    return ", ".join(f"{gap['gap']:.3f}".replace("-0.000", "0.000") for gap in run["after"]["loss_gaps"])
+def test_every_row_says_where_it_comes_from() -> None:
+    for row in TABLE:
+        assert row.run, row
+        assert row.commit, row
+        assert row.command, row
+        assert row.teacher, row
+        assert row.seed is not None, row
 
 
-def divergences(run: dict[str, Any]) -> str:
-    return ", ".join(f"{part['kl']:.3f}" for part in run["after"]["student"].get("agreement", []))
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    one = Row(run="a", model="trained", seed=0, gap=-0.5, notes='with, a comma and "quotes"')
+    rows.write(tmp_path / "table.csv", [one])
+    assert rows.read(tmp_path / "table.csv") == [one]
 
 
-def found(run: dict[str, Any], kind: str, length: int) -> str:
-    scores = {(n["kind"], n["length"], n["keys"]): n["accuracy"] for n in run["after"]["student"]["needles"]}
-    return ", ".join(f"{scores[kind, length, keys]:.0%}" for keys in (1, 8))
+def test_picking_wants_one_row() -> None:
+    one = Row(run="a", model="trained", context=8)
+    assert rows.pick([one], "a", 8) is one
+    with pytest.raises(LookupError, match="0 rows of a"):
+        rows.pick([one], "a", 16)
+    with pytest.raises(LookupError, match="2 rows of a"):
+        rows.pick([one, dc.replace(one, seed=1)], "a", 8)
 
 
-def test_most_runs_have_a_row() -> None:
-    rest = {name for name in RUNS if name.startswith("keep-") and name not in ROWS}
-    assert rest == {f"keep-0-7_seed{seed}" for seed in (1, 2, 3, 4)}  # one row for all of them
+def test_needles_add_up() -> None:
+    one = Row(run="a", model="trained", samples=50, number_x1=40, code_x8=0, teacher_number_x1=50, teacher_code_x8=10)
+    assert (one.found(), one.asked(), one.found(teacher=True)) == (40, 100, 60)
+    assert (one.found(kinds=["code_x8"]), one.asked(["code_x8"])) == (0, 50)
 
 
-def figures(run: dict[str, Any]) -> list[str]:
-    return [gaps(run), divergences(run), *(found(run, kind, length) for kind, length in NEEDLES)]
+def kept_folder(folder: Path) -> Path:
+    """A folder of results with one run that is not packed yet."""
+    (folder / "raw").mkdir()
+    report = REPORTS["keep-4-9_window"]
+    (folder / "raw" / "keep-4-9_window.json").write_text(json.dumps(report), encoding="utf-8")
+    (folder / "about.yaml").write_text("keep-4-9_window: {notes: a note}\n", encoding="utf-8")
+    return folder
 
 
-@pytest.mark.parametrize("name", sorted(ROWS.keys() - EVALUATED.keys()))
-def test_a_row_is_what_its_run_measured(name: str) -> None:
-    cells, run = [re.sub(r"\*", "", cell) for cell in ROWS[name]], RUNS[name]
-    layers: list[str] = run["layers"]
-    assert cells[0] == (" ".join(str(i) for i, mixer in enumerate(layers) if mixer == "full") or "none")
-    assert cells[2] == f"{run['training_tokens'] / 1e6:.0f}M"
-    assert cells[3:9] == figures(run)
+def test_packing_keeps_every_row(tmp_path: Path) -> None:
+    folder = kept_folder(tmp_path)
+    before = collect.collected(folder)
+    archive = collect.pack("9", folder)
+    assert not list((folder / "raw").iterdir())
+    assert collect.collected(folder) == before
+    assert [row.notes for row in before] == ["a note"] * 2
+    first = archive.read_bytes()
+    (folder / "raw").rmdir()
+    assert collect.pack("10", kept_folder(folder)).read_bytes() == first
+    (folder / "raw").rmdir()
+    with pytest.raises(FileExistsError):
+        collect.pack("10", kept_folder(folder))
 
 
-@pytest.mark.parametrize("name", EVALUATED)
-def test_a_row_is_what_its_evaluation_measured(name: str) -> None:
-    report = json.loads(EVALUATED[name].read_text(encoding="utf-8"))
-    assert [re.sub(r"\*", "", cell) for cell in ROWS[name]][3:9] == figures({"after": report})
+def test_notes_on_unknown_runs_are_refused(tmp_path: Path) -> None:
+    folder = kept_folder(tmp_path)
+    (folder / "about.yaml").write_text("other: {notes: a note}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="not kept"):
+        collect.collected(folder)
+
+
+def test_a_report_of_eval_becomes_rows_by_its_recipe(given: Path) -> None:
+    delta = ["mixers.sse.update=delta", "mixers.sse.k_feature_map=l2"]
+    report = collect.with_recipe(REPORTS["keep-4-9_seed1"], str(given), delta, "sse-convert eval")
+    found = list(rows.rows_of("new", report, {}))
+    assert [row.context for row in found] == [2048, 8192]
+    assert {row.command for row in found} == {"sse-convert eval"}
+    assert found[0].other_layers.startswith("SSE: 4 partitions, 1 per token, delta rule; window of ")
+
+
+def test_settings_in_words() -> None:
+    layers = ["full", "sse+sliding", "sliding"]
+    sse = {"kind": "sse+sliding", "num_partitions": 4, "top_k": 2, "update": "delta", "window": 64}
+    mixers = {"sse+sliding": sse, "sliding": {"kind": "sliding", "window": 32}}
+    assert words.softmax_layers(layers) == "0"
+    assert words.softmax_layers(["full"]) == "all"
+    assert words.softmax_layers(["gla"]) == "none"
+    assert words.other_layers(layers, mixers) == (
+        "SSE beside a window of 64 tokens: 4 partitions, 2 per token, delta rule; window of 32 tokens"
+    )
 
 
 def test_the_plots_draw(tmp_path: Path) -> None:
-    runs = {name: RUNS[name] for name in ("keep-none", "keep-none_delta", "keep-0-7_window", "keep-4-9_gla")}
-    plot_runs.draw(runs, tmp_path / "runs.png")
-    plot_runs.draw_frontier(list(runs.values()), tmp_path / "frontier.png")
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("runs.png", "frontier.png"))
+    plots.draw_runs(TABLE, tmp_path / "runs.png")
+    plots.draw_frontier(TABLE, tmp_path / "frontier.png")
+    plots.draw_gains(TABLE, json.loads(plots.SPEED.read_text(encoding="utf-8")), tmp_path / "gains.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("runs.png", "frontier.png", "gains.png"))

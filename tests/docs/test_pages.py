@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from docs.examples import PAGES, Block, Workplace, agrees, blocks, commands, figures, page_paths
 from docs.parsing import check
-from docs.results import results_page
+from docs.results import scripts_page
 from sse_convert.cli.app import app
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.presets import preset_names, preset_text
@@ -95,8 +95,8 @@ def test_commands_in_running_text_exist(name: str) -> None:
         assert command in get_command(app).commands
 
 
-def test_commands_of_the_results_page_parse() -> None:
-    text = results_page().replace("\\\n", " ")
+def test_commands_of_the_page_on_scripts_parse() -> None:
+    text = scripts_page().replace("\\\n", " ")
     found = re.findall(r"^ *((?:python|pip|sse-convert|accelerate) .*)$", text, flags=re.MULTILINE)
     assert len(found) > 10
     for command in found:

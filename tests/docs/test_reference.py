@@ -13,7 +13,7 @@ from docs.examples import ROOT
 from docs.markdown import anchor, prose, table
 from docs.recipe_reference import recipe_page, recipes_page
 from docs.reference import commands_page, errors_page, families_page
-from docs.results import demoted, linked_files, result_files, results_page, section, with_targets
+from docs.results import demoted, linked_files, result_files, scripts_page, with_targets
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
@@ -99,28 +99,22 @@ def test_every_module_is_there() -> None:
     assert shown <= modules
 
 
-def test_the_results_page_holds_the_benchmarks() -> None:
-    page = results_page()
+def test_the_page_on_scripts_holds_the_benchmarks() -> None:
+    page = scripts_page()
     for path in result_files():
-        assert f"](files/{path.relative_to(ROOT)})" in page
+        assert f"](../files/{path.relative_to(ROOT)})" in page
     assert all((ROOT / name).is_file() for name in linked_files())
     assert "benchmarks/kernels/operator_h200.png" in linked_files()
     for readme in ROOT.glob("benchmarks/*/README.md"):
         assert "#" + readme.read_text().partition("\n")[0] in page
 
 
-def test_a_section_of_the_readme_that_is_gone_is_an_error() -> None:
-    assert section("## A\na\n## B\nb\n", "A") == "## A\na\n"
-    with pytest.raises(ValueError, match="no section 'C'"):
-        section("## A\n", "C")
-
-
 def test_links_are_followed_from_where_the_text_is() -> None:
     text = "[a](x.png) [b](../y.json) [c](https://z) [d](#e)"
     assert with_targets(text, Path("benchmarks/q")) == (
-        "[a](files/benchmarks/q/x.png) [b](files/benchmarks/y.json) [c](https://z) [d](#e)"
+        "[a](../files/benchmarks/q/x.png) [b](../files/benchmarks/y.json) [c](https://z) [d](#e)"
     )
-    assert with_targets("[card](demo/teacher/README.md)", Path()) == "[card](results/teacher.md)"
+    assert with_targets("[card](demo/teacher/README.md)", Path()) == "[card](teacher.md)"
 
 
 def test_demoting_headings_leaves_code_alone() -> None:

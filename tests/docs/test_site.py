@@ -46,7 +46,7 @@ def test_docstrings_become_the_api_pages(site: Path) -> None:
 
 def test_results_come_with_their_files(site: Path) -> None:
     assert (site / "files/benchmarks/kernels/operator_h200.png").is_file()
-    assert 'src="files/benchmarks/kernels/operator_h200.png"' in (site / "results.html").read_text(encoding="utf-8")
+    assert 'src="../files/benchmarks/kernels/operator_h200.png"' in (site / "results/speed.html").read_text()
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")

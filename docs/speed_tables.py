@@ -1,0 +1,87 @@
+"""Tables of the page on speed, from the JSON of `benchmarks/kernels`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.kernels import operator_targets, plot_hybrid
+from benchmarks.kernels.operator_cases import CUDNN, FLASH, GLA, OURS, VARLEN
+from benchmarks.kernels.plot_hybrid import best, matching
+from docs.markdown import table
+from docs.readme_tables import load, operator_ms
+
+CANDIDATES = {OURS: "SSE here", VARLEN: "SSE as published", GLA: "`chunk_gla`", FLASH: "flash attention",
+              CUDNN: "cuDNN attention"}  # fmt: skip
+WORK = (
+    ("training at 32K, tokens/s", "training", 2**15, 1, "tokens_per_s"),
+    ("training at 128K, tokens/s", "training", 2**17, 1, "tokens_per_s"),
+    ("generation after 8K, tokens/s", "decoding", 2**13, 1, "tokens_per_s"),
+    ("generation after 128K, tokens/s", "decoding", 2**17, 1, "tokens_per_s"),
+    ("generation after 128K, batch 4, tokens/s", "decoding", 2**17, 4, "tokens_per_s"),
+    ("memory of generation after 128K, GiB", "decoding", 2**17, 1, "peak_gib"),
+)
+"""what was measured of whole models: section, context, batch, figure"""
+
+
+def operator() -> str:
+    """Milliseconds of the operator and its peers, forward / forward and backward."""
+    cells = load("operator_h200.json")["cells"]
+
+    def times(candidate: str, tokens: int) -> str:
+        found = (operator_ms(cells, candidate, tokens, way) for way in ("forward", "forward_backward"))
+        return " / ".join("" if value is None else f"{value:.3g}" for value in found)
+
+    rows = [(f"{tokens:,}", *(times(name, tokens) for name in CANDIDATES)) for tokens in (2**10, 2**13, 2**16, 2**18)]
+    return "\n".join(table(("tokens", *CANDIDATES.values()), rows))
+
+
+def models() -> str:
+    """A hybrid and its teacher, in the shapes of two Qwen3 models."""
+    report = load("hybrid_h200.json")
+    return "\n".join(
+        table(
+            ("", "0.6B: hybrid / teacher", "8B: hybrid / teacher"),
+            [(what, *(_pair(report, shape, *how) for shape in ("0.6b", "8b"))) for what, *how in WORK],
+        )
+    )
+
+
+def _pair(report: dict[str, Any], shape: str, section: str, context: int, batch: int, name: str) -> str:
+    most = name == "tokens_per_s"
+    values = [
+        best(matching(report, section, shape=shape, context=context, batch=batch, model=model), name, most=most)
+        for model in ("hybrid-kv", "teacher")
+    ]
+    if None in values:
+        return "not measured"
+    hybrid, teacher = (value or 0.0 for value in values)
+    digits = ",.0f" if most else ".1f"
+    return f"{hybrid:{digits}} / {teacher:{digits}} ({hybrid / teacher:.2f}x)"
+
+
+def speed_goals() -> str:
+    """How many goals of speed are met, and those that are missed."""
+    every = [*_operator_goals(), *_model_goals()]
+    missed = [cells for *cells, met in every if not met]
+    head = ("missed goal", "case", "measured", "asked for")
+    return "\n".join([f"Met: {len(every) - len(missed)} of {len(every)} goals.", "", *table(head, missed)])
+
+
+def _operator_goals() -> Iterator[tuple[str, str, str, str, bool]]:
+    for v in operator_targets.verdicts(load("operator_h200.json")["cells"]):
+        case = ", ".join(filter(None, (v.case, v.direction.replace("_", " and "))))
+        measured = "not measured" if v.ratio is None else f"{v.ratio:.3g}{v.unit}"
+        yield v.target, case, measured, _asked(v.limit, v.unit, least=v.at_least), v.met
+
+
+def _model_goals() -> Iterator[tuple[str, str, str, str, bool]]:
+    for shape, hybrid, batch, target, ratio in plot_hybrid.verdicts(load("hybrid_h200.json")):
+        if (hybrid, shape) in (("hybrid-kv", "0.6b"), ("hybrid-kv", "8b")):
+            case, asked = f"{shape.upper()} shape, batch {batch}", _asked(target.limit, "x", least=target.least)
+            yield f"{target.what}, of the teacher's", case, f"{ratio:.2f}x", asked, target.met(ratio)
+
+
+def _asked(limit: float, unit: str, *, least: bool) -> str:
+    return f"{'at least' if least else 'at most'} {limit:.3g}{unit}"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"operator": operator, "models": models, "speed-goals": speed_goals}

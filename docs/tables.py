@@ -1,0 +1,69 @@
+"""Generated blocks of the README and of hand-written pages: what stands between `<!-- name -->` and `<!-- /name -->`.
+
+    python -m docs.tables        # write them anew
+
+Figures come from `benchmarks/quality/results.csv` and the JSON of the other benchmarks. Tests compare.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from docs import goal_table, paper_tables, quality_tables, readme_tables, speed_tables
+from docs.examples import ROOT, page_paths
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    **readme_tables.BLOCKS,
+    **quality_tables.BLOCKS,
+    **speed_tables.BLOCKS,
+    **paper_tables.BLOCKS,
+    **goal_table.BLOCKS,
+}
+_BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
+_MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")
+
+
+def files() -> list[Path]:
+    """Files that may have blocks: the README and the hand-written pages."""
+    return [ROOT / "README.md", *page_paths()]
+
+
+def names(text: str) -> list[str]:
+    """Names of the blocks of a text, in order.
+
+    Raises:
+        ValueError: a marker has no partner, or names no block.
+    """
+    found = [match["name"] for match in _BLOCK.finditer(text)]
+    if _MARKER.findall(text) != [name for name in found for _ in range(2)]:
+        raise ValueError(f"markers of blocks that do not match, or lie within each other: {_MARKER.findall(text)}")
+    if unknown := set(found) - BLOCKS.keys():
+        raise ValueError(f"no generated block is called {sorted(unknown)}; there are {sorted(BLOCKS)}")
+    return found
+
+
+def filled(text: str) -> str:
+    """The text with every block as its generator prints it.
+
+    Raises:
+        ValueError: a marker has no partner, or names no block.
+    """
+    names(text)
+    return _BLOCK.sub(lambda match: _block(match["name"]), text)
+
+
+def _block(name: str) -> str:
+    return f"<!-- {name} -->\n{BLOCKS[name]()}\n<!-- /{name} -->"
+
+
+def main() -> None:
+    """Command line."""
+    for path in files():
+        text = path.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"wrote the blocks of {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
