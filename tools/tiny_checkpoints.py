@@ -1,0 +1,164 @@
+"""Tiny converted checkpoints, made by the code of the commit that is first on PYTHONPATH, and what they compute.
+
+    PYTHONPATH=CHECKOUT python tools/tiny_checkpoints.py make FOLDER        # one checkpoint for each case
+    PYTHONPATH=CHECKOUT python tools/tiny_checkpoints.py compute FOLDER OUT # its logits, tokens, loss and gradients
+
+Making uses `sse_convert.convert` and the tests' tiny models; computing uses transformers' Auto classes alone.
+"""
+
+import dataclasses as dc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, logging
+
+import sse_convert
+
+CASES = Path(__file__).with_name("compared_checkpoints.yaml")
+PAD, FIRST = 0, 3
+"""the padding token, and the first token id that is drawn"""
+DOCUMENTS = (6, 1, 9, 4)
+"""tokens of the packed documents"""
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One checkpoint."""
+
+    name: str
+    family: str
+    layers: list[str]
+    mixers: dict[str, dict[str, Any]]
+    options: dict[str, Any] = dc.field(default_factory=dict)
+    """fields of the tiny teacher's configuration"""
+
+
+def read_cases() -> list[Case]:
+    """Every case of the table, families first."""
+    from tests.modeling.tiny import FAMILIES
+
+    table = yaml.safe_load(CASES.read_text(encoding="utf-8"))
+    cases = [
+        Case(
+            name=f"{family}-{name}",
+            family=family,
+            layers=group["layers"],
+            mixers={kind: {"kind": kind, **values} for kind, values in group["mixers"].items()},
+        )
+        for name, group in table["families"].items()
+        for family in FAMILIES
+        if family not in group.get("without", ())
+    ]
+    for name, mixer in table["mixers"].items():
+        options = {"num_hidden_layers": 2}
+        cases.append(Case(name=name, family="qwen3", layers=["it", "full"], mixers={"it": mixer}, options=options))
+    return cases
+
+
+def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
+    """Convert a tiny random teacher with `sse_convert.convert`, and give the new tensors values that are not 0 or 1.
+
+    Args:
+        case: family, layers and mixers.
+        folder: a new folder; works there, so that paths in the checkpoint are relative.
+        seed: of all random values.
+
+    Returns:
+        The recipe's file and the converted checkpoint, in float32.
+    """
+    from tests.modeling.tiny import tiny_source
+
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    tiny_source(case.family, seed=seed, **case.options).save_pretrained("teacher")
+    recipe = Path("recipe.yaml")
+    data = {
+        "recipe_version": 1, "model": "teacher", "layers": {"pattern": case.layers}, "mixers": case.mixers,
+        "calibrate": {"seq_len": 64}, "export": {"dir": "exported"},
+    }  # fmt: skip
+    recipe.write_text(yaml.safe_dump(data), encoding="utf-8")
+    sse_convert.convert(recipe, "converted", link="copy")
+    for shard in Path("converted").glob("*.safetensors"):
+        save_file(_loud(load_file(shard), seed), shard, metadata={"format": "pt"})
+    return recipe.resolve(), Path("converted").resolve()
+
+
+def _loud(tensors: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """The new tensors with noise: fresh ones hold zeros, which would hide a side path, an offset or a gate."""
+    generator = torch.Generator().manual_seed(seed)
+    for name in sorted(name for name in tensors if "sse_" in name):
+        tensors[name] = tensors[name] + 0.3 * torch.randn(tensors[name].shape, generator=generator)
+    return tensors
+
+
+def compute(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Logits of a left-padded batch and of packed documents, tokens and logits of a cached generation, and a training
+    step's loss and gradients; the same inputs on every call."""
+    vocabulary = model.config.vocab_size
+    ids = torch.randint(FIRST, vocabulary, (2, 11), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :4], ids[1, :4] = 0, PAD
+    packed = torch.randint(FIRST, vocabulary, (1, sum(DOCUMENTS)), generator=torch.Generator().manual_seed(2))
+    positions = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
+    with torch.no_grad():
+        padded = model(ids, attention_mask=mask).logits
+        documents = model(packed, position_ids=positions, use_cache=False).logits
+        made = model.generate(
+            ids, attention_mask=mask, max_new_tokens=5, min_new_tokens=5, do_sample=False,
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+    results = {"padded": padded, "packed": documents, "tokens": made.sequences, "generated": torch.stack(made.logits)}
+    return results | _training_step(model.train(), packed, positions)
+
+
+def _training_step(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    torch.manual_seed(0)  # of the dropout of some families
+    if hasattr(model, "sse_draw_windows"):
+        model.sse_draw_windows(0, 0)
+    loss = model(ids, position_ids=positions, use_cache=False, labels=ids).loss
+    loss.backward()
+    gradients = {f"gradient.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+def _compute_all(folder: Path, out: Path) -> None:
+    out.mkdir(parents=True)
+    for checkpoint in sorted(path for path in folder.iterdir() if (path / "converted").is_dir()):
+        try:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint / "converted")
+            results = compute(model.eval())
+        except Exception as error:  # the other cases are compared all the same
+            (out / f"{checkpoint.name}.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            continue
+        if broken := [name for name, tensor in results.items() if not tensor.isfinite().all()]:
+            raise SystemExit(f"{checkpoint.name}: {broken} are not finite, so equal bits would say nothing")
+        results = {name: tensor.contiguous() for name, tensor in results.items()}
+        save_file(results, out / f"{checkpoint.name}.safetensors")
+
+
+def main() -> None:
+    """Make the checkpoints of all cases, or compute with those of a folder."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    print(f"{sys.argv[1]} with {Path(sse_convert.__file__).parent}", file=sys.stderr)
+    match sys.argv[1:]:
+        case ["make", folder]:
+            root = Path(folder).resolve()
+            for case in read_cases():
+                convert(case, root / case.name)
+        case ["compute", folder, out]:
+            _compute_all(Path(folder).resolve(), Path(out).resolve())
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
