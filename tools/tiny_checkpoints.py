@@ -15,17 +15,14 @@ from typing import Any
 
 import torch
 import yaml
+from model_outputs import compute
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, logging
+from transformers import AutoModelForCausalLM, logging
 
 import sse_convert
 
 CASES = Path(__file__).with_name("compared_checkpoints.yaml")
-PAD, FIRST = 0, 3
-"""the padding token, and the first token id that is drawn"""
-DOCUMENTS = (6, 1, 9, 4)
-"""tokens of the packed documents"""
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -38,6 +35,8 @@ class Case:
     mixers: dict[str, dict[str, Any]]
     options: dict[str, Any] = dc.field(default_factory=dict)
     """fields of the tiny teacher's configuration"""
+    recipe: dict[str, Any] = dc.field(default_factory=dict)
+    """other sections of the recipe"""
 
 
 def read_cases() -> list[Case]:
@@ -81,7 +80,7 @@ def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
     recipe = Path("recipe.yaml")
     data = {
         "recipe_version": 1, "model": "teacher", "layers": {"pattern": case.layers}, "mixers": case.mixers,
-        "calibrate": {"seq_len": 64}, "export": {"dir": "exported"},
+        "calibrate": {"seq_len": 64}, "export": {"dir": "exported"}, **case.recipe,
     }  # fmt: skip
     recipe.write_text(yaml.safe_dump(data), encoding="utf-8")
     sse_convert.convert(recipe, "converted", link="copy")
@@ -96,36 +95,6 @@ def _loud(tensors: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
     for name in sorted(name for name in tensors if "sse_" in name):
         tensors[name] = tensors[name] + 0.3 * torch.randn(tensors[name].shape, generator=generator)
     return tensors
-
-
-def compute(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Logits of a left-padded batch and of packed documents, tokens and logits of a cached generation, and a training
-    step's loss and gradients; the same inputs on every call."""
-    vocabulary = model.config.vocab_size
-    ids = torch.randint(FIRST, vocabulary, (2, 11), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[1, :4], ids[1, :4] = 0, PAD
-    packed = torch.randint(FIRST, vocabulary, (1, sum(DOCUMENTS)), generator=torch.Generator().manual_seed(2))
-    positions = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
-    with torch.no_grad():
-        padded = model(ids, attention_mask=mask).logits
-        documents = model(packed, position_ids=positions, use_cache=False).logits
-        made = model.generate(
-            ids, attention_mask=mask, max_new_tokens=5, min_new_tokens=5, do_sample=False,
-            return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
-    results = {"padded": padded, "packed": documents, "tokens": made.sequences, "generated": torch.stack(made.logits)}
-    return results | _training_step(model.train(), packed, positions)
-
-
-def _training_step(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    torch.manual_seed(0)  # of the dropout of some families
-    if hasattr(model, "sse_draw_windows"):
-        model.sse_draw_windows(0, 0)
-    loss = model(ids, position_ids=positions, use_cache=False, labels=ids).loss
-    loss.backward()
-    gradients = {f"gradient.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), **gradients}
 
 
 def _compute_all(folder: Path, out: Path) -> None:
