@@ -50,8 +50,9 @@ def test_anything_else_is_different(tmp_path: Path, new: dict[str, torch.Tensor]
         ("ValueError: decay_rank is retired", ("decay_rank",), "retired"),
         ("ValueError: decay_rank is retired", (), "refused"),
         ("ValueError: no such file", ("decay_rank",), "refused"),
+        ("ValueError: unknown field x, expected some of decay_rank, qk_rank", ("decay_rank",), "refused"),
     ],
-    ids=["listed and named", "not listed", "not named"],
+    ids=["listed and named", "not listed", "not named", "named as known"],
 )
 def test_a_refusal_passes_only_where_it_is_listed(
     tmp_path: Path, error: str, retired: tuple[str, ...], expected: str
