@@ -24,7 +24,7 @@ from tools.model_outputs import compute
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "exported_0_1"
 TOOLS = Path(__file__).parents[2] / "tools"
 KEPT = ("sse", "windows", "baselines", "delta")
-"""fixtures whose layers use nothing that was ever retired at the values they have: every version has to load them"""
+"""fixtures with every key that was retired at its old default: every version has to load them"""
 SETTINGS = {
     "paper-settings": (),
     "rare-settings": (),
