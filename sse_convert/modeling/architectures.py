@@ -24,6 +24,8 @@ class ArchSpec:
     """model class without the language-model head"""
     causal_lm_class: str
     """model class with the head"""
+    classifier_class: str | None
+    """model class that labels whole sequences; None if the family has none"""
     backbone: str = "model"
     """attribute of the causal LM that holds the backbone"""
     layers: str = "layers"
@@ -65,6 +67,19 @@ class ArchSpec:
         return f"SSE{self.causal_lm_class.removesuffix('LMHeadModel').removesuffix('ForCausalLM')}ForCausalLM"
 
     @property
+    def hybrid_classifier(self) -> str | None:
+        """Name of the derived sequence classification class; None if the family has none."""
+        return self.classifier_class and f"SSE{self.classifier_class}"
+
+    @property
+    def auto_classes(self) -> dict[str, str]:
+        """Each of transformers' auto classes that serves converted models -> name of the derived class."""
+        classes = {"AutoModel": self.hybrid_backbone, "AutoModelForCausalLM": self.hybrid_causal_lm}
+        if self.hybrid_classifier:
+            classes["AutoModelForSequenceClassification"] = self.hybrid_classifier
+        return classes
+
+    @property
     def hybrid_type(self) -> str:
         """`model_type` of a converted model."""
         return SSE_PREFIX + self.model_type
@@ -99,6 +114,7 @@ def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
         config_class=fields.pop("config_class", f"{stem}Config"),
         backbone_class=fields.pop("backbone_class", f"{stem}Model"),
         causal_lm_class=f"{stem}ForCausalLM",
+        classifier_class=fields.pop("classifier_class", f"{stem}ForSequenceClassification"),
         **fields,
     )
 
@@ -112,11 +128,12 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like("qwen3", "Qwen3", qk_norm="head"),
         _llama_like("gemma2", "Gemma2"),
         _llama_like(
-            "gemma3_text", "Gemma3", config_class="Gemma3TextConfig", backbone_class="Gemma3TextModel", qk_norm="head"
+            "gemma3_text", "Gemma3", config_class="Gemma3TextConfig", backbone_class="Gemma3TextModel",
+            classifier_class="Gemma3TextForSequenceClassification", qk_norm="head",
         ),
         _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
-        _llama_like("granite", "Granite"),
+        _llama_like("granite", "Granite", classifier_class=None),
         _llama_like("smollm3", "SmolLM3"),
         _llama_like("starcoder2", "Starcoder2", output_dropout="residual_dropout"),
         _llama_like(
@@ -126,8 +143,9 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
-            causal_lm_class="GPT2LMHeadModel", backbone="transformer", layers="h", attention="attn",
-            embeddings="wte", qkv=("c_attn",), qkv_layout="blocks", output="c_proj", conv1d=True, rotary="none",
+            causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",
+            backbone="transformer", layers="h", attention="attn", embeddings="wte", qkv=("c_attn",),
+            qkv_layout="blocks", output="c_proj", conv1d=True, rotary="none",
             output_dropout="resid_pdrop",
         ),
     )

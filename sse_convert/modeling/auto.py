@@ -22,20 +22,25 @@ if TYPE_CHECKING:
 
 _CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 _MODEL_MODULE = "transformers.models.auto.modeling_auto"
+_CONFIGURATIONS = "sse_convert.modeling.configuration"
 
 
 class _LazyModule:
-    """Stands for one of our modules in transformers' tables; imported when a class is asked of it."""
+    """Stands for modules of ours in transformers' tables; imported in turn when a class is asked of it."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, *names: str) -> None:
+        self._names = names
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        for name in self._names:
+            if (found := getattr(importlib.import_module(name), attribute, None)) is not None:
+                return found
+        raise AttributeError(attribute)
 
 
 def register() -> None:
-    """Enter all families' converted models in AutoConfig and AutoModelForCausalLM. Imports transformers; repeatable."""
+    """Enter all families' converted models in AutoConfig and the auto classes of models. Imports transformers;
+    repeatable."""
     _register_configs(importlib.import_module(_CONFIG_MODULE))
     _register_models(importlib.import_module(_MODEL_MODULE))
 
@@ -95,19 +100,20 @@ def load(
 
 def _register_configs(auto: ModuleType) -> None:
     mapping = auto.CONFIG_MAPPING
-    module = _LazyModule("sse_convert.modeling.configuration")
+    module = _LazyModule(_CONFIGURATIONS)
     for spec in ARCHITECTURES.values():
         mapping._mapping[spec.hybrid_type] = spec.hybrid_config
         mapping._modules[spec.hybrid_type] = module
 
 
 def _register_models(auto: ModuleType) -> None:
-    mapping = auto.MODEL_FOR_CAUSAL_LM_MAPPING
-    module = _LazyModule("sse_convert.modeling.hybrid")
+    module = _LazyModule(_CONFIGURATIONS, "sse_convert.modeling.hybrid")
     for spec in ARCHITECTURES.values():
-        mapping._reverse_config_mapping[spec.hybrid_config] = spec.hybrid_type
-        mapping._model_mapping[spec.hybrid_type] = spec.hybrid_causal_lm
-        mapping._modules[spec.hybrid_type] = module
+        for auto_class, name in spec.auto_classes.items():
+            mapping = getattr(auto, auto_class)._model_mapping
+            mapping._reverse_config_mapping[spec.hybrid_config] = spec.hybrid_type
+            mapping._model_mapping[spec.hybrid_type] = name
+            mapping._modules[spec.hybrid_type] = module
 
 
 _ACTIONS = {_CONFIG_MODULE: _register_configs, _MODEL_MODULE: _register_models}

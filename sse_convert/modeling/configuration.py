@@ -52,7 +52,7 @@ class SSEConfigMixin(_Source):
         return {
             "auto_map": {
                 "AutoConfig": f"{CONFIGURATION_FILE}.{spec.hybrid_config}",
-                "AutoModelForCausalLM": f"{MODELING_FILE}.{spec.hybrid_causal_lm}",
+                **{auto: f"{MODELING_FILE}.{name}" for auto, name in spec.auto_classes.items()},
             },
             # transformers only warns when a source class loads a foreign model_type; it does take a nested dict that
             # names its own model_type for the real configuration, and this one fails with the text.

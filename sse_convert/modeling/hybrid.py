@@ -1,8 +1,8 @@
-"""Converted models: two mixins in front of a family's own classes, derived on demand (`SSEQwen3ForCausalLM`, ...).
+"""Converted models: mixins in front of a family's own classes, derived on demand (`SSEQwen3ForCausalLM`, ...).
 
 The backbone's mixin swaps attention modules, makes masks and the sequence layout once per forward, and installs cache
-layers; it sits on the backbone because trainers call that directly. The causal LM's mixin prepares generation and adds
-the balance loss to the training loss.
+layers; it sits on the backbone because trainers call that directly. The mixin of models with a head adds the balance
+loss to the training loss; that of causal LMs prepares generation as well.
 """
 
 import functools
@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoModel, DynamicCache, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_masks_for_generate
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 from transformers.utils import output_capturing
 
 from sse_convert.errors import CheckpointError, UsageError
@@ -45,11 +46,21 @@ OFFSETS = "sse_offsets"
 beside `position_ids` that restart it saves looking at them, for which one would wait for the device"""
 
 
-class SSEBaseMixin(_Source):
-    """Goes in front of a family's backbone class."""
+class SSEMixin(_Source):
+    """What all classes of converted models have in common."""
 
     _supports_context_parallel = False
     _tp_plan = None
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As the source's; refuses tensor, context and sequence parallelism."""
+        refuse_parallel_load(kwargs)
+        return super().from_pretrained(*args, **kwargs)
+
+
+class SSEBaseMixin(SSEMixin):
+    """Goes in front of a family's backbone class."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -154,7 +165,9 @@ class SSEBaseMixin(_Source):
     def sse_install(self, cache: Any) -> None:
         """Put the cache layers that converted layers need into a cache (see `cache.install`)."""
         if self._sse_converted():
-            install(cache, self.config, self._sse_indices, self._sse_windows)
+            running = self.config.num_hidden_layers
+            states = [index for index in self._sse_indices if index < running]
+            install(cache, self.config, states, self._sse_running_windows())
 
     def _sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
                   mask: Tensor | None, starts: Tensor | None, offsets: Tensor | None,
@@ -175,7 +188,7 @@ class SSEBaseMixin(_Source):
             return {}
         layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts, offsets)
         kind = self.config._attn_implementation
-        sees = sliding_masks(self._sse_windows, cache, attention_mask, mask, starts, shape, device, weights)
+        sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)
         return {
             LAYOUT: layout,
             MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},
@@ -187,6 +200,11 @@ class SSEBaseMixin(_Source):
         if layer is None or attention_mask is None or attention_mask.shape[-1] != layer.static_length:
             return attention_mask
         return attention_mask[..., : int(layer.seen) + length]
+
+    def _sse_running_windows(self) -> dict[int, tuple[int, int]]:
+        """Windows of the layers that run: a draft by early exit lowers `num_hidden_layers` for a while."""
+        running = self.config.num_hidden_layers
+        return {index: window for index, window in self._sse_windows.items() if index < running}
 
     def _sse_converted(self) -> bool:
         return bool(self._sse_windows or self._sse_indices)
@@ -220,27 +238,17 @@ class SSEBaseMixin(_Source):
         return starts
 
 
-class SSECausalLMMixin(_Source):
-    """Goes in front of a family's causal LM class."""
-
-    _supports_context_parallel = False
-    _tp_plan = None
+class SSEHeadMixin(SSEMixin):
+    """Goes in front of a family's class with a head on its backbone."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        if type(config) not in MODEL_MAPPING:  # classifiers of most families ask AutoModel for their backbone
+            source = getattr(transformers, source_spec(config.model_type).backbone_class)
+            AutoModel.register(type(config), base_class_for(source))
         super().__init__(config, *args, **kwargs)
-        backbone = self._sse_backbone()
-        backbone.__class__ = base_class_for(type(backbone))
-        # the registry of recordable outputs goes by class name and was filled when the backbone was still the source's
-        dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(backbone.__class__), backbone._can_record_outputs)
-        backbone._sse_surgery()
-        backbone.post_init()
+        if not isinstance(backbone := self._sse_backbone(), SSEBaseMixin):
+            _convert(backbone)
         self.post_init()
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the source's; refuses tensor, context and sequence parallelism."""
-        refuse_parallel_load(kwargs)
-        return super().from_pretrained(*args, **kwargs)
 
     def sse_layers(self) -> dict[int, SSEAttention]:
         """Index of each SSE layer -> its attention."""
@@ -281,6 +289,13 @@ class SSECausalLMMixin(_Source):
             if isinstance(layer, SSESlidingAttention):
                 layer.draw_window(seed, step)
 
+    def _sse_backbone(self) -> Any:
+        return getattr(self, source_spec(self.config.model_type).backbone)
+
+
+class SSECausalLMMixin(SSEHeadMixin):
+    """Goes in front of a family's causal LM class."""
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
@@ -290,6 +305,18 @@ class SSECausalLMMixin(_Source):
         if cache is not None and generation_config.is_assistant:  # recording began before our layers were in
             cache.activate_past_recording()
         return result
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Not offered; every way to it (`generate_batch`, a paged cache) begins here.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "continuous batching of a model with converted layers",
+            expected="generate: pages hold keys and values, not the states and windows of converted layers",
+            fix="call generate with a padded batch, and leave cache_implementation unset",
+        )
 
     def create_masks_for_generate(self, *args: Any, **kwargs: Any) -> Any:
         """What generation with a static cache hands to the forward: the padding mask, since the backbone makes all
@@ -301,8 +328,14 @@ class SSECausalLMMixin(_Source):
             return mask
         return F.pad(mask, (0, layer.static_length - mask.shape[1]))
 
-    def _sse_backbone(self) -> Any:
-        return getattr(self, source_spec(self.config.model_type).backbone)
+
+def _convert(backbone: Any) -> None:
+    """Make a family's backbone one of ours."""
+    backbone.__class__ = base_class_for(type(backbone))
+    # the registry of recordable outputs goes by class name and was filled when the backbone was still the source's
+    dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(backbone.__class__), backbone._can_record_outputs)
+    backbone._sse_surgery()
+    backbone.post_init()
 
 
 def _with_balance_loss(source_forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,7 +362,7 @@ def base_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The backbone class of converted models of a source family; the same class each time."""
     if source not in _CLASSES:
         spec = spec_for(source.config_class.model_type)
-        _CLASSES[source] = _derive(spec.hybrid_backbone, SSEBaseMixin, source, {})
+        _CLASSES[source] = _derive(spec.hybrid_backbone, SSEBaseMixin, source)
     return _CLASSES[source]
 
 
@@ -349,8 +382,16 @@ def model_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
                 f"model class {source.__name__}", expected=f"{spec.causal_lm_class} for {spec.model_type}",
                 fix="convert the checkpoint of the causal language model",
             )  # fmt: skip
-        forward = {"forward": _with_balance_loss(source.forward)}
-        _CLASSES[source] = _derive(spec.hybrid_causal_lm, SSECausalLMMixin, source, forward)
+        _CLASSES[source] = _derive(spec.hybrid_causal_lm, SSECausalLMMixin, source)
+        # by these names the Trainer knows whose labels it must shift when it computes the loss itself
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(spec.hybrid_type, spec.hybrid_causal_lm)
+    return _CLASSES[source]
+
+
+def classifier_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The sequence classification class of converted models of a source family; the same class each time."""
+    if source not in _CLASSES:
+        _CLASSES[source] = _derive(f"SSE{source.__name__}", SSEHeadMixin, source)
     return _CLASSES[source]
 
 
@@ -360,16 +401,15 @@ def source_class(spec: ArchSpec) -> type[PreTrainedModel]:
     return cls
 
 
-def _derive(name: str, mixin: type, source: type[PreTrainedModel], members: dict[str, Any]) -> type[PreTrainedModel]:
-    config_class = config_class_for(source.config_class)
-    doc = f"{source.__name__} with converted layers."
+def _derive(name: str, mixin: type, source: type[PreTrainedModel]) -> type[PreTrainedModel]:
     namespace = {
-        "config_class": config_class,
+        "config_class": config_class_for(source.config_class),
         "__module__": __name__,
         "__qualname__": name,
-        "__doc__": doc,
-        **members,
+        "__doc__": f"{source.__name__} with converted layers.",
     }
+    if issubclass(mixin, SSEHeadMixin):
+        namespace["forward"] = _with_balance_loss(source.forward)
     # what transformers renames on loading goes by class name: GPT-NeoX stores its head as embed_out
     if (renamings := get_checkpoint_conversion_mapping(source.__name__)) is not None:
         register_checkpoint_conversion_mapping(name, renamings, overwrite=True)
@@ -382,4 +422,6 @@ def __getattr__(name: str) -> type[PreTrainedModel]:
             return model_class_for(source_class(spec))
         if name == spec.hybrid_backbone:
             return base_class_for(getattr(transformers, spec.backbone_class))
+        if name == spec.hybrid_classifier:
+            return classifier_class_for(getattr(transformers, str(spec.classifier_class)))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

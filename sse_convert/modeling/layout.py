@@ -1,6 +1,7 @@
 """How a batch [B, T] becomes packed sequences: padding dropped, documents apart. Made once per forward."""
 
-from typing import Any, NamedTuple
+import dataclasses as dc
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,8 @@ from torch import Tensor
 from sse_convert.errors import UsageError
 
 
-class SequenceLayout(NamedTuple):
+@dc.dataclass(frozen=True, slots=True)
+class SequenceLayout:
     """Where the real tokens of a batch are, and where each sequence begins."""
 
     tokens: Tensor | None

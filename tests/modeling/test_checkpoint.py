@@ -83,7 +83,9 @@ def test_config_json_is_what_the_contract_says(tmp_path: Path) -> None:
     assert data["architectures"] == ["SSEQwen3ForCausalLM"]
     assert data["auto_map"] == {
         "AutoConfig": "configuration_sse.SSEQwen3Config",
+        "AutoModel": "modeling_sse.SSEQwen3Model",
         "AutoModelForCausalLM": "modeling_sse.SSEQwen3ForCausalLM",
+        "AutoModelForSequenceClassification": "modeling_sse.SSEQwen3ForSequenceClassification",
     }
     assert data["layer_types"] == ["full_attention"] * 4
     assert data["sse"]["format"] == 1

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from sse_convert.errors import UsageError
 from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 NEW = 9
@@ -174,3 +175,25 @@ def test_assisted_decoding_takes_rejected_tokens_back(deep, draft: str) -> None:
     hook.remove()
     assert torch.equal(out[0, -NEW:], expected[0])
     assert draft != "nearly the same" or len(calls) < NEW
+
+
+@pytest.mark.parametrize(("model_type", "layers"), [("llama", LAYOUT), ("qwen3", BESIDE), ("llama", BASELINES)])
+def test_a_draft_by_the_first_layers_gives_the_same_tokens(model_type: str, layers: tuple[str, ...]) -> None:
+    model = tiny_model(model_type, layers, dtype=torch.float64)
+    ids, mask = prompts((11,))
+    expected = model.generate(ids, attention_mask=mask, **GREEDY)
+    found = model.generate(ids, attention_mask=mask, assistant_early_exit=2, **GREEDY)
+    assert torch.equal(found, expected)
+    assert model.config.num_hidden_layers == 4
+    assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)
+def test_continuous_batching_is_refused_at_its_start(layers: tuple[str, ...]) -> None:
+    model = tiny_model("qwen3", layers)
+    ids, _ = prompts((7,))
+    with pytest.raises(UsageError, match="continuous batching"):
+        model.generate_batch(ids.tolist())
+    with pytest.raises(UsageError, match="continuous batching"):
+        model.generate(ids, cache_implementation="paged", **GREEDY)
+    assert model.config._attn_implementation == "sdpa"

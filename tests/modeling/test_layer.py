@@ -15,7 +15,7 @@ from sse_convert.kernels.gates import register_partition_gate
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors
-from tests.modeling.tiny import SSE, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import BESIDE, LAYOUT, SSE, prompts, tiny_model, tiny_source
 
 ONE = ("sse", "full", "full", "sse")
 KNOBS: dict[str, dict[str, Any]] = {
@@ -330,3 +330,25 @@ def test_a_registered_gate_sees_absolute_positions_with_a_cache() -> None:
 
 
 _BY_POSITION = _ByPosition()
+
+
+@pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)
+def test_hooks_that_rebuild_containers_change_nothing(layers: tuple[str, ...]) -> None:
+    """Tools for quantisation hand every module its arguments with their tuples made anew."""
+    model = tiny_model("qwen3", layers)
+    ids, mask = prompts((20, 13))
+    expected = model(ids, attention_mask=mask).logits
+
+    def rebuilt(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(rebuilt(part) for part in value)
+        if isinstance(value, dict):
+            return {name: rebuilt(part) for name, part in value.items()}
+        return value
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return rebuilt(args), rebuilt(kwargs)
+
+    for module in model.modules():
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+    assert torch.equal(model(ids, attention_mask=mask).logits, expected)

@@ -3,6 +3,7 @@
 A query sees itself, the window - 1 columns before it, and the first `sinks` real tokens of its document.
 """
 
+import dataclasses as dc
 from typing import Any
 
 import torch
@@ -205,7 +206,7 @@ def attention_mask_for(kind: str, sees: Sees, dtype: torch.dtype) -> Sees:
     if kind != "eager":
         return sees
     if isinstance(sees, WindowBlocks):
-        return sees._replace(sees=_additive(sees.sees, dtype))
+        return dc.replace(sees, sees=_additive(sees.sees, dtype))
     return _additive(sees, dtype)
 
 

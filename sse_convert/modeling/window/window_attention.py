@@ -5,9 +5,10 @@ configuration through `WindowConfig`, so that they call `window_attention`, whic
 eager with the family's soft caps, ...) with queries, keys and values as they are or with blocks of them as rows.
 """
 
+import dataclasses as dc
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,8 @@ WINDOW_ATTENTION = "sse_window"
 """name under which transformers finds `window_attention`"""
 
 
-class WindowBlocks(NamedTuple):
+@dc.dataclass(frozen=True, slots=True)
+class WindowBlocks:
     """Who sees whom when each block of `window` queries attends to its sinks, the block before it and itself."""
 
     sees: Tensor
@@ -28,6 +30,11 @@ class WindowBlocks(NamedTuple):
     """int64 [B, blocks * sinks], where each block's sinks are among the keys"""
     first: int
     """keys in front of those of consecutive columns: none, or the sinks that a cache keeps"""
+
+    def to(self, device: torch.device | int | str, non_blocking: bool = False) -> "WindowBlocks":
+        """The same on a device: as of a tensor, which is how tools that spread layers over devices move arguments."""
+        sees, sinks = (x.to(device, non_blocking=non_blocking) for x in (self.sees, self.sinks))
+        return WindowBlocks(sees, sinks, self.first)
 
 
 Sees = Tensor | WindowBlocks

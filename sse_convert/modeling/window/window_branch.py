@@ -21,6 +21,9 @@ from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.window.sliding import with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
 
+_INITIALISED = "_is_hf_initialized"
+"""attribute by which transformers knows modules whose weights are set; those of the new tensors are not yet"""
+
 
 class SSESlidingAttention(SSEAttention):
     """An SSE layer with a window branch. See `SSEAttention` for arguments and errors.
@@ -45,7 +48,7 @@ class SSESlidingAttention(SSEAttention):
     ) -> None:
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)
         use_window_attention(source)
-        for name in vars(source).keys() - vars(self).keys():
+        for name in vars(source).keys() - vars(self).keys() - {_INITIALISED}:
             setattr(self, name, getattr(source, name))
         self._softmax = type(source).forward
         self.window_kept = True

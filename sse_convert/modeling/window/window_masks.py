@@ -3,7 +3,7 @@
 A query sees itself, the window - 1 columns before it, and the first `sinks` real tokens of its document.
 """
 
-from typing import NamedTuple
+import dataclasses as dc
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ from torch import Tensor
 from sse_convert.modeling.window.window_attention import WindowBlocks
 
 
-class Columns(NamedTuple):
+@dc.dataclass(frozen=True, slots=True)
+class Columns:
     """What visibility depends on, of consecutive columns: some of the past, then T of the queries."""
 
     real: Tensor
@@ -51,7 +52,7 @@ def in_blocks(columns: Columns, far: Tensor, sinks: Tensor, length: int, window:
     """
     blocks = far.shape[1]
     pads = window - (columns.real.shape[1] - length), blocks * window - length
-    real, sink = (F.pad(x, pads).unfold(1, 2 * window, window).flatten(0, 1) for x in columns[:2])
+    real, sink = (F.pad(x, pads).unfold(1, 2 * window, window).flatten(0, 1) for x in (columns.real, columns.sink))
     document = None
     if columns.document is not None:
         document = F.pad(columns.document, pads).unfold(1, 2 * window, window).flatten(0, 1)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -139,3 +140,10 @@ def test_the_configuration_seen_by_a_layer_is_the_models() -> None:
     model.set_attn_implementation("eager")
     assert seen.model._attn_implementation == "eager"
     assert seen.hidden_size == model.config.hidden_size
+
+
+def test_blocks_move_with_the_layer_that_takes_them() -> None:
+    blocks = training_sees(None, None, (1, 40), 4, 2, CPU)
+    moved = send_to_device({"mask": blocks}, "meta")["mask"]
+    assert isinstance(moved, WindowBlocks)
+    assert {moved.sees.device.type, moved.sinks.device.type} == {"meta"}
