@@ -122,8 +122,9 @@ def _configure_fsdp(accelerator: Accelerator) -> None:
         )
     plugin.activation_checkpointing = False  # the recipe's gradient_checkpointing decides
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    # gradients are summed and losses returned in float32; Accelerate's own policy would round both
-    plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, torch.float32)
+    # gradients are summed in float32, and nothing is cast between layers: the embedding's output has their dtype. Casts
+    # at a layer's edge would be missing where a gradient checkpoint repeats it (pytorch#159359)
+    plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 
 
 def shard_by(accelerator: Accelerator, layer_class: str | None) -> None:

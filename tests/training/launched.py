@@ -8,11 +8,18 @@ import contextlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.training import loop, offline
@@ -20,25 +27,83 @@ from sse_convert.training.stage import run_stage
 
 STOPPED = "stopped"
 """the stage of this name is interrupted in its fourth step"""
+CONTINUED = "continued"
+"""so is this one, and started again"""
+OLDEST = "oldest"
+"""the recipe of this name meets the oldest torch and transformers that are allowed, as far as they differ in FSDP2"""
 
 
 def main(runs_file, out):
     torch.set_num_threads(1)
     offline.MOST_ROWS = 5  # so that there are shards for both processes to write
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        PartialState(cpu=True)
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     for name, (recipe, checkpoint) in json.loads(Path(runs_file).read_text()).items():
-        run_stages(recipe_from_dict(recipe), Path(checkpoint), Path(out, name))
+        fresh_accelerate()
+        with oldest_libraries() if name == OLDEST else contextlib.nullcontext():
+            run_stages(recipe_from_dict(recipe), Path(checkpoint), Path(out, name))
     state = PartialState()
     Path(out, f"process-{state.process_index}").write_text(str(state.num_processes))
     state.destroy_process_group()
 
 
+def fresh_accelerate():
+    """Forget the last recipe's accelerator, which may have had another precision; FSDP is offered where it is asked for."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        PartialState(cpu=True)
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
 def run_stages(recipe, checkpoint, out):
     for stage in recipe.stages:
-        with interrupted_after(3) if stage.name == STOPPED else contextlib.nullcontext():
+        if stage.name in (STOPPED, CONTINUED):
+            with interrupted_after(3):
+                run_stage(recipe, stage, checkpoint, out / stage.name)
+        if stage.name != STOPPED:
             run_stage(recipe, stage, checkpoint, out / stage.name)
+
+
+def forked(recipe, stage, checkpoint, out):
+    """What each process does that `debug_launcher` forks off a test."""
+    PartialState._reset_state()  # the test's own
+    fresh_accelerate()
+    run_stage(recipe, stage, checkpoint, out)
+    PartialState().destroy_process_group()
+
+
+@contextlib.contextmanager
+def oldest_libraries():
+    """FSDP2 of torch 2.11 under checkpointing of transformers 5.17. That repeats a layer's whole call, hooks included,
+    and in the repetition FSDP casts neither inputs nor outputs, although it did in the forward (pytorch#159359)."""
+
+    def repeats(state):
+        return state._training_state == TrainingState.PRE_BACKWARD
+
+    def pre_forward(self, module, args, kwargs):
+        return (args, kwargs) if repeats(self) else real_pre_forward(self, module, args, kwargs)
+
+    def post_forward(self, module, args, output):
+        return output if repeats(self) else real_post_forward(self, module, args, output)
+
+    def call(layer, *args, **kwargs):
+        if not layer.gradient_checkpointing:
+            return nn.Module.__call__(layer, *args, **kwargs)
+        return layer._gradient_checkpointing_func(partial(call_once, layer, **kwargs), *args)
+
+    def call_once(layer, *args, **kwargs):
+        layer.gradient_checkpointing = False  # newer versions would checkpoint the layer's forward beside its call
+        try:
+            return nn.Module.__call__(layer, *args, **kwargs)
+        finally:
+            layer.gradient_checkpointing = True
+
+    real_pre_forward, real_post_forward = FSDPState._pre_forward, FSDPState._post_forward
+    with (
+        mock.patch.object(FSDPState, "_pre_forward", pre_forward),
+        mock.patch.object(FSDPState, "_post_forward", post_forward),
+        mock.patch.object(GradientCheckpointingLayer, "__call__", call),
+    ):
+        yield
 
 
 @contextlib.contextmanager
