@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Teacher:
+class SamplingTeacher:
     """The model text is sampled from."""
 
     model: str
@@ -73,7 +73,7 @@ class TeacherSamples:
 
     def __init__(
         self,
-        teacher: Teacher,
+        teacher: SamplingTeacher,
         tokenizer: "PreTrainedTokenizerBase",
         *,
         rows: int,

@@ -10,7 +10,7 @@ import yaml
 
 from sse_convert.files import replacing, write_json
 from sse_convert.report import format_bytes, format_mixer, table
-from sse_convert.selection.choice import Agreement, Choice
+from sse_convert.selection.choice import Choice, MethodAgreement
 from sse_convert.selection.measure import Measurement
 
 SCORES = "scores.csv"
@@ -40,7 +40,7 @@ class SelectReport:
     """every layer replaced"""
     choices: list[Choice]
     """of the methods that can be used; the first is the one in the fragment"""
-    agreements: list[Agreement]
+    agreements: list[MethodAgreement]
     cache_length: int
     """tokens of the sequence whose cache is counted"""
     cache_bytes_saved: list[int]

@@ -24,7 +24,7 @@ from sse_convert.console import progress
 from sse_convert.data.rows import Row, stack
 from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.errors import OutputError
-from sse_convert.modeling.head import chunks
+from sse_convert.modeling.head import token_chunks
 from sse_convert.recipe.stage_settings import Offline
 from sse_convert.report import format_bytes, json_ready
 from sse_convert.training.checkpoint import writing
@@ -195,7 +195,7 @@ class Predictor:
             head = head.in_dtype(flat.dtype)
             parts = [
                 self._stored(Truncated.of(head.logits(flat[part]), self._offline.top_k))
-                for part in chunks(flat.shape[0], head.weight.shape[0])
+                for part in token_chunks(flat.shape[0], head.weight.shape[0])
             ]
         rows, length = batch["input_ids"].shape
         whole = {name: torch.cat([part[i] for part in parts]) for i, name in enumerate(NAMES)}

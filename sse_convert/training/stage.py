@@ -33,7 +33,7 @@ from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.distill import Distill, OfflineDistill
 from sse_convert.training.guard import Guard
 from sse_convert.training.loop import Progress, train
-from sse_convert.training.loss_spikes import left_out
+from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
 from sse_convert.training.objective import Frozen, Objective
 from sse_convert.training.offline import TeacherCache
@@ -257,7 +257,7 @@ class _Run:
             seconds=sum(record["seconds"] for record in records),
             text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
-            left_out=left_out(records),
+            left_out=left_out_steps(records),
             without_window=sum(metrics.WITHOUT_WINDOW in record for record in records),
             collapsed=collapses(records),
         )

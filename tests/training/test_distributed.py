@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sse_convert.modeling.auto import load
-from sse_convert.surgery.convert import convert
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import offline
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
@@ -68,7 +68,7 @@ def recipe(build):
 def windows(build, tmp_path_factory):
     """The recipe of windows beside SSE, and what it starts from."""
     folder, recipe = tmp_path_factory.mktemp("windows") / "converted", build(**WINDOWS)
-    convert(recipe, folder)
+    convert_checkpoint(recipe, folder)
     return recipe, folder
 
 
@@ -134,7 +134,7 @@ def test_two_processes_give_the_losses_of_one(how, recipe, converted, alone, lau
         for key in ("loss", "grad_norm"):
             expected, found = (torch.tensor(losses(folder, key)) for folder in (one, two))
             torch.testing.assert_close(found, expected, rtol=on_losses, atol=0)
-        before, after = load(one).state_dict(), load(two).state_dict()
+        before, after = load_pretrained(one).state_dict(), load_pretrained(two).state_dict()
         assert before.keys() == after.keys()
         for name, value in before.items():
             assert (after[name] - value).norm() <= on_weights * value.norm(), name
