@@ -126,3 +126,15 @@ def test_no_modules_import_each_other():
         if module != PACKAGE
     }
     TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_one_writer_of_files():
+    """Who renames a file that is written (`path.replace(other)`, `os.replace`) is `files.py`, or says why not."""
+    renaming = {
+        module
+        for module, tree in modules(ROOT).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "replace"
+        if ast.unparse(node.func) == "os.replace" or (len(node.args) == 1 and not node.keywords)
+    }
+    assert renaming == {f"{PACKAGE}.files", f"{PACKAGE}.modeling.remote_code"}
