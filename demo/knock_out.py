@@ -16,7 +16,7 @@ from sse_convert import api
 from sse_convert.checkpoints.load_model import load_model, load_tokenizer
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import progress
-from sse_convert.evaluation.evaluate import make_tasks, measure
+from sse_convert.evaluation.evaluate import make_tasks, measure_model
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.report import table
 from sse_convert.surgery.plan import geometry_of
@@ -54,7 +54,7 @@ def main() -> None:
                 source = str(Path(folder) / name.replace(" ", "-"))
                 api.convert(windows_in(chosen), Path(source))
             model = load_model(source, dtype=torch.float32)
-            scores = measure(model, tasks, name=name, sizes=geometry_of(teacher), bar=bar)
+            scores = measure_model(model, tasks, name=name, sizes=geometry_of(teacher), bar=bar)
             results.append({"windows": name, "loss": scores.held_out[0].loss, **scores.needles[0].total.to_dict()})
     print(
         "\n".join(

@@ -63,14 +63,14 @@ def measure_untrained(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
     """Figures of a checkpoint on the held-out text and needles that the recipe's evaluation uses."""
     from sse_convert.checkpoints.load_model import load_model, load_tokenizer, pick_device
     from sse_convert.checkpoints.teacher import open_teacher
-    from sse_convert.evaluation.evaluate import make_tasks, measure
+    from sse_convert.evaluation.evaluate import make_tasks, measure_model
     from sse_convert.surgery.plan import geometry_of
 
     teacher = open_teacher(recipe.model)
     tasks = make_tasks(recipe, load_tokenizer(checkpoint), teacher.config.vocab_size)
     model = load_model(checkpoint, device=str(pick_device())).float()
     with progress("evaluating the untrained conversion", tasks.steps) as bar:
-        return measure(model, tasks, name=str(checkpoint), sizes=geometry_of(teacher), bar=bar).to_dict()
+        return measure_model(model, tasks, name=str(checkpoint), sizes=geometry_of(teacher), bar=bar).to_dict()
 
 
 def lines(result: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from sse_convert.console import progress
 from sse_convert.data.needle import load_words
 from sse_convert.data.rows import RowReader
-from sse_convert.data.teacher_samples import Teacher
+from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.evaluation.intervals import ratio_standard_error
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
@@ -140,7 +140,7 @@ def measure(
 def own_text(teacher: Path, tokenizer: PreTrainedTokenizerBase, rows: int, length: int) -> torch.Tensor:
     """Text [rows, length] sampled from the teacher, the same the demo's `kind: teacher` source gives."""
     source = Source(kind="teacher", rows=rows, length=length)
-    reader = RowReader([source], tokenizer, length, 0, role="valid", teacher=Teacher(str(teacher)))
+    reader = RowReader([source], tokenizer, length, 0, role="valid", teacher=SamplingTeacher(str(teacher)))
     return torch.from_numpy(np.stack([row.input_ids for row in reader.rows()])).long()
 
 

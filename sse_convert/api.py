@@ -95,7 +95,7 @@ def select(
         DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
     """
     recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
-    from sse_convert.selection import select as selection
+    from sse_convert.selection.select import select_layers
     from sse_convert.selection.setup import Settings
 
     settings = Settings(
@@ -108,7 +108,7 @@ def select(
         recall_weight=recall_weight,
         gate_steps=gate_steps,
     )
-    return selection.select(recipe, Path(out), settings, text=None if text is None else Path(text), device=device)
+    return select_layers(recipe, Path(out), settings, text=None if text is None else Path(text), device=device)
 
 
 def convert(
@@ -136,9 +136,9 @@ def convert(
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     recipe = _recipe(recipe, overrides)
-    from sse_convert.surgery import convert as converting
+    from sse_convert.surgery.convert import convert_checkpoint
 
-    return converting.convert(recipe, Path(out), link=link, check=check, allow_pickle=allow_pickle)
+    return convert_checkpoint(recipe, Path(out), link=link, check=check, allow_pickle=allow_pickle)
 
 
 def calibrate(
@@ -159,9 +159,9 @@ def calibrate(
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     recipe = _recipe(recipe, overrides)
-    from sse_convert.calibration import calibrate as calibration
+    from sse_convert.calibration.calibrate import calibrate_checkpoint
 
-    return calibration.calibrate(recipe, Path(checkpoint), Path(out))
+    return calibrate_checkpoint(recipe, Path(checkpoint), Path(out))
 
 
 def align(
@@ -247,9 +247,9 @@ def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: b
     recipe = _recipe(recipe, overrides)
     if problems := list(check_run(recipe)):
         raise problems_error(origin, problems)
-    from sse_convert import pipeline
+    from sse_convert.pipeline import run_recipe
 
-    return pipeline.run(recipe, resume=resume, command=command)
+    return run_recipe(recipe, resume=resume, command=command)
 
 
 def evaluate(
@@ -281,9 +281,9 @@ def evaluate(
     """
     command = _run_command(recipe, overrides)
     recipe = _recipe(recipe, overrides)
-    from sse_convert.evaluation import evaluate as evaluation
+    from sse_convert.evaluation.evaluate import evaluate_checkpoint
 
-    return evaluation.evaluate(recipe, checkpoint, out=out, plot=plot, device=device, command=command)
+    return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device, command=command)
 
 
 def export(
@@ -309,9 +309,9 @@ def export(
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     recipe = _recipe(recipe, overrides)
-    from sse_convert.export import export as exporting
+    from sse_convert.export.export import export_checkpoint
 
-    return exporting.export(recipe, checkpoint, Path(out), evaluation=evaluation)
+    return export_checkpoint(recipe, checkpoint, Path(out), evaluation=evaluation)
 
 
 def push(
@@ -330,9 +330,9 @@ def push(
         UsageError: the repository name is malformed, or `revision` and `create_pr` are both given.
         HubError: not logged in, no permission, the repository exists, or the hub cannot be reached.
     """
-    from sse_convert.export import push as pushing
+    from sse_convert.export.push import push_folder
 
-    return pushing.push(folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr)
+    return push_folder(folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr)
 
 
 def generate(
@@ -351,10 +351,10 @@ def generate(
         UsageError: a setting out of range, an empty prompt, or one that does not fit the context.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
     """
-    from sse_convert.inference import generate as generation
+    from sse_convert.inference.generate import Sampling, generate_text
 
-    sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    return generation.generate(checkpoint, prompt, sampling=sampling, device=device)
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    return generate_text(checkpoint, prompt, sampling=sampling, device=device)
 
 
 def chat(
@@ -373,10 +373,10 @@ def chat(
         UsageError: a setting out of range, or a system message without a chat template.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
     """
-    from sse_convert.inference import generate as generation
+    from sse_convert.inference.generate import Sampling, chat_in_terminal
 
-    sampling = generation.Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    return generation.chat(checkpoint, sampling=sampling, system=system, device=device)
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    return chat_in_terminal(checkpoint, sampling=sampling, system=system, device=device)
 
 
 def inspect(checkpoint: Path | str, *, revision: str | None = None) -> "InspectReport":
@@ -386,9 +386,9 @@ def inspect(checkpoint: Path | str, *, revision: str | None = None) -> "InspectR
         CheckpointError: it cannot be opened, or its family is unknown.
         HubError: the hub refused or cannot be reached.
     """
-    from sse_convert.surgery import inspect as inspection
+    from sse_convert.surgery.inspect import inspect_checkpoint
 
-    return inspection.inspect(checkpoint, revision)
+    return inspect_checkpoint(checkpoint, revision)
 
 
 def analyze(
@@ -420,9 +420,9 @@ def analyze(
         DependencyError: `out` is given and matplotlib is not installed.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    from sse_convert.analysis import analyze as analysis
+    from sse_convert.analysis.analyze import analyze_model
 
-    return analysis.analyze(model, Path(text), teacher=teacher, tokens=tokens, length=length, out=out, device=device)
+    return analyze_model(model, Path(text), teacher=teacher, tokens=tokens, length=length, out=out, device=device)
 
 
 def report(
@@ -452,9 +452,9 @@ def report(
         OutputError: the page cannot be written, or `text` is given and the run has an analysis.
         DataError, HubError, HardwareError: text, hub or machine do not do, with `text` and `prompts`.
     """
-    from sse_convert.pages import run_page as pages
+    from sse_convert.pages.run_page import write_report
 
-    return pages.report(
+    return write_report(
         run, out=out, beside=beside, text=text, prompts=prompts, max_new_tokens=max_new_tokens, device=device
     )
 
@@ -471,9 +471,9 @@ def compare(sources: Sequence[Path | str], *, out: Path | None = None) -> "Compa
         CheckpointError: a file is damaged or of another version.
         OutputError: the page cannot be written.
     """
-    from sse_convert.pages import compare as comparing
+    from sse_convert.pages.compare import compare_runs
 
-    return comparing.compare(sources, out=out)
+    return compare_runs(sources, out=out)
 
 
 def expand(
@@ -507,11 +507,11 @@ def expand(
         DataError: the text cannot be used.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    from sse_convert.surgery import expand as expansion
+    from sse_convert.surgery.expand import expand_checkpoint
     from sse_convert.surgery.growth import Growth
 
     growth = Growth(num_partitions=num_partitions, top_k=top_k, init=init, shift=shift, seed=seed)
-    return expansion.expand(checkpoint, Path(out), growth, layers=layers, text=None if text is None else Path(text))
+    return expand_checkpoint(checkpoint, Path(out), growth, layers=layers, text=None if text is None else Path(text))
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":
@@ -525,9 +525,9 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
         VerificationError: something is wrong; the message lists what.
         CheckpointError: the folder cannot be opened, or is not a converted checkpoint.
     """
-    from sse_convert.surgery import verify as verification
+    from sse_convert.surgery.verify import verify_checkpoint
 
-    return verification.verify(checkpoint, teacher=teacher)
+    return verify_checkpoint(checkpoint, teacher=teacher)
 
 
 def recipes_list() -> TextReport:

@@ -1,4 +1,7 @@
-"""Result files that appear whole or not at all."""
+"""The one writer of result files: each appears whole and on disk, or not at all.
+
+A folder of files does so as one, through `checkpoints.output_folder.new_folder`.
+"""
 
 import contextlib
 import json
@@ -23,21 +26,48 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        temporary.replace(path)
+        _publish(temporary, path)
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror}", expected="a writable file", fix="choose another name"
+            f"{path} cannot be written: {error.strerror}",
+            expected="room and permission to write",
+            fix="free space, or choose another name",
         ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, *, indent: int = 1) -> None:
     """Write data as JSON; what JSON cannot say (NaN, paths) becomes what it can.
 
     Raises:
         OutputError: the file cannot be written.
     """
+    write_text(path, json.dumps(json_ready(data), indent=indent) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(json_ready(data), indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give a finished file its name once its content is on disk, so that a crash leaves the old file or the new one."""
+    _sync(temporary)
+    temporary.replace(path)
+    with contextlib.suppress(OSError):  # not every file system syncs folders
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -14,7 +14,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from sse_convert.calibration.calibrate import calibrate
+from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import say
@@ -23,11 +23,11 @@ from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import Evaluator, measures, publish
-from sse_convert.export.export import export
+from sse_convert.export.export import export_checkpoint
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report
-from sse_convert.surgery.convert import convert
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
@@ -61,7 +61,7 @@ class RunReport:
         return [*self.text, *controls, f"finished model: {self.out}"]
 
 
-def run(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
+def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
     """Execute a recipe, then its controls. Under `accelerate launch` all processes train; the rest is the main one's.
 
     Args:
@@ -101,11 +101,11 @@ def run(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run 
 
 def _train(recipe: Recipe, steps: "_Steps") -> Path:
     """Convert, calibrate and every training stage; the folder of the last."""
-    folder = steps.alone("convert", _convert_inputs(recipe), lambda folder: convert(recipe, folder))
+    folder = steps.alone("convert", _convert_inputs(recipe), lambda folder: convert_checkpoint(recipe, folder))
     if recipe.calibrate.enabled:
         source = folder
         inputs = _calibrate_inputs(recipe, source)
-        folder = steps.alone("calibrate", inputs, lambda folder: calibrate(recipe, source, folder))
+        folder = steps.alone("calibrate", inputs, lambda folder: calibrate_checkpoint(recipe, source, folder))
     for stage in recipe.stages:
         target = steps.announce(stage.name)
         report = run_stage(recipe, stage, folder, target)
@@ -232,6 +232,6 @@ def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path) -> Report:
 
 def _export(recipe: Recipe, checkpoint: Path, out: Path, folder: Path, figures: Path | None) -> Report:
     """The result goes to `out`; the step's own folder only says so."""
-    report = export(recipe, checkpoint, out, evaluation=figures)
+    report = export_checkpoint(recipe, checkpoint, out, evaluation=figures)
     folder.mkdir(parents=True)
     return report

@@ -27,7 +27,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     from sse_convert.data.rows import RowReader
-    from sse_convert.data.teacher_samples import Teacher
+    from sse_convert.data.teacher_samples import SamplingTeacher
     from sse_convert.recipe.schema import Source
 
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
             256,
             0,
             role="valid",
-            teacher=Teacher(str(TEACHER)),
+            teacher=SamplingTeacher(str(TEACHER)),
         )
         return [row.input_ids.tolist() for row in reader.rows()]
 

@@ -8,8 +8,8 @@ import pytest
 from sse_convert import pipeline
 from sse_convert.errors import DataError, OutputError, TrainingError, VerificationError
 from sse_convert.evaluation.report import EvalReport
-from sse_convert.modeling.auto import load
-from sse_convert.pipeline import run
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.pipeline import run_recipe
 from sse_convert.training import loop
 from tests.training.test_resume import Killed, same, steps_then
 
@@ -35,27 +35,27 @@ STEPS = ["convert", "calibrate", "align", "uptrain", "eval", "export"]
 
 
 def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch):
-    report = run(recipe())
+    report = run_recipe(recipe())
     assert [step["name"] for step in report.steps] == STEPS
     assert not any(step["already_done"] for step in report.steps)
     folders = sorted(path.name for path in (tmp_path / "out.stages").iterdir())
     assert folders == [f"{i:02d}-{name}" for i, name in enumerate(STEPS)]
     assert all((tmp_path / "out.stages" / name / "stage.json").is_file() for name in folders)
-    load(tmp_path / "out")
+    load_pretrained(tmp_path / "out")
     assert (tmp_path / "out" / "evaluation.json").is_file()
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
     assert report.lines()[-1] == f"finished model: {tmp_path / 'out'}"
 
     for name in ("convert", "calibrate", "Evaluator", "export"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
-    again = run(recipe())
+    again = run_recipe(recipe())
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
 
 
 def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
     plain = {"eval": {"perplexity": False}}
-    run(recipe(**plain))
+    run_recipe(recipe(**plain))
     stages = tmp_path / "out.stages"
     mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "num_partitions": 8}, "sliding": {"window": 8}}
     for change, folder, message in (
@@ -65,24 +65,24 @@ def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
         ({"data": {**recipe().to_dict()["data"], "seed": 5}}, "01-calibrate", r"data\.seed was 0, is 5"),
     ):
         with pytest.raises(TrainingError, match=message) as caught:
-            run(recipe(**(plain | change)))
+            run_recipe(recipe(**(plain | change)))
         assert str(stages / folder) in caught.value.what
         assert f"delete {stages / folder}" in caught.value.fix
     shutil.rmtree(stages / "01-calibrate")
     shutil.rmtree(stages / "02-align")
     with pytest.raises(TrainingError, match="checkpoint was"):  # what follows a new calibration must be made again
-        run(recipe(**plain, calibrate={"rows": 3, "seq_len": 32}))
+        run_recipe(recipe(**plain, calibrate={"rows": 3, "seq_len": 32}))
 
 
 def test_changed_text_is_refused(recipe, text_folder, tmp_path):
     shutil.copytree(text_folder, tmp_path / "text")
     data = {"train": [{"path": str(tmp_path / "text")}]}
     settings = {"data": data, "eval": {"perplexity": False}, "calibrate": {"enabled": False}}
-    run(recipe(**settings))
+    run_recipe(recipe(**settings))
     with (tmp_path / "text" / "0.txt").open("a") as file:
         file.write(" and more")
     with pytest.raises(TrainingError, match=r"text\.0\.bytes was"):
-        run(recipe(**settings))
+        run_recipe(recipe(**settings))
 
 
 def test_interrupted_in_each_step_and_continued(recipe, tmp_path, monkeypatch):
@@ -94,15 +94,15 @@ def test_interrupted_in_each_step_and_continued(recipe, tmp_path, monkeypatch):
             else:
                 patch.setattr(pipeline, name, steps_then(None, 0, KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
-                run(recipe(**settings))
+                run_recipe(recipe(**settings))
         assert not (tmp_path / "out").exists()
         assert not [p for p in (tmp_path / "out.stages").glob("*") if p.name.startswith(".")]
-    report = run(recipe(**settings))
+    report = run_recipe(recipe(**settings))
     assert [step["already_done"] for step in report.steps] == [True, True, True, True, True, False]
     done = tmp_path / "out.stages" / "03-uptrain"
     shutil.move(tmp_path / "out.stages", tmp_path / "first")
     shutil.rmtree(tmp_path / "out")
-    run(recipe(**settings))
+    run_recipe(recipe(**settings))
     assert same(done, tmp_path / "first" / "03-uptrain")
 
 
@@ -110,34 +110,34 @@ def test_killed_between_a_step_and_its_record(recipe, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "write_record", steps_then(None, 0, Killed()))
         with pytest.raises(Killed):
-            run(recipe())
+            run_recipe(recipe())
     assert (tmp_path / "out.stages" / "00-convert" / "config.json").is_file()
-    assert run(recipe(eval={"perplexity": False})).steps[0]["already_done"] is False
+    assert run_recipe(recipe(eval={"perplexity": False})).steps[0]["already_done"] is False
 
 
 def test_an_existing_result_is_refused_before_anything_starts(recipe, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match=f"{tmp_path / 'out'} exists"):
-        run(recipe())
+        run_recipe(recipe())
     assert not (tmp_path / "out.stages").exists()
 
 
 def test_a_deleted_result_is_exported_again(recipe, tmp_path):
     settings = {"eval": {"perplexity": False}}
-    run(recipe(**settings))
+    run_recipe(recipe(**settings))
     shutil.rmtree(tmp_path / "out")
-    report = run(recipe(**settings))
+    report = run_recipe(recipe(**settings))
     assert [step["already_done"] for step in report.steps] == [True, True, True, True, False]
     assert (tmp_path / "out" / "config.json").is_file()
     with pytest.raises(OutputError, match="earlier run"):
-        run(recipe(**settings), resume=False)
+        run_recipe(recipe(**settings), resume=False)
 
 
 def test_bad_text_of_a_later_step_is_found_first(recipe, tmp_path, text_folder):
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(tmp_path / "bad.txt")}]}
     with pytest.raises(DataError, match="byte 0xff at offset 0"):
-        run(recipe(data=data))
+        run_recipe(recipe(data=data))
     assert not (tmp_path / "out.stages").exists()
 
 
@@ -148,8 +148,8 @@ def test_a_missed_gate_stops_before_export_and_keeps_the_figures(recipe, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(EvalReport, "require_gate", missed)
         with pytest.raises(VerificationError):
-            run(recipe(eval={"perplexity": True, "tokens": 64}))
+            run_recipe(recipe(eval={"perplexity": True, "tokens": 64}))
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.stages" / "04-eval" / "evaluation.json").is_file()
-    report = run(recipe(eval={"perplexity": True, "tokens": 64}))
+    report = run_recipe(recipe(eval={"perplexity": True, "tokens": 64}))
     assert [step["already_done"] for step in report.steps] == [True, True, True, True, False, False]

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from benchmarks.kernels.hybrid_measure import GIB, attention, attention_choices, measure, peak_memory, release, timed
 from benchmarks.kernels.hybrid_profile import profile
 from benchmarks.kernels.hybrid_training import COLD_LIMIT, random_ids
-from sse_convert.evaluation.throughput import cache_bytes
+from sse_convert.evaluation.throughput import allocated_cache_bytes
 from sse_convert.inference.cuda_graphs import TokenStep
 from sse_convert.inference.fused_norms import fused_norms
 
@@ -124,15 +124,15 @@ class Generation:
                 step()
             times = [timed(block, device) / STEPS for _ in range(BLOCKS)]
         if figures:
-            figures["peak_gib"] -= cache_bytes(self._cache) / GIB
+            figures["peak_gib"] -= allocated_cache_bytes(self._cache) / GIB
         seconds = statistics.median(times)
         return {
             "step_ms": 1e3 * seconds,
             "spread": max(times) / min(times),
             "tokens_per_s": batch / seconds,
             **figures,
-            "cache_gib": cache_bytes(cache) / GIB,
-            "least_read_gib": (cache_bytes(cache) + _weight_bytes(model)) / GIB,
+            "cache_gib": allocated_cache_bytes(cache) / GIB,
+            "least_read_gib": (allocated_cache_bytes(cache) + _weight_bytes(model)) / GIB,
         }
 
     @torch.no_grad()

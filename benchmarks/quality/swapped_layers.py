@@ -36,7 +36,7 @@ from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.errors import UsageError
 from sse_convert.files import write_json
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import Recipe, load_recipe
 
 RESET = 64
@@ -175,7 +175,7 @@ def _recipe(options: argparse.Namespace, variant: Variant, seed: int) -> Recipe:
 
 def _bed(recipe: Recipe, options: argparse.Namespace, device: torch.device, sizes: Sizes) -> Bed:
     low = torch.bfloat16 if device.type == "cuda" else torch.float32
-    teacher = load(recipe.model, dtype=low, device=device).requires_grad_(False)
+    teacher = load_pretrained(recipe.model, dtype=low, device=device).requires_grad_(False)
     return make_bed(teacher, load_tokenizer(recipe.model), recipe, min(options.layers), sizes)
 
 
@@ -203,7 +203,7 @@ def _student(recipe: Recipe, device: torch.device) -> PreTrainedModel:
         api.convert(recipe, out=out)
         if recipe.calibrate.enabled:
             api.calibrate(recipe, out, out=(out := Path(folder) / "calibrated"))
-        return load(out, dtype=torch.float32, device=device)
+        return load_pretrained(out, dtype=torch.float32, device=device)
 
 
 def _line(entry: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ TEACHER_QUANTITIES = ("output_error", "attention")
 ARRAYS = "arrays.safetensors"
 
 
-def analyze(
+def analyze_model(
     model: str | Path,
     text: Path,
     *,
@@ -95,7 +95,7 @@ def analyze(
     rows = read_text(text, tokenizer, tokens=tokens, length=length, limit=limit, vocab_size=config.vocab_size)
     passes = 1 if teacher is None else 3
     with progress("analysing", passes * len(rows.ids)) as bar:
-        layers = measure(student, rows, bar=bar)
+        layers = measure_layers(student, rows, bar=bar)
         found = {i: {quantity.name: quantity.result() for quantity in layer} for i, layer in layers.items()}
         conditions = _conditions(place, student.dtype, text, rows)
         if teacher is not None:
@@ -105,13 +105,13 @@ def analyze(
         teacher=None if teacher is None else str(teacher),
         conditions=conditions,
         layers=tuple(_layer(student, i, found.get(i, {})) for i in range(config.num_hidden_layers)),
-        left_out=left_out(student, with_teacher=teacher is not None),
+        left_out=inapplicable(student, with_teacher=teacher is not None),
     )
     return report if out is None else write(report, arrays_of(layers), out)
 
 
 @torch.no_grad()
-def measure(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[int, list[Quantity]]:
+def measure_layers(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[int, list[Quantity]]:
     """The quantities of every recurrent layer, summed over the text.
 
     Args:
@@ -149,7 +149,7 @@ def arrays_of(layers: dict[int, list[Quantity]]) -> dict[str, Tensor]:
     }
 
 
-def left_out(student: "PreTrainedModel", *, with_teacher: bool) -> tuple[LeftOut, ...]:
+def inapplicable(student: "PreTrainedModel", *, with_teacher: bool) -> tuple[LeftOut, ...]:
     """What does not apply to which layers, and why.
 
     Args:

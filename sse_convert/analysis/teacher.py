@@ -23,7 +23,7 @@ ATTENTION_AT_ONCE = 2**27
 
 
 @dc.dataclass(slots=True)
-class OutputError:
+class LayerOutputError:
     """Sums over tokens and channels of what a layer's attention adds to the residual stream."""
 
     error: float = 0.0
@@ -93,7 +93,7 @@ def output_errors(
         Index of each converted layer (SSE, GLA or sliding) -> `OutputError.result`.
     """
     spec = source_spec(student.config.model_type)
-    errors = {index: OutputError() for index in converted_attention(student)}
+    errors = {index: LayerOutputError() for index in converted_attention(student)}
     extra: dict[str, Any] = {}
     handles = [
         teacher.get_submodule(spec.attention_path(index)).register_forward_hook(
@@ -115,7 +115,7 @@ def output_errors(
 
 def _compare(
     attention: nn.Module,
-    error: OutputError,
+    error: LayerOutputError,
     extra: dict[str, Any],
     module: nn.Module,
     args: tuple[Any, ...],

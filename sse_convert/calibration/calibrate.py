@@ -88,7 +88,7 @@ def _range(bounds: tuple[float, float] | None) -> str:
     return "unchanged" if bounds is None else f"{bounds[0]:.3g} to {bounds[1]:.3g}"
 
 
-def calibrate(
+def calibrate_checkpoint(
     recipe: Recipe, checkpoint: Path, out: Path, *, rows: Iterable[dict[str, Tensor]] | None = None
 ) -> CalibrateReport:
     """Calibrate a converted checkpoint into a new folder.
@@ -257,7 +257,7 @@ def _student(
 def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     """Rows of the recipe's training text, one per batch."""
     from sse_convert.checkpoints.load_model import load_tokenizer
-    from sse_convert.data import RowReader, Teacher, stack
+    from sse_convert.data import RowReader, SamplingTeacher, stack
 
     reader = RowReader(
         recipe.data.train,
@@ -265,7 +265,7 @@ def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[d
         recipe.calibrate.seq_len,
         recipe.data.seed,
         needles=recipe.data.needles,
-        teacher=Teacher(recipe.model, recipe.revision),
+        teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=model.config.vocab_size,
     )
     return (stack([row]) for row in reader.rows())

@@ -47,7 +47,7 @@ def decay_and_router(
     values: dict[str, Tensor] = {}
     if recipe.calibrate.decay and mixer.decay != "none" and statistics.measured:
         half_life_H = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
-        bias = decay_bias(half_life_H, dims.head_dim if mixer.decay == "gla" else 1, mixer.decay_normalizer)
+        bias = half_life_bias(half_life_H, dims.head_dim if mixer.decay == "gla" else 1, mixer.decay_normalizer)
         names = ("sse_decay_up.bias", "sse_shared_decay_up.bias")
         values |= dict.fromkeys(names if mixer.decay_params == "separate" else names[:1], bias)
     if recipe.calibrate.router == "kmeans" and mixer.num_partitions > 1:
@@ -129,7 +129,7 @@ def half_lives(distance_Q: Tensor, heads: int) -> Tensor:
     return bounded.log().view(heads, -1).mean(1).exp()
 
 
-def decay_bias(half_life_H: Tensor, channels: int, normalizer: float) -> Tensor:
+def half_life_bias(half_life_H: Tensor, channels: int, normalizer: float) -> Tensor:
     """Bias of the decay projection for given half-lives, spread over the channels of a head.
 
     With log decay = logsigmoid(b) / normalizer and half-life h, b = -log(expm1(y)) with y = log(2) * normalizer / h,

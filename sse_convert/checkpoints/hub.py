@@ -100,7 +100,7 @@ def download_small(files: Listing) -> Path:
     return _download(files.repo_id, files.revision, SMALL_PATTERNS)
 
 
-def download(repo_id: str, revision: str | None, *, with_pickles: bool) -> Path:
+def download_snapshot(repo_id: str, revision: str | None, *, with_pickles: bool) -> Path:
     """Download the weights (`model*.safetensors`, pickles on request) and the small files; the snapshot folder.
 
     Raises:

@@ -60,9 +60,9 @@ def load_model(
     """
     place = pick_device(device)
     folder = download(open_checkpoint(source, revision)).folder
-    from sse_convert.modeling.auto import load
+    from sse_convert.modeling.auto import load_pretrained
 
-    return load(folder, dtype=dtype, device=place)
+    return load_pretrained(folder, dtype=dtype, device=place)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrainedTokenizerBase":

@@ -95,7 +95,7 @@ def download(files: CheckpointFiles, *, allow_pickle: bool = False) -> Checkpoin
     """
     if not files.remote:
         return files
-    folder = hub.download(files.name, files.revision, with_pickles=allow_pickle)
+    folder = hub.download_snapshot(files.name, files.revision, with_pickles=allow_pickle)
     return _open_folder(files.name, folder, files.revision, allow_pickle)
 
 
@@ -243,7 +243,7 @@ def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool) -> Checkpo
     if not listing.has_safetensors:
         if (pickles := listing.pickles()) and not allow_pickle:
             raise no_pickle(repo_id, pickles)
-        folder = hub.download(repo_id, revision, with_pickles=True)
+        folder = hub.download_snapshot(repo_id, revision, with_pickles=True)
         return _open_folder(repo_id, folder, folder.name, allow_pickle)
     folder = hub.download_small(listing)
     config = read_config(folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sse_convert import __version__
 from sse_convert.errors import CheckpointError
+from sse_convert.files import write_json
 
 FILE = "sse_convert.json"
 FORMAT = 1
@@ -45,10 +46,7 @@ class Provenance:
 
     def write(self, folder: Path) -> None:
         """Write the file, replacing an earlier one."""
-        data = {"format": FORMAT, **dc.asdict(self)}
-        unfinished = folder / f"{FILE}.tmp"
-        unfinished.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(folder / FILE)
+        write_json(folder / FILE, {"format": FORMAT, **dc.asdict(self)}, indent=2)
 
 
 def read_provenance(folder: Path) -> Provenance | None:

@@ -46,7 +46,7 @@ def read_tensor(folder: Path, info: TensorInfo) -> Tensor:
     return torch.frombuffer(data, dtype=TORCH_DTYPES[info.dtype]).reshape(info.shape)
 
 
-def chunks(folder: Path, info: TensorInfo) -> Iterator[memoryview]:
+def tensor_chunks(folder: Path, info: TensorInfo) -> Iterator[memoryview]:
     """The data of one tensor in pieces of at most 32 MiB, each a whole number of elements; valid until the next one.
 
     Raises:

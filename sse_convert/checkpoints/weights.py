@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.checkpoints.open import CheckpointFiles
-from sse_convert.checkpoints.tensor_data import chunks, nonfinite
+from sse_convert.checkpoints.tensor_data import nonfinite, tensor_chunks
 from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
 
@@ -29,7 +29,7 @@ def check_weights(files: CheckpointFiles) -> dict[str, str]:
                 sha = hashlib.sha256(file.read(min(info.start for info in tensors.values()) if tensors else -1))
             for name, info in sorted(tensors.items(), key=lambda item: item[1].start):
                 found = 0
-                for data in chunks(files.folder, info):
+                for data in tensor_chunks(files.folder, info):
                     sha.update(data)
                     found += nonfinite(data, info.dtype)
                 if found:
@@ -64,7 +64,7 @@ def same_tensors(ours: CheckpointFiles, theirs: CheckpointFiles, names: list[str
         if other is None or (info.dtype, info.shape) != (other.dtype, other.shape):
             different.append(name)
         elif not (same_file[info.shard, other.shard] and info.start == other.start):
-            pairs = zip(chunks(ours.folder, info), chunks(theirs.folder, other), strict=True)
+            pairs = zip(tensor_chunks(ours.folder, info), tensor_chunks(theirs.folder, other), strict=True)
             if any(not torch.equal(_raw(a), _raw(b)) for a, b in pairs):
                 different.append(name)
         bar.update()

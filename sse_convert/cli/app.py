@@ -99,7 +99,7 @@ def _root(
 
 
 @command(app, "plan")
-def plan(
+def _plan(
     recipe: RecipeArgument,
     overrides: SetOption = None,
     allow_pickle: PickleOption = False,
@@ -110,7 +110,7 @@ def plan(
 
 
 @command(app, "select", after_interrupt="run the same command again; what was measured is kept")
-def select(
+def _select(
     source: Annotated[
         str, typer.Argument(metavar="MODEL_OR_RECIPE", help="Recipe, or model folder or hub id.", show_default=False)
     ],
@@ -156,7 +156,7 @@ def select(
 
 
 @command(app, "convert", after_interrupt="no half-made folder was left; run the same command again")
-def convert(
+def _convert(
     recipe: RecipeArgument,
     out: OutOption,
     overrides: SetOption = None,
@@ -170,7 +170,7 @@ def convert(
 
 
 @command(app, "calibrate", after_interrupt="no half-made folder was left; run the same command again")
-def calibrate(
+def _calibrate(
     recipe: RecipeArgument,
     checkpoint: CheckpointOption,
     out: OutOption,
@@ -182,7 +182,7 @@ def calibrate(
 
 
 @command(app, "align", after_interrupt=CONTINUES)
-def align(
+def _align(
     recipe: RecipeArgument,
     checkpoint: CheckpointOption,
     out: OutOption,
@@ -195,7 +195,7 @@ def align(
 
 
 @command(app, "distill", after_interrupt=CONTINUES)
-def distill(
+def _distill(
     recipe: RecipeArgument,
     checkpoint: CheckpointOption,
     out: OutOption,
@@ -208,7 +208,7 @@ def distill(
 
 
 @command(app, "uptrain", after_interrupt=CONTINUES)
-def uptrain(
+def _uptrain(
     recipe: RecipeArgument,
     checkpoint: CheckpointOption,
     out: OutOption,
@@ -221,7 +221,7 @@ def uptrain(
 
 
 @command(app, "run", after_interrupt="run the same command again to continue where it stopped")
-def run(
+def _run(
     recipe: RecipeArgument,
     overrides: SetOption = None,
     resume: Annotated[
@@ -241,7 +241,7 @@ def run(
 
 
 @command(app, "eval")
-def evaluate(
+def _evaluate(
     recipe: RecipeArgument,
     checkpoint: CheckpointOption,
     overrides: SetOption = None,
@@ -265,7 +265,7 @@ def evaluate(
 
 
 @command(app, "export", after_interrupt="no half-made folder was left; run the same command again")
-def export(
+def _export(
     recipe: RecipeArgument,
     checkpoint: CheckpointOption,
     out: OutOption,
@@ -280,7 +280,7 @@ def export(
 
 
 @command(app, "push", after_interrupt="run the same command again; finished files are not sent twice")
-def push(
+def _push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Exported checkpoint.", show_default=False)],
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Hub repository, user/name.", show_default=False)],
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
@@ -294,7 +294,7 @@ def push(
 
 
 @command(app, "generate", to_stdout=True)
-def generate(
+def _generate(
     checkpoint: CheckpointArgument,
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="Text to continue; `-` reads stdin.", show_default=False)
@@ -320,7 +320,7 @@ def generate(
 
 
 @command(app, "chat")
-def chat(
+def _chat(
     checkpoint: CheckpointArgument,
     max_new_tokens: MaxTokensOption = 512,
     temperature: TemperatureOption = 0.7,
@@ -343,13 +343,13 @@ def chat(
 
 
 @command(app, "inspect")
-def inspect(checkpoint: CheckpointArgument, as_json: JsonOption = False) -> Report:
+def _inspect(checkpoint: CheckpointArgument, as_json: JsonOption = False) -> Report:
     """Show what a checkpoint is: family, layers, new tensors, where it comes from."""
     return api.inspect(checkpoint)
 
 
 @command(app, "analyze")
-def analyze(
+def _analyze(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Converted checkpoint, folder or hub id.", show_default=False)
     ],
@@ -372,7 +372,7 @@ def analyze(
 
 
 @command(app, "report")
-def report(
+def _report(
     run: Annotated[
         Path,
         typer.Argument(metavar="RUN_DIR", help="Folder of a run, or a converted checkpoint.", show_default=False),
@@ -404,7 +404,7 @@ def report(
 
 
 @command(app, "compare", to_stdout=True)
-def compare(
+def _compare(
     sources: Annotated[
         list[Path],
         typer.Argument(metavar="SOURCE...", help="Runs, checkpoints, or JSON files of `eval`.", show_default=False),
@@ -417,7 +417,7 @@ def compare(
 
 
 @command(app, "expand", after_interrupt="no half-made folder was left; run the same command again")
-def expand(
+def _expand(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="Converted checkpoint folder.", show_default=False)
     ],
@@ -451,7 +451,7 @@ def expand(
 
 
 @command(app, "verify")
-def verify(
+def _verify(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="Converted checkpoint folder.", show_default=False)
     ],
@@ -465,25 +465,25 @@ def verify(
 
 
 @command(app, "doctor", to_stdout=True)
-def doctor(as_json: JsonOption = False) -> Report:
+def _doctor(as_json: JsonOption = False) -> Report:
     """Report versions, devices, operator backends and optional packages."""
     return api.doctor()
 
 
 @command(recipes_app, "list", to_stdout=True)
-def recipes_list(as_json: JsonOption = False) -> Report:
+def _recipes_list(as_json: JsonOption = False) -> Report:
     """List the packaged recipes."""
     return api.recipes_list()
 
 
 @command(recipes_app, "show", to_stdout=True)
-def recipes_show(name: PresetArgument, as_json: JsonOption = False) -> Report:
+def _recipes_show(name: PresetArgument, as_json: JsonOption = False) -> Report:
     """Print a packaged recipe."""
     return api.recipes_show(name)
 
 
 @command(recipes_app, "copy")
-def recipes_copy(
+def _recipes_copy(
     name: PresetArgument,
     to: Annotated[Path, typer.Argument(metavar="TO", help="File or folder.")] = Path("."),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
@@ -494,7 +494,7 @@ def recipes_copy(
 
 
 @command(recipes_app, "schema", to_stdout=True)
-def recipes_schema(as_json: JsonOption = False) -> Report:
+def _recipes_schema(as_json: JsonOption = False) -> Report:
     """Print the JSON schema of recipes, for editors.
 
     Save it as recipe.schema.json and start a recipe with the line

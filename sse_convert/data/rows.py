@@ -18,7 +18,7 @@ from sse_convert.data.documents import Encoder
 from sse_convert.data.hub_datasets import open_hub
 from sse_convert.data.needle import KeyWords, crowding, load_words, training_row
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
-from sse_convert.data.teacher_samples import Teacher, TeacherSamples
+from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
 from sse_convert.data.text_files import ParquetFiles, TextFiles, find_files, unit_bytes
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
@@ -63,7 +63,7 @@ def open_corpus(
     *,
     seed: tuple[int, ...],
     shuffle: bool = True,
-    teacher: Teacher | None = None,
+    teacher: SamplingTeacher | None = None,
 ) -> Corpus:
     """Open one source: check its files, find its documents. A teacher source samples when it is first read.
 
@@ -151,7 +151,7 @@ class RowReader:
         needles: Needles | None = None,
         role: Role = "train",
         loss_mask: LossMask = "all",
-        teacher: Teacher | None = None,
+        teacher: SamplingTeacher | None = None,
         vocab_size: int | None = None,
     ) -> None:
         if not sources:
@@ -266,7 +266,7 @@ def rows(
     *,
     needles: Needles | None = None,
     role: Role = "train",
-    teacher: Teacher | None = None,
+    teacher: SamplingTeacher | None = None,
 ) -> Iterator[Row]:
     """Rows of `RowReader` with its other settings at their defaults."""
     return RowReader(sources, tokenizer, seq_len, seed, needles=needles, role=role, teacher=teacher).rows()

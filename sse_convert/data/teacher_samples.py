@@ -1,11 +1,9 @@
 """Text sampled from the teacher: training and held-out text where there is no other, cached on disk."""
 
-import contextlib
 import dataclasses as dc
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from filelock import FileLock
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.console import progress
 from sse_convert.data.documents import Document, Ids
+from sse_convert.files import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,7 +32,7 @@ def cache_folder() -> Path:
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Teacher:
+class SamplingTeacher:
     """The model text is sampled from."""
 
     model: str
@@ -73,7 +72,7 @@ class TeacherSamples:
 
     def __init__(
         self,
-        teacher: Teacher,
+        teacher: SamplingTeacher,
         tokenizer: "PreTrainedTokenizerBase",
         *,
         rows: int,
@@ -159,11 +158,5 @@ class TeacherSamples:
 
 
 def _save(path: Path, samples: list[Ids]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".npz")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, ids=np.concatenate(samples), lengths=np.array([len(sample) for sample in samples]))
-        os.replace(name, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, ids=np.concatenate(samples), lengths=np.array([len(sample) for sample in samples]))

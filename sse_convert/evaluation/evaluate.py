@@ -19,7 +19,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.data.needle import NeedleSample, load_words
 from sse_convert.data.rows import RowReader, stack
-from sse_convert.data.teacher_samples import Teacher
+from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
@@ -75,7 +75,7 @@ class Tasks:
         return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
 
 
-def evaluate(
+def evaluate_checkpoint(
     recipe: Recipe,
     checkpoint: str | Path,
     *,
@@ -187,7 +187,7 @@ class Evaluator:
     ) -> tuple[ModelScores, Mixers]:
         with progress(f"evaluating {Path(source).name}", tasks.steps) as bar:
             model = load_model(source, revision=revision, device=str(self._place), dtype=self._dtype)
-            scores = measure(model, tasks, name=str(source), sizes=self._sizes, bar=bar, watchers=watchers)
+            scores = measure_model(model, tasks, name=str(source), sizes=self._sizes, bar=bar, watchers=watchers)
         mixers = model_mixers(model)
         del model
         gc.collect()
@@ -201,7 +201,7 @@ def model_mixers(model: "PreTrainedModel") -> Mixers:
     return [None] * model.config.num_hidden_layers
 
 
-def measure(
+def measure_model(
     model: "PreTrainedModel",
     tasks: Tasks,
     *,
@@ -300,7 +300,7 @@ def _rows(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", length: int, cou
         length,
         recipe.data.seed,
         role="valid",
-        teacher=Teacher(recipe.model, recipe.revision),
+        teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=vocab_size,
     )
     return list(itertools.islice(reader.rows(), count))

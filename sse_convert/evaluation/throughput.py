@@ -97,7 +97,7 @@ def _run(model: "PreTrainedModel", ids: Tensor, prompt: int) -> tuple[float, lis
         for i in range(prompt, ids.shape[1]):
             model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True, logits_to_keep=1)
             ends.append(_now(ids))
-    return ends[0] - start, [b - a for a, b in itertools.pairwise(ends)], cache_bytes(cache)
+    return ends[0] - start, [b - a for a, b in itertools.pairwise(ends)], allocated_cache_bytes(cache)
 
 
 def _now(ids: Tensor) -> float:
@@ -106,7 +106,7 @@ def _now(ids: Tensor) -> float:
     return time.perf_counter()
 
 
-def cache_bytes(cache: Any) -> int:
+def allocated_cache_bytes(cache: Any) -> int:
     """Bytes of memory that the tensors of a transformers cache occupy, keys, values and states of all layers.
 
     Storage is counted, once each: a layer that keeps a view into a longer tensor pays for all of it.

@@ -6,7 +6,7 @@ from typing import Any
 
 from sse_convert.pages.collect import STAGES, Evaluation, steps_in
 from sse_convert.pages.figures.drawing import Drawing, styled
-from sse_convert.pages.figures.evaluation import curves, heat_maps, resources
+from sse_convert.pages.figures.evaluation import curves, heat_maps, resource_drawings
 from sse_convert.pages.figures.training import loss_curves, router_drawings
 
 FOLDER = "figures"
@@ -39,7 +39,7 @@ def _drawings(evaluation: dict[str, Any] | None, checkpoint: Path) -> Iterator[D
         found = Evaluation(label=STUDENT, path=Path(), data=evaluation)
         yield from curves((found,))
         yield from heat_maps(found)
-        yield from resources(found)
+        yield from resource_drawings(found)
     if checkpoint.parent.name.endswith(STAGES):
         trained = [step for step in steps_in(checkpoint.parent) if step.metrics]
         yield from loss_curves(trained)

@@ -68,7 +68,7 @@ class ExportReport:
         ]
 
 
-def export(
+def export_checkpoint(
     recipe: Recipe,
     checkpoint: str | Path,
     out: Path,

@@ -50,7 +50,7 @@ class PushReport:
         return [*table(("file", "size"), [(name, format_bytes(size)) for name, size in self.files.items()]), done]
 
 
-def push(
+def push_folder(
     folder: str | Path,
     repo_id: str,
     *,

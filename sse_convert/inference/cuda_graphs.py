@@ -95,12 +95,12 @@ class TokenStep:
         self.length += 1
         if self._plain or self._first:
             self._first = False
-            with token_attention(self._model), self._norms():
+            with fixed_cache_attention(self._model), self._norms():
                 return self._run()
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
             recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
-            with token_attention(self._model), self._norms(), recording:
+            with fixed_cache_attention(self._model), self._norms(), recording:
                 self._recorded = self._run()
             self._graph = graph
         self._graph.replay()
@@ -170,7 +170,7 @@ def can_fix(cache: Cache) -> bool:
 
 
 @contextmanager
-def token_attention(model: PreTrainedModel) -> Iterator[None]:
+def fixed_cache_attention(model: PreTrainedModel) -> Iterator[None]:
     """In this block, softmax layers attend to a fixed cache with a kernel made for it, where they used torch's."""
     before = model.config._attn_implementation
     if before != "sdpa":

@@ -90,7 +90,7 @@ class ChatReport:
         return [f"{self.turns} turns, {self.new_tokens} tokens, {speed}{full}"]
 
 
-def generate(
+def generate_text(
     checkpoint: str | Path, prompt: str, *, sampling: Sampling | None = None, device: str | None = None
 ) -> GenerationReport:
     """Continue a text.
@@ -131,7 +131,7 @@ def generate(
     )
 
 
-def chat(
+def chat_in_terminal(
     checkpoint: str | Path,
     *,
     sampling: Sampling | None = None,

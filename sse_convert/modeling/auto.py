@@ -54,7 +54,7 @@ def register_on_import() -> None:
         sys.meta_path.insert(0, _AutoFinder())
 
 
-def load(
+def load_pretrained(
     path: str | Path,
     dtype: "torch.dtype | str | None" = None,
     device: Any = None,

@@ -54,7 +54,7 @@ class Head:
         return dc.replace(self, weight=self.weight.to(dtype))
 
 
-def chunks(tokens: int, vocabulary: int) -> list[slice]:
+def token_chunks(tokens: int, vocabulary: int) -> list[slice]:
     """Slices of T tokens whose logits are few enough to exist at a time."""
     size = max(1, LOGITS_AT_ONCE // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]

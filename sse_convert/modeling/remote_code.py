@@ -34,6 +34,8 @@ def remote_code() -> dict[str, str]:
 def write_remote_code(folder: Path) -> list[Path]:
     """Write the files of `remote_code` into `folder` (made if missing); files that are already right stay untouched.
 
+    By hand, since the library's writer of files (`files.replacing`) does not travel.
+
     Returns:
         The paths of all files, sorted.
     """

@@ -9,7 +9,7 @@ from sse_convert.pages.figures.drawing import Drawing
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Text:
+class Paragraph:
     """A paragraph."""
 
     kind: ClassVar[str] = "text"
@@ -104,7 +104,7 @@ class Fold:
     blocks: tuple["Block", ...]
 
 
-Block = Text | Code | Missing | Table | Figures | Tiles | LayerMap | Samples | Fold
+Block = Paragraph | Code | Missing | Table | Figures | Tiles | LayerMap | Samples | Fold
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ _CELL = ("value", "low", "high")
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class BoardRow:
     """One quantity in one setting under one set of conditions."""
 
     quantity: str
@@ -35,7 +35,7 @@ class Board:
 
     columns: tuple[str, ...]
     """names of the models"""
-    rows: tuple[Row, ...]
+    rows: tuple[BoardRow, ...]
     """quantities together, settings in order"""
     notes: tuple[str, ...]
     """what is not comparable, and why"""
@@ -86,13 +86,13 @@ def make_board(columns: Sequence[tuple[str, Iterable[Measure]]]) -> Board:
             places = cells.setdefault((measure.quantity, measure.setting), {})
             places.setdefault(measure.conditions, {}).setdefault(i, measure)
     letters: dict[Conditions, str] = {}
-    rows: list[Row] = []
+    rows: list[BoardRow] = []
     for (quantity, setting), places in sorted(cells.items(), key=_place):
         differing = _differing(list(places))
         for conditions, found in places.items():
             own = tuple(pair for pair in conditions if pair[0] in differing)
             rows.append(
-                Row(
+                BoardRow(
                     quantity=quantity,
                     setting=setting,
                     mark=letters.setdefault(own, _letter(len(letters))) if own else "",
@@ -121,9 +121,9 @@ def _differing(conditions: list[Conditions]) -> list[str]:
     return [name for name in names if len({dict(each).get(name) for each in conditions}) > 1]
 
 
-def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
+def _notes(rows: Sequence[BoardRow]) -> tuple[str, ...]:
     """One line for each set of conditions that keep rows apart."""
-    places: dict[tuple[str, str], list[Row]] = {}
+    places: dict[tuple[str, str], list[BoardRow]] = {}
     for row in rows:
         if row.mark:
             places.setdefault((row.quantity, row.setting), []).append(row)

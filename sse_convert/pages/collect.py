@@ -18,7 +18,7 @@ from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.controls import COMPARISON, stages_folder
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
 from sse_convert.pages.result_files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
-from sse_convert.surgery.inspect import InspectReport, inspect
+from sse_convert.surgery.inspect import InspectReport, inspect_checkpoint
 from sse_convert.training import metrics
 
 STAGES = ".stages"
@@ -33,7 +33,7 @@ UNTRAINED_LABEL = "untrained"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class RunStep:
     """A step of a run, finished or not."""
 
     name: str
@@ -78,7 +78,7 @@ class Run:
     """of its folder"""
     out: Path
     """folder of the finished model"""
-    steps: tuple[Step, ...]
+    steps: tuple[RunStep, ...]
     """in order"""
     model: InspectReport | None
     """the newest checkpoint"""
@@ -101,7 +101,7 @@ class Run:
         return stages_folder(self.out)
 
     @property
-    def trained(self) -> tuple[Step, ...]:
+    def trained(self) -> tuple[RunStep, ...]:
         """The training stages."""
         return tuple(step for step in self.steps if step.name not in (*UNTRAINED, "eval", "export"))
 
@@ -131,7 +131,7 @@ def collect(path: str | Path) -> Run:
         name=out.name,
         out=out,
         steps=steps,
-        model=None if checkpoint is None else inspect(checkpoint),
+        model=None if checkpoint is None else inspect_checkpoint(checkpoint),
         recipe=None if checkpoint is None else (read_config(checkpoint).get("sse") or {}).get("recipe"),
         evaluations=_evaluations(out, steps),
         controls=_controls(_controls_folder(out)),
@@ -169,7 +169,7 @@ def _no_run(path: Path, root: Path) -> UsageError:
     )
 
 
-def steps_in(root: Path) -> tuple[Step, ...]:
+def steps_in(root: Path) -> tuple[RunStep, ...]:
     """The steps of a run, finished or not.
 
     Args:
@@ -183,7 +183,7 @@ def steps_in(root: Path) -> tuple[Step, ...]:
     return tuple(_step(path) for path in folders if path.name.removesuffix(WORK) not in finished - {path.name})
 
 
-def _own_step(folder: Path) -> tuple[Step, ...]:
+def _own_step(folder: Path) -> tuple[RunStep, ...]:
     """The step that made a checkpoint outside a run."""
     if not (folder / STAGE_FILE).is_file():
         return ()
@@ -191,7 +191,7 @@ def _own_step(folder: Path) -> tuple[Step, ...]:
     return (dc.replace(_step(folder), name=folder.name if provenance is None else provenance.stage),)
 
 
-def _step(folder: Path) -> Step:
+def _step(folder: Path) -> RunStep:
     path = folder / STAGE_FILE
     log = folder / metrics.FILE
     try:
@@ -200,7 +200,7 @@ def _step(folder: Path) -> Step:
         raise CheckpointError(
             f"{log} cannot be read: {error}", expected="one JSON object per line", fix=f"remove {folder}, or the line"
         ) from error
-    return Step(
+    return RunStep(
         name=folder.name.removesuffix(WORK)[3:],
         folder=folder,
         record=read_json(path, STAGE) if path.is_file() else None,
@@ -208,12 +208,12 @@ def _step(folder: Path) -> Step:
     )
 
 
-def _checkpoint(out: Path, steps: tuple[Step, ...]) -> Path | None:
+def _checkpoint(out: Path, steps: tuple[RunStep, ...]) -> Path | None:
     candidates = [out, *(step.folder for step in reversed(steps) if step.record is not None)]
     return next((folder for folder in candidates if (folder / CONFIG).is_file()), None)
 
 
-def _evaluations(out: Path, steps: tuple[Step, ...]) -> tuple[Evaluation, ...]:
+def _evaluations(out: Path, steps: tuple[RunStep, ...]) -> tuple[Evaluation, ...]:
     found = {
         step.name: read_evaluation(step.folder / EVALUATION_FILE, _label(step.name))
         for step in steps

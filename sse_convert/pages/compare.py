@@ -7,7 +7,7 @@ from typing import Any
 
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
-from sse_convert.pages.blocks import Block, Figures, Section, Text, board_table
+from sse_convert.pages.blocks import Block, Figures, Paragraph, Section, board_table
 from sse_convert.pages.board import Board, make_board
 from sse_convert.pages.collect import Evaluation, Run, collect, read_evaluation
 from sse_convert.pages.figures.drawing import styled
@@ -33,7 +33,7 @@ TIMES = (PREFILL, DECODE)
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class ComparedSource:
     """One thing to compare."""
 
     run: Run | None
@@ -88,7 +88,7 @@ class CompareReport:
         return [*self.board.lines(), "", *self.differences, *page]
 
 
-def compare(sources: Sequence[str | Path], *, out: Path | None = None) -> CompareReport:
+def compare_runs(sources: Sequence[str | Path], *, out: Path | None = None) -> CompareReport:
     """Set runs, checkpoints and evaluations side by side.
 
     Figures that were measured on other text, with other samples or another teacher stand in rows of their own.
@@ -122,7 +122,7 @@ def compare(sources: Sequence[str | Path], *, out: Path | None = None) -> Compar
     return CompareReport(board=board, differences=differing, out=out, bytes=size)
 
 
-def read_source(source: str | Path) -> Source:
+def read_source(source: str | Path) -> ComparedSource:
     """A run, a checkpoint, or a JSON file of `eval`.
 
     Raises:
@@ -131,9 +131,9 @@ def read_source(source: str | Path) -> Source:
     """
     path = Path(source).expanduser()
     if path.is_file():
-        return Source(run=None, evaluation=read_evaluation(path))
+        return ComparedSource(run=None, evaluation=read_evaluation(path))
     run = collect(path)
-    return Source(run=run, evaluation=run.student)
+    return ComparedSource(run=run, evaluation=run.student)
 
 
 def labels(sources: Sequence[str]) -> list[str]:
@@ -153,7 +153,7 @@ def labels(sources: Sequence[str]) -> list[str]:
     return ["/".join(path.parts[-depth:]) for path in paths]
 
 
-def _board(names: Sequence[str], sources: Sequence[Source]) -> Board:
+def _board(names: Sequence[str], sources: Sequence[ComparedSource]) -> Board:
     """One column per source, and the teacher's in front where all have the same.
 
     Each evaluation timed the teacher anew, so of several no one time stands for all; the ratios do.
@@ -167,7 +167,7 @@ def _board(names: Sequence[str], sources: Sequence[Source]) -> Board:
     return make_board(columns)
 
 
-def differences(names: Sequence[str], sources: Sequence[Source]) -> tuple[str, ...]:
+def differences(names: Sequence[str], sources: Sequence[ComparedSource]) -> tuple[str, ...]:
     """What the evaluations do not have in common, one line each.
 
     Args:
@@ -203,8 +203,8 @@ def _settings(evaluation: Evaluation) -> dict[str, str]:
     }
 
 
-def _page(names: Sequence[str], sources: Sequence[Source], board: Board, differing: Sequence[str]) -> str:
-    blocks: list[Block] = [Text(note) for note in (*differing, *board.notes)]
+def _page(names: Sequence[str], sources: Sequence[ComparedSource], board: Board, differing: Sequence[str]) -> str:
+    blocks: list[Block] = [Paragraph(note) for note in (*differing, *board.notes)]
     blocks.append(board_table(dc.replace(board, notes=()), "All figures; intervals are 95%"))
     sections = [Section(anchor="figures", title="Figures side by side", blocks=tuple(blocks))]
     if any(source.evaluation is not None for source in sources):
@@ -213,14 +213,14 @@ def _page(names: Sequence[str], sources: Sequence[Source], board: Board, differi
         block
         for name, source in zip(names, sources, strict=True)
         if source.run is not None and source.run.model is not None
-        for block in (Text(name), layer_map(source.run.model))
+        for block in (Paragraph(name), layer_map(source.run.model))
     ]
     if maps:
         sections.append(Section(anchor="layers", title="Layers", blocks=tuple(maps)))
     return render(" and ".join(names), "Compared by sse-convert.", sections)
 
 
-def _curves(names: Sequence[str], sources: Sequence[Source]) -> tuple[Block, ...]:
+def _curves(names: Sequence[str], sources: Sequence[ComparedSource]) -> tuple[Block, ...]:
     """Curves of those that were measured like the first."""
     measured = [
         dc.replace(source.evaluation, label=name)
@@ -230,7 +230,7 @@ def _curves(names: Sequence[str], sources: Sequence[Source]) -> tuple[Block, ...
     alike = [evaluation for evaluation in measured if _under(evaluation) == _under(measured[0])]
     left_out = [evaluation.label for evaluation in measured if evaluation not in alike]
     note = f"Left out, because measured on other text or samples, or with another teacher: {', '.join(left_out)}."
-    return (*([Text(note)] if left_out else []), Figures(tuple(curves(alike))))
+    return (*([Paragraph(note)] if left_out else []), Figures(tuple(curves(alike))))
 
 
 def _under(evaluation: Evaluation) -> tuple[Conditions, frozenset[int]]:

@@ -23,12 +23,13 @@ def make_samples(run: Run, prompts: Sequence[str], *, max_new_tokens: int, devic
     """
     if run.model is None or run.recipe is None:
         raise UsageError(f"{run.out} has no converted checkpoint yet", expected="one, to generate texts with")
-    from sse_convert.inference.generate import Sampling, generate
+    from sse_convert.inference.generate import Sampling, generate_text
 
     sampling = Sampling(max_new_tokens=max_new_tokens)
     models = _models(run)
     texts = [
-        [generate(source, prompt, sampling=sampling, device=device).text for _, source in models] for prompt in prompts
+        [generate_text(source, prompt, sampling=sampling, device=device).text for _, source in models]
+        for prompt in prompts
     ]
     data = {
         "schema": SAMPLES_SCHEMA,

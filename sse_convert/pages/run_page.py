@@ -52,7 +52,7 @@ class PageReport:
         ]
 
 
-def report(
+def write_report(
     run: str | Path,
     *,
     out: Path | None = None,
@@ -135,6 +135,6 @@ def _controls(sources: Sequence[str | Path]) -> tuple[Evaluation, ...]:
 def _analyze(run: Run, text: Path, device: str | None) -> None:
     if run.model is None or run.recipe is None:
         raise UsageError(f"{run.out} has no converted checkpoint yet", expected="one, to analyse")
-    from sse_convert.analysis.analyze import analyze
+    from sse_convert.analysis.analyze import analyze_model
 
-    analyze(run.model.name, text, teacher=run.recipe["model"], out=run.root / ANALYSIS_FOLDER, device=device)
+    analyze_model(run.model.name, text, teacher=run.recipe["model"], out=run.root / ANALYSIS_FOLDER, device=device)

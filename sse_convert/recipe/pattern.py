@@ -23,11 +23,11 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
     if recipe.layers == UNTOUCHED:
         return [FULL] * num_layers, {}
     known = {**{name: cls() for name, cls in MIXER_TYPES.items()}, **recipe.mixers}
-    names = expand(recipe.layers, known, num_layers)
+    names = expand_pattern(recipe.layers, known, num_layers)
     return names, {name: known[name] for name in dict.fromkeys(names) if name != FULL}
 
 
-def expand(layers: Layers, mixers: Iterable[str], num_layers: int) -> list[str]:
+def expand_pattern(layers: Layers, mixers: Iterable[str], num_layers: int) -> list[str]:
     """The mixer name of each of `num_layers` layers; `mixers` are the names that exist beside `full`.
 
     Raises:

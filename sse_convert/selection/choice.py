@@ -39,7 +39,7 @@ def best(method: str, scores: Mapping[int, float], keep: int) -> Choice:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Agreement:
+class MethodAgreement:
     """How alike two methods choose."""
 
     first: str
@@ -50,10 +50,10 @@ class Agreement:
     """Spearman's, over all layers; None where a method has no scores, or equal ones throughout"""
 
 
-def agreements(choices: Sequence[Choice]) -> list[Agreement]:
+def agreements(choices: Sequence[Choice]) -> list[MethodAgreement]:
     """Every pair of choices."""
     return [
-        Agreement(
+        MethodAgreement(
             first=a.method,
             second=b.method,
             common=len(set(a.kept) & set(b.kept)),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sse_convert.data.needle import load_words
 from sse_convert.data.rows import RowReader, stack
-from sse_convert.data.teacher_samples import Teacher
+from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError
 from sse_convert.evaluation.retrieval import needle_samples
 from sse_convert.recipe.schema import NeedleEval, Recipe, Source
@@ -85,7 +85,7 @@ def make_probe(
     """
     count, seed = tokens // length, recipe.data.seed
     reader = RowReader(
-        sources, tokenizer, length, seed, role="valid", teacher=Teacher(recipe.model, recipe.revision),
+        sources, tokenizer, length, seed, role="valid", teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=vocab_size,
     )  # fmt: skip
     read = stack(list(itertools.islice(reader.rows(), 2 * count + 2)))["input_ids"]

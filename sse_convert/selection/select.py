@@ -22,7 +22,7 @@ COPY_NATS = 0.1
 """copies say nothing where replacing every layer costs less than this per token"""
 
 
-def select(
+def select_layers(
     recipe: Recipe, out: Path, settings: Settings, *, text: Path | None = None, device: str | None = None
 ) -> SelectReport:
     """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.

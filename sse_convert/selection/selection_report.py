@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from sse_convert.files import replacing, write_json
+from sse_convert.files import write_json, write_text
 from sse_convert.report import format_bytes, format_mixer, table
-from sse_convert.selection.choice import Agreement, Choice
+from sse_convert.selection.choice import Choice, MethodAgreement
 from sse_convert.selection.measure import Measurement
 
 SCORES = "scores.csv"
@@ -40,7 +40,7 @@ class SelectReport:
     """every layer replaced"""
     choices: list[Choice]
     """of the methods that can be used; the first is the one in the fragment"""
-    agreements: list[Agreement]
+    agreements: list[MethodAgreement]
     cache_length: int
     """tokens of the sequence whose cache is counted"""
     cache_bytes_saved: list[int]
@@ -115,8 +115,8 @@ class SelectReport:
         Raises:
             OutputError: they cannot be written.
         """
-        _replace(self.folder / SCORES, self.scores_csv())
-        _replace(self.folder / FRAGMENT, self.fragment())
+        write_text(self.folder / SCORES, self.scores_csv())
+        write_text(self.folder / FRAGMENT, self.fragment())
         write_json(self.folder / REPORT, self.to_dict())
 
     def scores_csv(self) -> str:
@@ -146,8 +146,3 @@ def _figures(m: Measurement | None) -> tuple[object, ...]:
     if m is None:
         return (None,) * 4
     return m.text_loss, m.text_kl, m.recall_loss, f"{m.recall_accuracy:.0%}"
-
-
-def _replace(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -76,7 +76,7 @@ class ConvertReport:
         ]
 
 
-def convert(
+def convert_checkpoint(
     recipe: Recipe, out: Path, *, link: Link = "hard", check: bool = False, allow_pickle: bool = False
 ) -> ConvertReport:
     """Convert the recipe's model into a new folder.

@@ -93,7 +93,7 @@ class ExpandReport:
         ]
 
 
-def expand(
+def expand_checkpoint(
     checkpoint: str | Path, out: Path, growth: Growth, *, layers: Sequence[str] = (), text: Path | None = None
 ) -> ExpandReport:
     """Write a converted checkpoint again with more partitions; shards without changed tensors are linked.

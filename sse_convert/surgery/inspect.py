@@ -81,7 +81,7 @@ class InspectReport:
         return [line if line.split()[0] == name else f"{name}: {line}" for name, line in written.items()]
 
 
-def inspect(checkpoint: Path | str, revision: str | None = None) -> InspectReport:
+def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> InspectReport:
     """Look at a checkpoint, converted or not.
 
     Args:

@@ -16,7 +16,7 @@ from sse_convert.checkpoints.weights import check_weights, same_tensors
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.architectures import SSE_PREFIX
-from sse_convert.modeling.auto import load, register
+from sse_convert.modeling.auto import load_pretrained, register
 
 PROBE_TOKENS = 32
 
@@ -46,7 +46,7 @@ class VerifyReport:
         return [f"{self.checkpoint} is sound:", *(f"  {check.name}: {check.detail}" for check in self.checks)]
 
 
-def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
+def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
     """Verify a converted checkpoint folder. All checks run; a failure reports every one that did not pass.
 
     Args:
@@ -127,7 +127,7 @@ def _check_code(files: CheckpointFiles) -> str:
 
 
 def _check_logits(files: CheckpointFiles) -> str:
-    model = load(files.folder)
+    model = load_pretrained(files.folder)
     length = min(PROBE_TOKENS, model.config.max_position_embeddings)
     ids = torch.arange(length)[None] % model.config.vocab_size
     with torch.no_grad():

@@ -97,7 +97,7 @@ def train(
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
             if now.in_turn % HEALTH_EVERY == 0 or now.in_turn + 1 == schedule.steps:
                 record |= _health(objective, guard)
-            if cut := [i for i, layer in sse_attention(objective).items() if not getattr(layer, "window_kept", True)]:
+            if cut := [i for i, layer in sse_layers_of(objective).items() if not getattr(layer, "window_kept", True)]:
                 record[WITHOUT_WINDOW] = cut
             now = _stepped(objective, stage, guard, now, record)
             record["seconds"] = time.monotonic() - began
@@ -179,7 +179,7 @@ def _update(objective: Objective, clip: float, verdict: str | None) -> tuple[flo
         verdict = None if finite else NOT_FINITE
     for part in objective.parts:
         part.optimizer.zero_grad()
-    for layer in sse_attention(objective).values():
+    for layer in sse_layers_of(objective).values():
         layer.update_router_bias()
     return norm, verdict
 
@@ -191,14 +191,14 @@ def _gradient_norm(objective: Objective) -> float:
     return math.hypot(*(float(norm) for norm in norms if norm is not None)) / (scaler.get_scale() if scaler else 1.0)
 
 
-def sse_attention(objective: Objective) -> dict[int, SSEAttention]:
+def sse_layers_of(objective: Objective) -> dict[int, SSEAttention]:
     """The SSE layers that the objective trains, by index."""
     layers: dict[int, SSEAttention] = objective.student.sse_layers()
     return layers
 
 
 def _health(objective: Objective, guard: Guard) -> dict[str, Any]:
-    layers = sse_attention(objective)
+    layers = sse_layers_of(objective)
     stats = {i: stats for i, layer in layers.items() if (stats := layer.router_stats()) is not None}
     health = router_health(stats)
     if stats:

@@ -81,7 +81,7 @@ def last_good(checkpoints: Checkpoints) -> str:
     )
 
 
-def left_out(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def left_out_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps of a log that were left out: step, loss (None where not finite) and why."""
     return [
         {"step": record["step"], "loss": record["loss"], "why": record["left_out"]}

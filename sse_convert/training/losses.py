@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from sse_convert.data.packing import IGNORED
 from sse_convert.errors import ShapeError
-from sse_convert.modeling.head import Head, chunks, wide
+from sse_convert.modeling.head import Head, token_chunks, wide
 
 if TYPE_CHECKING:
     pass
@@ -148,7 +148,7 @@ class _ChunkedLoss(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=accumulate) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=accumulate) if bias is not None and needs_bias else None
-        for part in chunks(hidden.shape[0], weight.shape[0]):
+        for part in token_chunks(hidden.shape[0], weight.shape[0]):
             logits = cast.logits(hidden[part])
             loss, grad = chunk_loss(part, logits)
             total += loss

@@ -9,6 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from sse_convert.files import write_text
+
 FILE = "metrics.jsonl"
 HEALTH_EVERY = 10
 """optimizer steps between looks at the routers"""
@@ -33,9 +35,7 @@ class MetricsLog:
         self._accelerator = accelerator
         if accelerator.is_main_process:
             kept = [record for record in read(self._path) if record["step"] <= step]
-            unfinished = self._path.with_suffix(".tmp")
-            unfinished.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf-8")
-            unfinished.replace(self._path)
+            write_text(self._path, "".join(f"{json.dumps(record)}\n" for record in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record and hand its numbers to the trackers. NaN and Inf are stored as null."""

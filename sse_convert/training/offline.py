@@ -24,7 +24,8 @@ from sse_convert.console import progress
 from sse_convert.data.rows import Row, stack
 from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.errors import OutputError
-from sse_convert.modeling.head import chunks
+from sse_convert.files import write_json
+from sse_convert.modeling.head import token_chunks
 from sse_convert.recipe.stage_settings import Offline
 from sse_convert.report import format_bytes, json_ready
 from sse_convert.training.checkpoint import writing
@@ -157,9 +158,7 @@ class TeacherCache:
                 raise OutputError(f"{self.folder} cannot be made: {error.strerror}", fix="set offline.dir") from error
         with FileLock(self.folder.with_name(f"{self.folder.name}.lock")) if main else contextlib.nullcontext():
             if main and not (self.folder / INPUTS).is_file():
-                unfinished = self.folder / f"{INPUTS}.tmp"
-                unfinished.write_text(json.dumps(self._inputs, indent=2), encoding="utf-8")
-                unfinished.replace(self.folder / INPUTS)
+                write_json(self.folder / INPUTS, self._inputs)
             accelerator.wait_for_everyone()
             yield
 
@@ -195,7 +194,7 @@ class Predictor:
             head = head.in_dtype(flat.dtype)
             parts = [
                 self._stored(Truncated.of(head.logits(flat[part]), self._offline.top_k))
-                for part in chunks(flat.shape[0], head.weight.shape[0])
+                for part in token_chunks(flat.shape[0], head.weight.shape[0])
             ]
         rows, length = batch["input_ids"].shape
         whole = {name: torch.cat([part[i] for part in parts]) for i, name in enumerate(NAMES)}

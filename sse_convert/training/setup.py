@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
 from sse_convert.recipe.schema import Recipe, Stage, Train
@@ -153,7 +153,7 @@ def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> P
 
     if backend not in available_backends():
         raise HardwareError(f"backend {backend!r}: {explain(backend)}", expected=", ".join(available_backends()))
-    model: Any = load(checkpoint, dtype=torch.float32, sse=sse)
+    model: Any = load_pretrained(checkpoint, dtype=torch.float32, sse=sse)
     for layer in model.sse_layers().values():
         layer.backend = backend
     student: PreTrainedModel = model.train()
@@ -181,7 +181,9 @@ def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = Fals
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
     folder = download(open_checkpoint(recipe.model, recipe.revision)).folder
     sharded = accelerator.distributed_type == DistributedType.FSDP and not whole
-    model = load(folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device)
+    model = load_pretrained(
+        folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device
+    )
     return model.requires_grad_(False)
 
 

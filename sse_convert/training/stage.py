@@ -24,8 +24,8 @@ from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
 from sse_convert.data.rows import RowReader
 from sse_convert.errors import RecipeError
+from sse_convert.files import write_json
 from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import Match, match_recipe
 from sse_convert.training import metrics
 from sse_convert.training.align import Align
@@ -33,7 +33,7 @@ from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.distill import Distill, OfflineDistill
 from sse_convert.training.guard import Guard
 from sse_convert.training.loop import Progress, train
-from sse_convert.training.loss_spikes import left_out
+from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
 from sse_convert.training.objective import Frozen, Objective
 from sse_convert.training.offline import TeacherCache
@@ -257,7 +257,7 @@ class _Run:
             seconds=sum(record["seconds"] for record in records),
             text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
-            left_out=left_out(records),
+            left_out=left_out_steps(records),
             without_window=sum(metrics.WITHOUT_WINDOW in record for record in records),
             collapsed=collapses(records),
         )
@@ -272,7 +272,5 @@ def _open_work(work: Path, out: Path, inputs: dict[str, Any], accelerator: Accel
     if accelerator.is_main_process and not path.is_file():
         check_output(out)
         work.mkdir(exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(json_ready(inputs), indent=2), encoding="utf-8")
-        unfinished.replace(path)
+        write_json(path, inputs)
     accelerator.wait_for_everyone()

@@ -13,7 +13,7 @@ from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.data.rows import RowReader, stack
-from sse_convert.data.teacher_samples import Teacher
+from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
@@ -106,7 +106,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
         recipe.data.seed,
         needles=_needles(recipe, stage),
         loss_mask=stage.loss_mask,
-        teacher=Teacher(recipe.model, recipe.revision),
+        teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=config.get("vocab_size"),
     )
 
@@ -129,7 +129,7 @@ def held_out_batches(recipe: Recipe, stage: Stage, checkpoint: Path) -> list[dic
     """
     if not recipe.data.valid:
         return []
-    teacher = Teacher(recipe.model, recipe.revision)
+    teacher = SamplingTeacher(recipe.model, recipe.revision)
     seed, tokenizer = recipe.data.seed, load_tokenizer(checkpoint)
     reader = RowReader(recipe.data.valid, tokenizer, stage.seq_len, seed, role="valid", teacher=teacher)
     rows = list(islice(reader.rows(), Schedule.of(stage).rows))

@@ -7,6 +7,7 @@ from typing import Any
 from sse_convert import __version__
 from sse_convert.checkpoints.identity import STAGE_FILE, digest
 from sse_convert.errors import OutputError, TrainingError
+from sse_convert.files import write_json
 from sse_convert.report import json_ready
 
 
@@ -69,11 +70,9 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
 def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -> None:
     """Write stage.json: what the folder was made from, and what came of it."""
     record = {
-        "inputs": json_ready(inputs),
+        "inputs": inputs,
         "hash": digest(inputs),
-        "report": json_ready(report),
+        "report": report,
         "tool_version": __version__,
     }
-    unfinished = folder / f"{STAGE_FILE}.tmp"
-    unfinished.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    unfinished.replace(folder / STAGE_FILE)
+    write_json(folder / STAGE_FILE, record)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from sse_convert import api
 from sse_convert.analysis import analyze as analysis
-from sse_convert.analysis.analyze import QUANTITIES, TEACHER_QUANTITIES, left_out, measure
+from sse_convert.analysis.analyze import QUANTITIES, TEACHER_QUANTITIES, inapplicable, measure_layers
 from sse_convert.analysis.quantity import quantiles
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
@@ -108,7 +108,7 @@ def test_sums_do_not_grow_with_the_text():
     model = tiny_model("qwen3", ("sse", "gla", "full", "full"), {"gla": {"kind": "gla"}})
 
     def held(rows):
-        found = measure(model, text(tokens(rows, 128, seed=0) % 20), bar=Bar(None, "", 1))
+        found = measure_layers(model, text(tokens(rows, 128, seed=0) % 20), bar=Bar(None, "", 1))
         return sum(numel(vars(quantity)) for layer in found.values() for quantity in layer)
 
     assert held(16) <= held(32) < 1.05 * held(16)
@@ -122,7 +122,7 @@ def numel(parts):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "phi3", "gemma2"])
 def test_families(family):
     model = tiny_model(family, ("sse", "sliding", "sse", "full"))
-    found = measure(model, text(tokens(2, 128)), bar=Bar(None, "", 1))
+    found = measure_layers(model, text(tokens(2, 128)), bar=Bar(None, "", 1))
     assert list(found) == [0, 2]
     for quantities in found.values():
         assert [quantity.name for quantity in quantities] == NAMES
@@ -133,7 +133,7 @@ def test_families(family):
 def test_stored_types(dtype):
     rows = text(tokens(2, 128))
     exact, low = (
-        {q.name: q.result() for q in measure(tiny_model("qwen3", dtype=kind), rows, bar=Bar(None, "", 1))[0]}
+        {q.name: q.result() for q in measure_layers(tiny_model("qwen3", dtype=kind), rows, bar=Bar(None, "", 1))[0]}
         for kind in (torch.float64, dtype)
     )
     assert list(exact) == list(low) == NAMES
@@ -155,7 +155,7 @@ def test_stored_types(dtype):
 )
 def test_variants(changes):
     model = tiny_model("qwen3", ("sse", "full", "full", "full"), {"sse": {**SSE, **changes}})
-    found = measure(model, text(tokens(2, 128)), bar=Bar(None, "", 1))[0]
+    found = measure_layers(model, text(tokens(2, 128)), bar=Bar(None, "", 1))[0]
     missing = {"branches"} if changes.get("shared_partition") is False else set()
     assert {quantity.name for quantity in found} == set(NAMES) - missing
     assert all(math.isfinite(number) for quantity in found for number in flat(quantity.result()))
@@ -163,10 +163,10 @@ def test_variants(changes):
 
 def test_no_decay():
     model = tiny_model("qwen3", ("sse", "full", "full", "full"), {"sse": {**SSE, "decay": "none"}})
-    found = {q.name: q.result() for q in measure(model, text(tokens(1, 128)), bar=Bar(None, "", 1))[0]}
+    found = {q.name: q.result() for q in measure_layers(model, text(tokens(1, 128)), bar=Bar(None, "", 1))[0]}
     assert "half_life" not in found
     assert found["receptive_field"]["shared"]["full"] == 1
-    reasons = {part.reason: part for part in left_out(model, with_teacher=True)}
+    reasons = {part.reason: part for part in inapplicable(model, with_teacher=True)}
     assert reasons["the layer has no decay"].quantities == ("half_life",)
     assert reasons["not converted: the output is its teacher's"].layers == (1, 2, 3)
 
@@ -184,10 +184,10 @@ def test_a_gate_that_reads_the_state_has_no_routes(monkeypatch):
     monkeypatch.setitem(gates._GATES, "fullest", FullestGets())
     mixer = {**SSE, "partition_gate": "fullest", "balance": "none"}
     model = tiny_model("qwen3", ("sse", "full", "full", "full"), {"sse": mixer})
-    found = measure(model, text(tokens(1, 128)), bar=Bar(None, "", 1))[0]
+    found = measure_layers(model, text(tokens(1, 128)), bar=Bar(None, "", 1))[0]
     assert [quantity.name for quantity in found] == ["entropy", "similarity", "branches"]
     assert all(math.isfinite(number) for quantity in found for number in flat(quantity.result()))
-    reasons = [part.reason for part in left_out(model, with_teacher=False)]
+    reasons = [part.reason for part in inapplicable(model, with_teacher=False)]
     assert "the partition gate reads the state: no routes before" in reasons
 
 
@@ -310,7 +310,7 @@ def test_gpu_gives_the_same():
     found = []
     for device in ("cpu", "cuda"):
         model = tiny_model("qwen3", dtype=torch.float64).to(device)
-        layers = measure(model, text(tokens(2, 128)), bar=Bar(None, "", 1))
+        layers = measure_layers(model, text(tokens(2, 128)), bar=Bar(None, "", 1))
         found.append(list(flat([quantity.result() for layer in layers.values() for quantity in layer])))
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 

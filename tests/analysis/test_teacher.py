@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sse_convert.analysis import teacher as teachers
-from sse_convert.analysis.teacher import OutputError, attention_distances, check_pair, output_errors
+from sse_convert.analysis.teacher import LayerOutputError, attention_distances, check_pair, output_errors
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.teacher import open_teacher, source_view
 from sse_convert.console import Bar
@@ -18,11 +18,11 @@ BAR = Bar(None, "test", 1)
 
 
 def test_output_error():
-    error = OutputError()
+    error = LayerOutputError()
     error.add(torch.tensor([3.0, 0.0]), torch.tensor([3.0, 4.0]))
     error.add(torch.tensor([0.0]), torch.tensor([0.0]))
     assert error.result() == {"relative": pytest.approx(16 / 25), "cosine": pytest.approx(3 / 5)}
-    silent = OutputError()
+    silent = LayerOutputError()
     silent.add(torch.zeros(3), torch.zeros(3))
     assert all(math.isnan(value) for value in silent.result().values())
 

@@ -12,7 +12,7 @@ from benchmarks.quality.swapped_training import Phase, train
 from benchmarks.quality.swapped_variants import SETS
 from sse_convert import api
 from sse_convert.checkpoints.load_model import load_tokenizer
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import load_recipe
 
 SIZES = Sizes(lengths=(64, 96, 192), rows=(4, 2, 2), text_rows=1, samples=2, needles=(("number", 1),))
@@ -23,7 +23,7 @@ SHORT = (Phase(64, 6, 2), Phase(192, 2, 1), Phase(96, 50, 2))
 def bed_and_student(given, *changes):
     """Layer 1 swapped."""
     recipe = load_recipe(given, ["layers.pattern=[full]", *changes])
-    teacher = load(recipe.model, dtype=torch.float32).requires_grad_(False)
+    teacher = load_pretrained(recipe.model, dtype=torch.float32).requires_grad_(False)
     bed = make_bed(teacher, load_tokenizer(recipe.model), recipe, 1, SIZES)
     return bed, swapped_layers._student(recipe, torch.device("cpu"))
 

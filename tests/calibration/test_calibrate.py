@@ -9,8 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
-from sse_convert.calibration.calibrate import calibrate, load_source
-from sse_convert.calibration.initial_values import MIN_SCALE, SPREAD, decay_bias, half_lives, output_scale, router_rows
+from sse_convert.calibration.calibrate import calibrate_checkpoint, load_source
+from sse_convert.calibration.initial_values import (
+    MIN_SCALE,
+    SPREAD,
+    half_life_bias,
+    half_lives,
+    output_scale,
+    router_rows,
+)
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.checkpoints.teacher import source_view
@@ -19,13 +26,13 @@ from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.layout import document_starts, row_layout
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
-from sse_convert.surgery.convert import NEW_SHARD, convert
+from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
 from sse_convert.surgery.kmeans import spherical_kmeans
-from sse_convert.surgery.verify import verify
+from sse_convert.surgery.verify import verify_checkpoint
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
 
@@ -42,7 +49,7 @@ def made(tmp_path_factory):
     """A teacher and its conversion."""
     folder = tmp_path_factory.mktemp("calibrate")
     save_source(folder / "teacher")
-    convert(recipe(folder / "teacher"), folder / "converted")
+    convert_checkpoint(recipe(folder / "teacher"), folder / "converted")
     return folder
 
 
@@ -90,13 +97,13 @@ def test_hooks_are_gone_after_a_failure():
 @pytest.mark.parametrize("normalizer", [1.0, 16.0])
 @pytest.mark.parametrize("half_life", [0.01, 1.0, 30.0, 4096.0])
 def test_decay_bias_gives_the_half_life(half_life, normalizer):
-    bias = decay_bias(torch.tensor([half_life]), 1, normalizer).double()
+    bias = half_life_bias(torch.tensor([half_life]), 1, normalizer).double()
     log_decay = torch.nn.functional.logsigmoid(bias) / normalizer
     assert float(torch.exp(log_decay * half_life)) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_channels_are_spread_around_the_half_life():
-    bias = decay_bias(torch.tensor([20.0, 40.0]), 8, 16.0).view(2, 8).double()
+    bias = half_life_bias(torch.tensor([20.0, 40.0]), 8, 16.0).view(2, 8).double()
     half = math.log(0.5) * 16 / torch.nn.functional.logsigmoid(bias)
     assert torch.allclose(half.log().mean(1).exp(), torch.tensor([20.0, 40.0]).double(), rtol=1e-5)
     assert half[0, 0].item() == pytest.approx(20 / SPREAD, rel=1e-4)
@@ -135,7 +142,7 @@ def test_router_rows():
 
 def test_only_new_tensors_change(made, tmp_path):
     before = digests(made / "converted")
-    report = calibrate(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=batches())
+    report = calibrate_checkpoint(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=batches())
     assert digests(made / "converted") == before
     after = digests(tmp_path / "out")
     assert {name for name in before if before[name] != after[name]} == {NEW_SHARD}
@@ -149,16 +156,20 @@ def test_only_new_tensors_change(made, tmp_path):
     assert json.loads((tmp_path / "out" / FILE).read_text())["stage"] == "calibrate"
     others = {path.name for path in (made / "converted").iterdir()}
     assert {path.name for path in (tmp_path / "out").iterdir()} == others
-    assert all(check.passed for check in verify(tmp_path / "out").checks)
+    assert all(check.passed for check in verify_checkpoint(tmp_path / "out").checks)
 
 
 def test_settings_choose_what_changes(made, tmp_path):
     nothing = {"decay": False, "output_scale": "none"}
-    calibrate(recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches())
+    calibrate_checkpoint(
+        recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches()
+    )
     assert digests(tmp_path / "same") == digests(made / "converted")
     centroids = {**nothing, "router": "kmeans"}
     for name in "ab":
-        calibrate(recipe(made / "teacher", calibrate=centroids), made / "converted", tmp_path / name, rows=batches())
+        calibrate_checkpoint(
+            recipe(made / "teacher", calibrate=centroids), made / "converted", tmp_path / name, rows=batches()
+        )
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     old, new = (load_file(folder / NEW_SHARD) for folder in (made / "converted", tmp_path / "a"))
     changed = [name for name in old if not torch.equal(old[name], new[name])]
@@ -177,10 +188,10 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
         layers={"pattern": ["full", "sse", "full", "sse"]},
         calibrate={"rows": 2, "seq_len": 32, "output_scale": "size"},
     )
-    convert(asked, tmp_path / "converted")
+    convert_checkpoint(asked, tmp_path / "converted")
     batch = {"input_ids": tokens(2, 24), "position_ids": torch.arange(24).expand(2, -1)}
-    calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=[batch])
-    teacher, student = load(source), load(tmp_path / "out")
+    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=[batch])
+    teacher, student = load_pretrained(source), load_pretrained(tmp_path / "out")
     sizes = {}
 
     def measure(name):
@@ -203,12 +214,12 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
 
 def test_a_teacher_in_bfloat16_is_calibrated_without_output_norm(tmp_path):
     source = save_source(tmp_path / "teacher", "llama")
-    load(source, dtype=torch.bfloat16).save_pretrained(source)
+    load_pretrained(source, dtype=torch.bfloat16).save_pretrained(source)
     mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, "output_norm": "none"}}
     asked = recipe(source, mixers=mixers)
-    convert(asked, tmp_path / "converted")
-    calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
-    scales = [layer.sse_out_scale for layer in load(tmp_path / "out").sse_layers().values()]
+    convert_checkpoint(asked, tmp_path / "converted")
+    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
+    scales = [layer.sse_out_scale for layer in load_pretrained(tmp_path / "out").sse_layers().values()]
     assert scales
     assert all((scale > 0).all() and (scale != 1).any() for scale in scales)
 
@@ -216,11 +227,11 @@ def test_a_teacher_in_bfloat16_is_calibrated_without_output_norm(tmp_path):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type, caplog):
     source = save_source(tmp_path / "teacher", model_type)
-    convert(recipe(source), tmp_path / "converted")
+    convert_checkpoint(recipe(source), tmp_path / "converted")
     model = load_source(source_view(open_checkpoint(tmp_path / "converted")))
     ids = tokens()
     with torch.no_grad():
-        assert torch.equal(model(ids).logits, load(source)(ids).logits)
+        assert torch.equal(model(ids).logits, load_pretrained(source)(ids).logits)
     assert "UNEXPECTED" not in caplog.text
 
 
@@ -246,20 +257,20 @@ def test_from_text_on_the_command_line(made, tmp_path, capsys):
 def test_refusals(made, tmp_path):
     asked = recipe(made / "teacher")
     with pytest.raises(CheckpointError, match="is a plain qwen3 checkpoint"):
-        calibrate(asked, made / "teacher", tmp_path / "out", rows=batches())
+        calibrate_checkpoint(asked, made / "teacher", tmp_path / "out", rows=batches())
     with pytest.raises(RecipeError, match="was converted with other layers or mixers"):
-        calibrate(
+        calibrate_checkpoint(
             recipe(made / "teacher", layers={"pattern": ["sse"]}), made / "converted", tmp_path / "out", rows=batches()
         )
     with pytest.raises(DataError, match="no calibration rows"):
-        calibrate(asked, made / "converted", tmp_path / "out", rows=[])
+        calibrate_checkpoint(asked, made / "converted", tmp_path / "out", rows=[])
     with pytest.raises(OutputError, match="exists"):
-        calibrate(asked, made / "converted", made / "teacher", rows=batches())
-    convert(asked, tmp_path / "trained")
+        calibrate_checkpoint(asked, made / "converted", made / "teacher", rows=batches())
+    convert_checkpoint(asked, tmp_path / "trained")
     data = json.loads((tmp_path / "trained" / FILE).read_text())
     (tmp_path / "trained" / FILE).write_text(json.dumps({**data, "stage": "align"}))
     with pytest.raises(CheckpointError, match="was written by stage align: its weights are no longer the teacher's"):
-        calibrate(asked, tmp_path / "trained", tmp_path / "out", rows=batches())
+        calibrate_checkpoint(asked, tmp_path / "trained", tmp_path / "out", rows=batches())
     assert not (tmp_path / "out").exists()
 
 
@@ -269,7 +280,7 @@ def test_interrupted_calibration_leaves_nothing(made, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=rows())
+        calibrate_checkpoint(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=rows())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -350,13 +361,13 @@ def test_branch_against_what_it_is_to_give(mixer, kind, tmp_path):
         layers={"pattern": ["full"], "overrides": {"0": "x"}},
         calibrate={"rows": 2, "seq_len": 32, "output_scale": kind},
     )
-    convert(asked, tmp_path / "converted")
-    calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
-    student = load(tmp_path / "out")
+    convert_checkpoint(asked, tmp_path / "converted")
+    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
+    student = load_pretrained(tmp_path / "out")
     scale = student.model.layers[0].self_attn.sse_out_scale.detach().clone().view(4, 8)
     assert torch.equal(scale, scale[:, :1].expand(4, 8))
     whole, window = heads_of_layer_0(student), heads_of_layer_0(student, 0.0)
-    target, branch = heads_of_layer_0(load(tmp_path / "teacher")) - window, whole - window
+    target, branch = heads_of_layer_0(load_pretrained(tmp_path / "teacher")) - window, whole - window
     if kind == "size":
         torch.testing.assert_close(branch.square().mean((0, 2)), target.square().mean((0, 2)), rtol=1e-4, atol=0)
         return
@@ -400,7 +411,7 @@ def test_calibration_rows_must_be_longer_than_the_window(tmp_path):
     save_source(tmp_path / "teacher")
     settings = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 17}, **SMALL})
     with pytest.raises(RecipeError) as caught:
-        convert(settings, tmp_path / "converted")
+        convert_checkpoint(settings, tmp_path / "converted")
     assert caught.value.what == (
         "calibrate.seq_len is 32, at least 34 for mixers.sse+sliding with a window of 17: what the window misses sets "
         "SSE's output scale; raise calibrate.seq_len to 34, or lower mixers.sse+sliding.window to 16, or keep "
@@ -455,23 +466,23 @@ def test_a_window_above_half_the_positions_has_ways_out_that_work():
 def test_calibrate_itself_refuses_rows_that_show_nothing(tmp_path):
     save_source(tmp_path / "teacher")
     settings = {"layers": BESIDE, "mixers": {"sse+sliding": {**WINDOW, "window": 16}, **SMALL}}
-    convert(recipe(tmp_path / "teacher", **settings), tmp_path / "converted")
+    convert_checkpoint(recipe(tmp_path / "teacher", **settings), tmp_path / "converted")
     for rows, message in (
         (31, "is 31, at least 32 for mixers.sse.sliding with a window of 16"),
         (257, "256 positions"),
     ):
         short = recipe(tmp_path / "teacher", **settings, calibrate={"rows": 1, "seq_len": rows})
         with pytest.raises(RecipeError, match=message):
-            calibrate(short, tmp_path / "converted", tmp_path / "out")
+            calibrate_checkpoint(short, tmp_path / "converted", tmp_path / "out")
 
 
 def test_documents_within_the_window_leave_its_layers_alone(tmp_path):
     """Rows are longer than two windows, but their documents are not longer than one."""
     save_source(tmp_path / "teacher")
     asked = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 14}, **SMALL})
-    convert(asked, tmp_path / "converted")
+    convert_checkpoint(asked, tmp_path / "converted")
     positions = torch.cat([torch.arange(14), torch.arange(16)])[None]
-    report = calibrate(
+    report = calibrate_checkpoint(
         asked, tmp_path / "converted", tmp_path / "out", rows=[{"input_ids": tokens(1, 30), "position_ids": positions}]
     )
     assert [(layer.measured, layer.output_scale is None) for layer in report.layers] == [

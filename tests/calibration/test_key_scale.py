@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from sse_convert.calibration.attention_statistics import Collector
-from sse_convert.calibration.calibrate import calibrate
+from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.calibration.initial_values import KEY_SCALES, MIN_SCALE, best_key_scale, output_scale, scales
 from sse_convert.checkpoints.safetensors_io import read_header
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import GDNMixer, GLAMixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import attention_dims, source_spec
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.tensors import as_sse, state_heads
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.selection.layer_swap import calibrated_layers
 from sse_convert.surgery.compatibility import calibration_problems
-from sse_convert.surgery.convert import NEW_SHARD, convert
+from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
 from tests.calibration.test_calibrate import WINDOW, batches, beside, heads_of_layer_0, statistics
 from tests.modeling.tiny import tiny_source
 from tests.surgery.models import digests, recipe, save_source, tokens
@@ -95,8 +95,8 @@ def calibrated(folder, mixer, name="out", **settings):
     calibration = {**FIT, **settings}
     asked = recipe(folder / "teacher", mixers={"x": mixer}, layers=layers, calibrate=calibration)
     if not (folder / "converted").exists():
-        convert(asked, folder / "converted")
-    return calibrate(asked, folder / "converted", folder / name, rows=batches())
+        convert_checkpoint(asked, folder / "converted")
+    return calibrate_checkpoint(asked, folder / "converted", folder / name, rows=batches())
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def calibrated(folder, mixer, name="out", **settings):
     ],
 )
 def test_the_error_that_is_left_falls_and_scales_fit_the_chosen_keys(mixer, tmp_path):
-    teacher, left = heads_of_layer_0(load(save_source(tmp_path / "teacher"))), {}
+    teacher, left = heads_of_layer_0(load_pretrained(save_source(tmp_path / "teacher"))), {}
     for kind in ("none", "fit"):
         calibrated(tmp_path, mixer, kind, key_scale=kind)
-        student = load(tmp_path / kind)
+        student = load_pretrained(tmp_path / kind)
         (layer,) = student.sse_layers().values()
         chosen, scale = layer.sse_k_scale.detach(), layer.sse_out_scale.detach().view(4, 8)[:, 0].clone()
         whole, without = heads_of_layer_0(student), heads_of_layer_0(student, 0.0)
@@ -133,7 +133,7 @@ def test_only_scales_change_twice_alike_and_not_at_all_by_default(tmp_path):
     reports = {name: calibrated(tmp_path, mixer, name) for name in "ab"}
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     calibrated(tmp_path, mixer, "none", key_scale="none")
-    fit, none = (load(tmp_path / name).sse_layers()[0].state_dict() for name in ("a", "none"))
+    fit, none = (load_pretrained(tmp_path / name).sse_layers()[0].state_dict() for name in ("a", "none"))
     assert {name for name in fit if not torch.equal(fit[name], none[name])} == {"sse_k_scale", "sse_out_scale"}
     assert (none["sse_k_scale"] == 1).all()
     assert recipe("x").calibrate.key_scale == "none"
@@ -157,11 +157,11 @@ def test_layers_whose_map_cancels_it_are_left_alone(tmp_path):
     mixers = {"soft": {"kind": "sse", **SMALL}, "hard": {"kind": "sse", **SMALL, "k_feature_map": "relu"}}
     layers = {"pattern": ["full"], "overrides": {"0": "soft", "1": "hard"}}
     asked = recipe(tmp_path / "teacher", mixers=mixers, layers=layers, calibrate=FIT)
-    convert(asked, tmp_path / "converted")
-    report = calibrate(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
+    convert_checkpoint(asked, tmp_path / "converted")
+    report = calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
     assert [layer.key_scale is None for layer in report.layers] == [False, True]
     assert "unchanged" in report.lines()[4]
-    assert (load(tmp_path / "out").sse_layers()[1].sse_k_scale == 1).all()
+    assert (load_pretrained(tmp_path / "out").sse_layers()[1].sse_k_scale == 1).all()
 
 
 def test_a_fit_that_no_layer_has_a_use_for_is_refused(tmp_path):
@@ -169,7 +169,7 @@ def test_a_fit_that_no_layer_has_a_use_for_is_refused(tmp_path):
     mixers = {"hard": {"kind": "sse", **SMALL, "k_feature_map": "relu"}}
     asked = recipe(tmp_path / "teacher", mixers=mixers, layers={"pattern": ["hard", "full"]}, calibrate=FIT)
     with pytest.raises(RecipeError) as caught:
-        convert(asked, tmp_path / "converted")
+        convert_checkpoint(asked, tmp_path / "converted")
     assert caught.value.what == (
         "calibrate.key_scale is fit, and mixers.hard.k_feature_map is relu: scaled keys only scale the output, which "
         "has a scale of its own; use calibrate.key_scale: none, or another k_feature_map"

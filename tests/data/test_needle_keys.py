@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sse_convert.errors import RecipeError, TrainingError
-from sse_convert.pipeline import run
+from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.controls import control_recipes
 from sse_convert.training.stage_inputs import stage_reader
@@ -59,9 +59,9 @@ def test_a_folder_with_other_needles_is_refused(planted, train, tmp_path, offlin
 
 def test_calibration_with_other_needles_is_refused(planted):
     """It reads `data.needles`, which no stage of this recipe does."""
-    run(planted([1], needle_keys=[2]))
+    run_recipe(planted([1], needle_keys=[2]))
     with pytest.raises(TrainingError, match=r"01-calibrate(.|\n)*data\.needles\.keys was \[1\], is \[3\]"):
-        run(planted([3], needle_keys=[2]))
+        run_recipe(planted([3], needle_keys=[2]))
 
 
 def test_controls_keep_it(planted):

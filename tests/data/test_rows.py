@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sse_convert.data import RowReader, Teacher, rows, stack
+from sse_convert.data import RowReader, SamplingTeacher, rows, stack
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.packing import Cursor, Packer
 from sse_convert.data.text_files import TextFiles, find_files
@@ -217,9 +217,9 @@ def test_stack_makes_tensors(tokenizer, text_folder):
 
 def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monkeypatch):
     source = Source(kind="teacher", rows=5, length=24)
-    teacher = Teacher(str(teacher_folder))
+    teacher = SamplingTeacher(str(teacher_folder))
     first = take(source, tokenizer, 6, teacher=teacher)
-    monkeypatch.setattr(Teacher, "load", lambda self: pytest.fail("sampled again"))
+    monkeypatch.setattr(SamplingTeacher, "load", lambda self: pytest.fail("sampled again"))
     assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))
     monkeypatch.undo()
 
@@ -227,7 +227,7 @@ def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monk
 def test_teacher_text_differs_between_training_and_held_out(tokenizer, teacher_folder):
     source = Source(kind="teacher", rows=6, length=40)
     train, valid = (
-        RowReader([source], tokenizer, 16, 0, role=role, teacher=Teacher(str(teacher_folder)))
+        RowReader([source], tokenizer, 16, 0, role=role, teacher=SamplingTeacher(str(teacher_folder)))
         ._corpora[0]
         .read(0)[0]
         .ids

@@ -9,7 +9,7 @@ from sse_convert.checkpoints.load_model import context_limit, load_model, load_t
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
 from sse_convert.evaluation import evaluate as evaluation
-from sse_convert.evaluation.evaluate import Evaluator, evaluate, make_tasks, model_mixers
+from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, make_tasks, model_mixers
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
 from sse_convert.recipe.stage_settings import Rope
@@ -23,7 +23,9 @@ def change(recipe, **settings):
 
 
 def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
-    report = evaluate(recipe, student_folder, out=tmp_path / "deep" / "e.json", plot=tmp_path / "e.png", device="cpu")
+    report = evaluate_checkpoint(
+        recipe, student_folder, out=tmp_path / "deep" / "e.json", plot=tmp_path / "e.png", device="cpu"
+    )
     data = json.loads((tmp_path / "deep" / "e.json").read_text())
     assert data == report.to_dict()
     assert set(data) == {
@@ -57,7 +59,9 @@ def test_ruler_of_a_converted_model(recipe, student_folder, tmp_path, monkeypatc
     monkeypatch.setattr(evaluation, "load_material", lambda text: MATERIAL)
     ruler = RulerEval(tasks=["niah_single_1", "niah_multivalue"], lengths=[1200], samples=2)
     settings = change(recipe, perplexity=False, needle=None, throughput=[], ruler=ruler)
-    report = evaluate(settings, student_folder, out=tmp_path / "e.json", plot=tmp_path / "e.png", device="cpu")
+    report = evaluate_checkpoint(
+        settings, student_folder, out=tmp_path / "e.json", plot=tmp_path / "e.png", device="cpu"
+    )
     data = json.loads((tmp_path / "e.json").read_text())
     for model in ("teacher", "student"):
         assert [(s["task"], s["length"], s["samples"]) for s in data[model]["ruler"]] == [
@@ -69,12 +73,12 @@ def test_ruler_of_a_converted_model(recipe, student_folder, tmp_path, monkeypatc
     assert 1200 in [row["length"] for row in data["cache"]]
     assert "RULER needles" in "\n".join(report.lines())
     with pytest.raises(RecipeError, match=r"eval.ruler.lengths asks for 4096 tokens"):
-        evaluate(change(recipe, ruler=RulerEval(tasks=["niah_single_1"])), student_folder)
+        evaluate_checkpoint(change(recipe, ruler=RulerEval(tasks=["niah_single_1"])), student_folder)
 
 
 def test_controls_are_listed_with_the_command_that_runs_them(recipe, student_folder):
     settings = change(recipe, needle=None, throughput=[])
-    report = evaluate(settings, student_folder, device="cpu", command="sse-convert run r.yaml")
+    report = evaluate_checkpoint(settings, student_folder, device="cpu", command="sse-convert run r.yaml")
     notes = {run.name: (run.status, run.note) for run in report.controls.runs}
     assert notes["window"] == ("not run", "sse-convert run r.yaml --controls window")
     assert notes["teacher_tuned"][0] == notes["window_trained"][0] == "none"
@@ -107,7 +111,7 @@ def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folde
 
 
 def test_cache_table(recipe, student_folder):
-    report = evaluate(change(recipe, perplexity=False, needle=None), student_folder, device="cpu")
+    report = evaluate_checkpoint(change(recipe, perplexity=False, needle=None), student_folder, device="cpu")
     first, *_, last = report.cache
     assert [row.length for row in report.cache] == [64, 4096, 32768, 131072, 1048576]
     assert last.teacher_bytes == 16384 * first.teacher_bytes
@@ -119,7 +123,7 @@ def test_cache_table(recipe, student_folder):
 
 
 def test_a_model_beside_itself_has_no_gap(recipe, teacher_folder):
-    report = evaluate(change(recipe, gate={"loss_gap": 0.0}, throughput=[]), teacher_folder, device="cpu")
+    report = evaluate_checkpoint(change(recipe, gate={"loss_gap": 0.0}, throughput=[]), teacher_folder, device="cpu")
     assert report.loss_gaps() == [{"length": 128, "gap": 0.0, "gap_se": 0.0}]
     assert report.gate()[0].passed
 
@@ -128,7 +132,7 @@ def test_a_missed_gate_fails_after_the_report_is_written(recipe, student_folder,
     out = tmp_path / "report.json"
     settings = change(recipe, gate={"needle_retention": 0.9}, perplexity=False, throughput=[])
     with pytest.raises(VerificationError, match="needle_retention is undefined") as caught:
-        evaluate(settings, student_folder, out=out, device="cpu")
+        evaluate_checkpoint(settings, student_folder, out=out, device="cpu")
     assert str(out) in caught.value.fix
     gate = json.loads(out.read_text())["gate"]
     assert gate == [{"name": "needle_retention", "limit": 0.9, "value": None, "passed": False}]
@@ -153,7 +157,7 @@ def test_lengths_beyond_the_context_are_refused(recipe, student_folder):
         "eval.needle.lengths": {"needle": NeedleEval(lengths=[4096])},
     }.items():
         with pytest.raises(RecipeError, match=f"{key} asks for 4096 tokens"):
-            evaluate(change(recipe, **settings), student_folder)
+            evaluate_checkpoint(change(recipe, **settings), student_folder)
 
 
 def test_lengths_of_a_stretched_student(recipe, student_folder):
@@ -161,26 +165,26 @@ def test_lengths_of_a_stretched_student(recipe, student_folder):
     stage = Stage(name="long", loss="ce", tokens=8192, seq_len=4096, lr=1e-4, rope=Rope(rope_theta=1e6))
     stretched = dc.replace(recipe, stages=[stage])
     with pytest.raises(RecipeError, match=r"asks for 8192 tokens.*context of 2048") as error:
-        evaluate(change(stretched, lengths=[8192]), student_folder)
+        evaluate_checkpoint(change(stretched, lengths=[8192]), student_folder)
     assert error.value.expected == "at most 4096, after the stages' rope"
     text = Path(recipe.data.valid[0].path)
     text.write_text(8 * text.read_text())
-    report = evaluate(change(stretched, lengths=[4096], tokens=4096), student_folder, device="cpu")
+    report = evaluate_checkpoint(change(stretched, lengths=[4096], tokens=4096), student_folder, device="cpu")
     assert [loss.length for loss in report.teacher.held_out] == [4096]
     assert "note: the teacher was trained for 2,048 positions; beyond them it is measured as it is" in report.lines()
-    assert not any("trained for" in line for line in evaluate(recipe, student_folder, device="cpu").lines())
+    assert not any("trained for" in line for line in evaluate_checkpoint(recipe, student_folder, device="cpu").lines())
 
 
 def test_bad_inputs_are_named(recipe, student_folder, tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
-        evaluate(recipe, tmp_path / "absent")
+        evaluate_checkpoint(recipe, tmp_path / "absent")
     with pytest.raises(HardwareError, match="'nonsense' is unknown"):
-        evaluate(recipe, student_folder, device="nonsense")
+        evaluate_checkpoint(recipe, student_folder, device="nonsense")
     with pytest.raises(DataError, match="no held-out text"):
-        evaluate(dc.replace(recipe, data=dc.replace(recipe.data, valid=[])), student_folder)
+        evaluate_checkpoint(dc.replace(recipe, data=dc.replace(recipe.data, valid=[])), student_folder)
     Path(recipe.data.valid[0].path).write_text("too little text")
     with pytest.raises(DataError, match="shorter than one row"):
-        evaluate(recipe, student_folder)
+        evaluate_checkpoint(recipe, student_folder)
 
 
 def test_a_checkpoint_without_tokenizer_is_named(student_folder, tmp_path):
@@ -202,5 +206,5 @@ def test_context_limit(student_folder, teacher_folder):
 
 
 def test_nothing_asked_still_gives_the_cache_table(recipe, student_folder):
-    report = evaluate(dc.replace(recipe, eval=Eval(perplexity=False)), student_folder, device="cpu")
+    report = evaluate_checkpoint(dc.replace(recipe, eval=Eval(perplexity=False)), student_folder, device="cpu")
     assert report.lines()[0] == "cache of one sequence, by formula"

@@ -1,7 +1,7 @@
 import torch
 from transformers import DynamicCache
 
-from sse_convert.evaluation.throughput import cache_bytes, throughput
+from sse_convert.evaluation.throughput import allocated_cache_bytes, throughput
 
 
 def test_speed_and_measured_bytes_of_a_softmax_model(llama):
@@ -20,4 +20,4 @@ def test_cache_bytes_counts_shared_storage_once_and_views_in_full():
     layer = cache.layers[0]
     layer.keys = layer.values = keys[:, :, 5:]
     layer.states = {0: torch.zeros(3, dtype=torch.bfloat16)}
-    assert cache_bytes(cache) == 80 * 4 + 6
+    assert allocated_cache_bytes(cache) == 80 * 4 + 6

@@ -14,14 +14,14 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.export import export as exporting
-from sse_convert.export.export import export
+from sse_convert.export.export import export_checkpoint
 from sse_convert.export.push import check_folder
 from sse_convert.mixers import mixer_from_dict
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Layers
-from sse_convert.surgery.convert import convert
-from sse_convert.surgery.verify import verify
+from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.verify import verify_checkpoint
 from tests.evaluation.conftest import SSE
 from tests.evaluation.test_report import make_report
 
@@ -30,7 +30,7 @@ IDS = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(0))
 
 @torch.no_grad()
 def logits(folder, **settings):
-    return load(folder, **settings)(IDS, use_cache=False).logits
+    return load_pretrained(folder, **settings)(IDS, use_cache=False).logits
 
 
 def stored(folder):
@@ -48,7 +48,7 @@ def trained(student_folder, tmp_path):
 
 
 def test_round_trip_is_equal_to_the_bit(recipe, student_folder, tmp_path):
-    report = export(recipe, student_folder, tmp_path / "final", max_shard_size="20KB")
+    report = export_checkpoint(recipe, student_folder, tmp_path / "final", max_shard_size="20KB")
     out = report.out
     assert torch.equal(logits(out), logits(student_folder))
     assert len(report.shards) > 2
@@ -72,8 +72,8 @@ def count(shard):
 def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
     mixer = mixer_from_dict({**SSE, "kind": kind, **({} if kind == "sse" else {"window": 4, "sinks": 1})})
     recipe = dc.replace(recipe, layers=Layers(pattern=["full", kind]), mixers={kind: mixer})
-    convert(recipe, tmp_path / "converted")
-    out = export(recipe, tmp_path / "converted", tmp_path / "final").out
+    convert_checkpoint(recipe, tmp_path / "converted")
+    out = export_checkpoint(recipe, tmp_path / "converted", tmp_path / "final").out
     code = (
         "import sys, torch; sys.modules['sse_convert'] = None\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
@@ -93,12 +93,12 @@ def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
 
 
 def test_other_types(recipe, student_folder, tmp_path):
-    out = export(recipe, student_folder, tmp_path / "bf16", dtype="bfloat16").out
+    out = export_checkpoint(recipe, student_folder, tmp_path / "bf16", dtype="bfloat16").out
     assert set(stored(out).values()) == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert torch.equal(logits(out), logits(student_folder, dtype=torch.bfloat16))
     with pytest.raises(RecipeError, match="dtype is 'int3'"):
-        export(recipe, student_folder, tmp_path / "no", dtype="int3")
+        export_checkpoint(recipe, student_folder, tmp_path / "no", dtype="int3")
 
 
 def test_keep_means_the_teachers_types(recipe, teacher_folder, trained, tmp_path):
@@ -106,7 +106,7 @@ def test_keep_means_the_teachers_types(recipe, teacher_folder, trained, tmp_path
     weights = {name: tensor.bfloat16() for name, tensor in load_file(teacher / "model.safetensors").items()}
     weights["model.norm.weight"] = weights["model.norm.weight"].float()
     save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
-    out = export(dc.replace(recipe, model=str(teacher)), trained, tmp_path / "final").out
+    out = export_checkpoint(dc.replace(recipe, model=str(teacher)), trained, tmp_path / "final").out
     types = stored(out)
     assert types.pop("model.norm.weight") == torch.float32
     assert set(types.values()) == {torch.bfloat16}
@@ -119,9 +119,9 @@ def test_generation_settings_tokenizer_and_template_survive(recipe, trained, tmp
     (trained / "chat_template.jinja").write_text("{{ messages }}")
     (trained / "LICENSE").write_text("Do good.")
     (trained / "optimizer.pt").write_bytes(b"no")
-    out = export(recipe, trained, tmp_path / "final").out
+    out = export_checkpoint(recipe, trained, tmp_path / "final").out
     assert GenerationConfig.from_pretrained(out).eos_token_id == [0, 5]
-    assert load(out).generation_config.temperature == 0.6
+    assert load_pretrained(out).generation_config.temperature == 0.6
     assert AutoTokenizer.from_pretrained(out).chat_template == "{{ messages }}"
     assert (out / "LICENSE").read_text() == "Do good."
     assert not (out / "optimizer.pt").exists()
@@ -130,68 +130,70 @@ def test_generation_settings_tokenizer_and_template_survive(recipe, trained, tmp
 
 def test_nothing_tells_where_this_machine_keeps_its_files(recipe, student_folder, tmp_path):
     there = dc.replace(recipe, model="someone/teacher")
-    out = export(there, student_folder, tmp_path / "final", dtype="float32", evaluation=make_report({}).to_dict()).out
+    out = export_checkpoint(
+        there, student_folder, tmp_path / "final", dtype="float32", evaluation=make_report({}).to_dict()
+    ).out
     text = (out / "sse_convert.json").read_text()
     assert json.loads(text)["teacher"] == "someone/teacher"
     assert str(tmp_path) not in text + (out / "README.md").read_text()
 
 
 def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp_path):
-    out = export(recipe, student_folder, tmp_path / "final").out
-    assert "not compared" in "\n".join(verify(out, teacher=None).lines())
-    assert "identical to" in "\n".join(verify(out, teacher=teacher_folder).lines())
+    out = export_checkpoint(recipe, student_folder, tmp_path / "final").out
+    assert "not compared" in "\n".join(verify_checkpoint(out, teacher=None).lines())
+    assert "identical to" in "\n".join(verify_checkpoint(out, teacher=teacher_folder).lines())
 
 
 def test_figures_travel_with_the_model(recipe, trained, tmp_path):
-    assert not export(recipe, trained, tmp_path / "none").evaluated
+    assert not export_checkpoint(recipe, trained, tmp_path / "none").evaluated
     figures = make_report({}).to_dict()
     (trained / "evaluation.json").write_text(json.dumps(figures))
-    report = export(recipe, trained, tmp_path / "found")
+    report = export_checkpoint(recipe, trained, tmp_path / "found")
     assert report.evaluated
     assert json.loads((report.out / "evaluation.json").read_text()) == figures
     (trained / "evaluation.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"evaluation\.json cannot be read"):
-        export(recipe, trained, tmp_path / "bad")
+        export_checkpoint(recipe, trained, tmp_path / "bad")
 
 
 def test_weights_that_are_not_finite_are_refused(recipe, trained, tmp_path):
     weights = load_file(trained / "model.safetensors")
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 1e6)
     save_file(weights, trained / "model.safetensors", metadata={"format": "pt"})
-    export(recipe, trained, tmp_path / "fine")
+    export_checkpoint(recipe, trained, tmp_path / "fine")
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight .* is NaN or infinite as F16"):
-        export(recipe, trained, tmp_path / "small", dtype="float16")
+        export_checkpoint(recipe, trained, tmp_path / "small", dtype="float16")
     assert {p.name for p in tmp_path.iterdir()} >= {"fine"}
     assert not [p for p in tmp_path.iterdir() if "small" in p.name]
 
 
 def test_what_cannot_be_exported(recipe, teacher_folder, trained, tmp_path):
     with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
-        export(recipe, teacher_folder, tmp_path / "a")
+        export_checkpoint(recipe, teacher_folder, tmp_path / "a")
     with pytest.raises(RecipeError, match="layer 0: sse in the recipe, full in the checkpoint"):
-        export(dc.replace(recipe, layers=Layers(pattern=["sse"])), trained, tmp_path / "a")
+        export_checkpoint(dc.replace(recipe, layers=Layers(pattern=["sse"])), trained, tmp_path / "a")
     with pytest.raises(RecipeError, match="max_shard_size is '0GB'"):
-        export(recipe, trained, tmp_path / "a", max_shard_size="0GB")
+        export_checkpoint(recipe, trained, tmp_path / "a", max_shard_size="0GB")
     (trained / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="holds PEFT adapters"):
-        export(recipe, trained, tmp_path / "a")
+        export_checkpoint(recipe, trained, tmp_path / "a")
     (trained / "adapter_config.json").unlink()
     (trained / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:-7])
     with pytest.raises(CheckpointError, match="truncated"):
-        export(recipe, trained, tmp_path / "a")
+        export_checkpoint(recipe, trained, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
 def test_output_troubles(recipe, trained, tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="exists"):
-        export(recipe, trained, trained)
+        export_checkpoint(recipe, trained, trained)
 
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(exporting, "write_shard", full)
     with pytest.raises(OutputError, match="disk is full"):
-        export(recipe, trained, tmp_path / "full")
+        export_checkpoint(recipe, trained, tmp_path / "full")
     assert not [p for p in tmp_path.iterdir() if "full" in p.name]
 
 
@@ -201,5 +203,5 @@ def test_interrupt_leaves_nothing(recipe, trained, tmp_path, monkeypatch):
 
     monkeypatch.setattr(exporting, "write_remote_code", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        export(recipe, trained, tmp_path / "half")
+        export_checkpoint(recipe, trained, tmp_path / "half")
     assert not [p for p in tmp_path.iterdir() if "half" in p.name]

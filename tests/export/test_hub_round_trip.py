@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from sse_convert.export.export import export
-from sse_convert.modeling.auto import load
+from sse_convert.export.export import export_checkpoint
+from sse_convert.modeling.auto import load_pretrained
 from tests.fake_hub import FakeHub
 
 TOKEN = "hf_roundTripSecret0123456789"
@@ -23,7 +23,7 @@ model.generate(ids, max_new_tokens=4, do_sample=False)
 
 
 def test_a_pushed_model_loads_from_the_hub_where_sse_convert_is_not_installed(recipe, student_folder, tmp_path):
-    out = export(recipe, student_folder, tmp_path / "final", max_shard_size="40KB").out
+    out = export_checkpoint(recipe, student_folder, tmp_path / "final", max_shard_size="40KB").out
     with FakeHub({TOKEN: "ada"}) as hub:
         env = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
         env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
@@ -37,4 +37,4 @@ def test_a_pushed_model_loads_from_the_hub_where_sse_convert_is_not_installed(re
         assert sum(name.endswith(".safetensors") for name in hub.files("ada/tiny-sse")) > 1
     ids, logits = torch.load(tmp_path / "logits.pt")
     with torch.no_grad():
-        assert torch.equal(load(out)(ids, use_cache=False).logits, logits)
+        assert torch.equal(load_pretrained(out)(ids, use_cache=False).logits, logits)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from sse_convert.errors import CheckpointError, HubError, UsageError
-from sse_convert.export.push import check_folder, push
+from sse_convert.export.push import check_folder, push_folder
 from tests.fake_hub import FakeHub
 
 TOKEN = "hf_writerSecretSecretSecret0123"
@@ -130,7 +130,7 @@ def test_refusals_say_why(folder, tmp_path):
 
 def test_dry_run_lists_files_and_needs_neither_hub_nor_token(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: pytest.fail("a dry run asks for no token"))
-    report = push(folder, "ada/tiny", dry_run=True, private=True)
+    report = push_folder(folder, "ada/tiny", dry_run=True, private=True)
     assert report.dry_run
     assert report.commit is None
     assert report.files["README.md"] == len(CARD)
@@ -164,6 +164,6 @@ def test_bad_folders_are_refused(folder, tmp_path):
 
 def test_bad_requests_are_refused(folder):
     with pytest.raises(UsageError, match="'a/b/c' is not a repository name"):
-        push(folder, "a/b/c", dry_run=True)
+        push_folder(folder, "a/b/c", dry_run=True)
     with pytest.raises(UsageError, match="both given"):
-        push(folder, "ada/tiny", revision="v2", create_pr=True)
+        push_folder(folder, "ada/tiny", revision="v2", create_pr=True)

@@ -64,7 +64,7 @@ def greedy(model, ids, count):
 
 
 def test_greedy_text_equals_full_forward_passes(checkpoint, model, tokenizer):
-    report = generation.generate(checkpoint, "Once upon", sampling=Sampling(max_new_tokens=12), device="cpu")
+    report = generation.generate_text(checkpoint, "Once upon", sampling=Sampling(max_new_tokens=12), device="cpu")
     ids = tokenizer("Once upon").input_ids
     expected = greedy(model, ids, 12)[len(ids) :]
     assert report.text == tokenizer.decode(expected, skip_special_tokens=True)
@@ -77,7 +77,7 @@ def test_greedy_text_equals_full_forward_passes(checkpoint, model, tokenizer):
 def test_sampling_repeats_with_its_seed(checkpoint):
     def text(seed):
         sampling = Sampling(max_new_tokens=20, temperature=1.5, top_p=0.95, seed=seed)
-        return generation.generate(checkpoint, "Once", sampling=sampling, device="cpu").text
+        return generation.generate_text(checkpoint, "Once", sampling=sampling, device="cpu").text
 
     assert text(1) == text(1)
     assert len({text(seed) for seed in range(4)}) > 1
@@ -91,17 +91,17 @@ def test_sampling_leaves_the_global_generator_alone(model, tokenizer):
 
 def test_bad_requests_are_named(checkpoint, tmp_path):
     with pytest.raises(UsageError, match="prompt is empty"):
-        generation.generate(checkpoint, "")
+        generation.generate_text(checkpoint, "")
     with pytest.raises(UsageError, match=r"500 prompt tokens and 13 new ones exceed"):
-        generation.generate(checkpoint, "a" * 500, sampling=Sampling(max_new_tokens=13))
+        generation.generate_text(checkpoint, "a" * 500, sampling=Sampling(max_new_tokens=13))
     with pytest.raises(UsageError, match="top_p is 0"):
         Sampling(top_p=0)
     with pytest.raises(UsageError, match="temperature is -1"):
         Sampling(temperature=-1)
     with pytest.raises(CheckpointError, match="does not exist"):
-        generation.generate(tmp_path / "absent", "hello")
+        generation.generate_text(tmp_path / "absent", "hello")
     with pytest.raises(UsageError, match="no chat template"):
-        generation.chat(checkpoint, system="Be brief.")
+        generation.chat_in_terminal(checkpoint, system="Be brief.")
 
 
 def talk(model, tokenizer, messages, **settings):
@@ -178,7 +178,7 @@ def test_a_full_context_ends_the_talk(model, tokenizer):
 def test_streamed_pieces_add_up_to_the_answer(checkpoint, monkeypatch, capsys):
     lines = iter(["Hello\n", ""])
     monkeypatch.setattr("sys.stdin", type("In", (), {"isatty": lambda _: False, "readline": lambda _: next(lines)})())
-    report = generation.chat(checkpoint, sampling=Sampling(max_new_tokens=10), device="cpu")
-    expected = generation.generate(checkpoint, "Hello", sampling=Sampling(max_new_tokens=10), device="cpu").text
+    report = generation.chat_in_terminal(checkpoint, sampling=Sampling(max_new_tokens=10), device="cpu")
+    expected = generation.generate_text(checkpoint, "Hello", sampling=Sampling(max_new_tokens=10), device="cpu").text
     assert report.turns == 1
     assert capsys.readouterr().out == expected + "\n\n"

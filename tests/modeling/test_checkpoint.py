@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import ARCHITECTURES, spec_for
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
@@ -160,10 +160,10 @@ def test_remote_code_is_flat_self_contained_and_deterministic(tmp_path: Path) ->
 
 def test_half_precision_load_keeps_values_and_device(tmp_path: Path) -> None:
     tiny_model("qwen3").save_pretrained(tmp_path)
-    model = load(tmp_path, dtype=torch.bfloat16)
+    model = load_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not model.training
-    assert load(tmp_path, device="cpu").dtype == torch.float32
+    assert load_pretrained(tmp_path, device="cpu").dtype == torch.float32
 
 
 def test_weights_on_disk_give_the_same_tokens(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_weights_on_disk_give_the_same_tokens(tmp_path: Path) -> None:
 def test_plain_teachers_load_too(tmp_path: Path) -> None:
     source = tiny_source("llama")
     source.save_pretrained(tmp_path)
-    assert type(load(tmp_path)) is type(source)
+    assert type(load_pretrained(tmp_path)) is type(source)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -227,12 +227,12 @@ def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
     del weights["model.layers.0.self_attn.sse_router.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"missing_keys: model\.layers\.0\.self_attn\.sse_router\.weight"):
-        load(tmp_path)
+        load_pretrained(tmp_path)
 
 
 def test_loading_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected: a causal language model checkpoint"):
-        load(tmp_path)
+        load_pretrained(tmp_path)
 
 
 def test_derived_classes_have_names_and_homes() -> None:

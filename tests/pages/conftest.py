@@ -8,9 +8,9 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from sse_convert.analysis.analyze import analyze
+from sse_convert.analysis.analyze import analyze_model
 from sse_convert.data.teacher_samples import CACHE_VARIABLE
-from sse_convert.pipeline import run
+from sse_convert.pipeline import run_recipe
 from tests.training.conftest import make_llama, make_text, make_tokenizer, recipe_for
 
 STAGE = {"tokens": 256, "batch_tokens": 128}
@@ -42,10 +42,10 @@ def made(tmp_path_factory):
         eval=EVAL,
     )
     os.environ.setdefault(CACHE_VARIABLE, str(place / "cache"))
-    run(recipe)
+    run_recipe(recipe)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    analyze(
+    analyze_model(
         place / "out",
         place / "text.txt",
         teacher=place / "teacher",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from sse_convert.pages.compare import compare
+from sse_convert.pages.compare import compare_runs
 from sse_convert.pages.generate import make_samples
-from sse_convert.pages.run_page import report
+from sse_convert.pages.run_page import write_report
 from tests.pages.browser import EXECUTABLE, NAMES, open_browser
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason=f"needs one of {', '.join(NAMES)}")
@@ -71,12 +71,12 @@ def pages(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     make_samples(collect(made / "out"), ["the keeper of " * 20, "x" * 300], max_new_tokens=8, device=None)
     try:
-        report(made / "out", out=folder / "report.html")
+        write_report(made / "out", out=folder / "report.html")
     finally:
         (made / "out.stages" / "samples.json").unlink()
     other = folder / ("a-very-long-name-without-a-place-to-break-" * 3 + ".json")
     other.write_text((made / "out" / "evaluation.json").read_text())
-    compare([made / "out", other], out=folder / "compare.html")
+    compare_runs([made / "out", other], out=folder / "compare.html")
     return folder
 
 

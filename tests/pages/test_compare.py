@@ -8,7 +8,7 @@ import pytest
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import UsageError
-from sse_convert.pages.compare import compare, labels
+from sse_convert.pages.compare import compare_runs, labels
 
 
 def test_names_are_as_short_as_they_can_be(tmp_path):
@@ -57,7 +57,7 @@ def test_nothing_in_common(made, place, edit):
     shutil.copy(place / "out" / "evaluation.json", place / "b.json")
     edit(place / "b.json", foreign)
     with pytest.raises(UsageError, match=r"a\.json, b\.json have no figure in common") as caught:
-        compare([place / "a.json", place / "b.json"])
+        compare_runs([place / "a.json", place / "b.json"])
     assert "different texts: a.json: " in caught.value.fix
     assert "different teachers" in caught.value.fix
 
@@ -82,6 +82,6 @@ def test_mistakes(made, capsys, sources, code, what):
 def test_the_teachers_column_is_for_one_teacher(made, place, edit):
     """A checkpoint that was never measured also counts: its cache must not stand beside another teacher's."""
     other = place / "out.stages" / "02-align"
-    assert compare([made / "out", other]).board.columns == ("teacher", "out", "02-align")
+    assert compare_runs([made / "out", other]).board.columns == ("teacher", "out", "02-align")
     edit(other / "config.json", lambda config: config["sse"].update(base_model="another"))
-    assert compare([made / "out", other]).board.columns == ("out", "02-align")
+    assert compare_runs([made / "out", other]).board.columns == ("out", "02-align")

@@ -7,7 +7,7 @@ import pytest
 
 from sse_convert.pages.collect import collect
 from sse_convert.pages.figures.drawing import INK, LINE, LONGEST_LABEL, VARIABLES, Drawing, new_figure, plain, styled
-from sse_convert.pages.figures.evaluation import curves, heat_maps, resources
+from sse_convert.pages.figures.evaluation import curves, heat_maps, resource_drawings
 from sse_convert.pages.figures.training import POINTS, averaged, loss_curves, router_drawings
 
 
@@ -57,7 +57,7 @@ def test_a_run_is_drawn(made, tmp_path, page):
         found = [
             *curves(run.evaluations),
             *heat_maps(run.student),
-            *resources(run.student),
+            *resource_drawings(run.student),
             *loss_curves(run.trained),
             *router_drawings(run.trained),
         ]

@@ -7,19 +7,31 @@ from pathlib import Path
 import pytest
 
 from sse_convert.errors import OutputError
-from sse_convert.pages.blocks import Code, Fold, LayerMap, Missing, Sample, Samples, Section, Table, Text, Tile, Tiles
+from sse_convert.pages.blocks import (
+    Code,
+    Fold,
+    LayerMap,
+    Missing,
+    Paragraph,
+    Sample,
+    Samples,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
 from sse_convert.pages.render import TEMPLATES, render, write_page
 
 NASTY = "<script>alert('x')</script> & \"quoted\" {{ 7 * 7 }}"
 BLOCKS = (
-    Text(NASTY),
+    Paragraph(NASTY),
     Code(NASTY),
     Missing(NASTY, NASTY),
     Table(caption=NASTY, header=("", NASTY), rows=((NASTY,), (NASTY, NASTY)), notes=(NASTY,)),
     Tiles((Tile(NASTY, NASTY, NASTY),)),
     LayerMap(((0, NASTY, 1),)),
     Samples((Sample(NASTY, ((NASTY, NASTY),)),)),
-    Fold(NASTY, (Text(NASTY),)),
+    Fold(NASTY, (Paragraph(NASTY),)),
 )
 
 
@@ -59,14 +71,14 @@ def test_a_page_asks_for_nothing():
 
 
 def test_sections_have_anchors():
-    read = Reader(page(Text("x")))
+    read = Reader(page(Paragraph("x")))
     assert ("section", "id", "one") in read.attributes
     assert ("a", "href", "#one") in read.attributes
 
 
 def test_secrets_are_hidden():
     token = "hf_" + "a1B2" * 8
-    text = page(Code(f"{token} https://me:secret@host/books"), Text(token))
+    text = page(Code(f"{token} https://me:secret@host/books"), Paragraph(token))
     assert token not in text
     assert "secret" not in text
     assert "https://(hidden)@host/books" in text

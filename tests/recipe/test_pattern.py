@@ -3,7 +3,7 @@ import pytest
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.recipe import load_recipe, resolve
-from sse_convert.recipe.pattern import expand, layer_range
+from sse_convert.recipe.pattern import expand_pattern, layer_range
 from sse_convert.recipe.schema import Layers
 from tests.recipe.recipes import small, write
 
@@ -13,7 +13,7 @@ MIXERS = ("sse", "gla", "gdn", "mom", "sliding")
 def short(layers, count):
     """One letter per layer: sse, gla, gdn, mom, window, Full."""
     letters = {"sse": "s", "gla": "g", "gdn": "d", "mom": "m", "sliding": "w", "full": "F"}
-    return "".join(letters[name] for name in expand(layers, MIXERS, count))
+    return "".join(letters[name] for name in expand_pattern(layers, MIXERS, count))
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_expansion(layers, count, result):
 )
 def test_what_does_not_fit_the_model(layers, message):
     with pytest.raises(RecipeError) as caught:
-        expand(layers, MIXERS, 28)
+        expand_pattern(layers, MIXERS, 28)
     assert message in str(caught.value)
 
 
 def test_out_of_range_states_the_bound_and_all_problems():
     with pytest.raises(RecipeError) as caught:
-        expand(Layers(pattern=["sse"], keep=[30], overrides={31: "full"}), MIXERS, 28)
+        expand_pattern(Layers(pattern=["sse"], keep=[30], overrides={31: "full"}), MIXERS, 28)
     assert caught.value.what.count("out of range") == 2
     assert caught.value.expected == "layer indices from -28 to 27 and defined mixers"
 

@@ -8,11 +8,11 @@ import pytest
 
 from sse_convert.checkpoints.open import CONFIG, open_checkpoint
 from sse_convert.errors import CheckpointError, RecipeError
-from sse_convert.export.export import export
+from sse_convert.export.export import export_checkpoint
 from sse_convert.recipe import load_recipe
 from sse_convert.surgery.compatibility import TRAINING_ONLY, match_recipe
-from sse_convert.surgery.convert import convert
-from sse_convert.surgery.expand import expand
+from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.expand import expand_checkpoint
 from sse_convert.surgery.growth import Growth
 from tests.surgery.models import recipe, recipe_file, save_source
 
@@ -26,7 +26,7 @@ def made(tmp_path_factory):
     """A teacher and its conversion."""
     folder = tmp_path_factory.mktemp("match")
     save_source(folder / "teacher")
-    convert(asked(folder), folder / "converted")
+    convert_checkpoint(asked(folder), folder / "converted")
     return folder
 
 
@@ -118,7 +118,7 @@ def test_names_and_spelling_do_not_matter(made):
 
 
 def test_what_expand_prints_makes_the_recipe_match(made, tmp_path):
-    report = expand(made / "converted", tmp_path / "grown", Growth(num_partitions=8))
+    report = expand_checkpoint(made / "converted", tmp_path / "grown", Growth(num_partitions=8))
     option, override = shlex.split(report.lines()[-1].removeprefix("to train on: "))
     assert option == "--set"
     mixers = asked(made).to_dict()["mixers"]
@@ -130,7 +130,7 @@ def test_what_expand_prints_makes_the_recipe_match(made, tmp_path):
 
 
 def test_layers_that_grew_apart_have_no_override(made, tmp_path):
-    expand(made / "converted", tmp_path / "grown", Growth(num_partitions=8), layers=["0"])
+    expand_checkpoint(made / "converted", tmp_path / "grown", Growth(num_partitions=8), layers=["0"])
     with pytest.raises(RecipeError) as caught:
         match_recipe(asked(made), open_checkpoint(tmp_path / "grown"))
     assert [line.rpartition(" ")[2] for line in caught.value.problems] == ["0)", "0)"]
@@ -149,6 +149,6 @@ def test_what_is_no_converted_checkpoint(made, tmp_path):
 
 def test_export_refuses_another_recipe(made, tmp_path):
     with pytest.raises(RecipeError, match=r"mixers\.sse\+sliding\.window: 8 in the recipe, 4 in the checkpoint"):
-        export(asked(made, window=8), made / "converted", tmp_path / "out")
-    export(asked(made, branch_dropout=0.5), made / "converted", tmp_path / "out")
+        export_checkpoint(asked(made, window=8), made / "converted", tmp_path / "out")
+    export_checkpoint(asked(made, branch_dropout=0.5), made / "converted", tmp_path / "out")
     assert json.loads((tmp_path / "out" / CONFIG).read_text())["sse"]["layers"] == LAYERS["pattern"]

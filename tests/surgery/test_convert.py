@@ -18,9 +18,9 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
-from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert, convert_layers
+from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
 
@@ -54,7 +54,7 @@ def test_every_family_through_the_command_line(tmp_path, capsys, model_type):
     assert digests(source) == before
     after = digests(tmp_path / "out")
     assert set(before.values()) < set(after.values())
-    model = load(tmp_path / "out")
+    model = load_pretrained(tmp_path / "out")
     assert type(model).__name__.startswith("SSE")
     ids = tokens()
     made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0)
@@ -71,13 +71,13 @@ def test_no_converted_layer_gives_the_same_logits(tmp_path, model_type):
     convert_layers(open_teacher(source), ["full"] * 4, {}, tmp_path / "out", recipe=recipe(source))
     ids = tokens()
     with torch.no_grad():
-        theirs, ours = (load(folder)(ids).logits for folder in (source, tmp_path / "out"))
+        theirs, ours = (load_pretrained(folder)(ids).logits for folder in (source, tmp_path / "out"))
     assert torch.equal(theirs, ours)
     assert not (tmp_path / "out" / NEW_SHARD).exists()
 
 
 def test_files_of_a_conversion(teacher, tmp_path):
-    convert(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(recipe(teacher), tmp_path / "out")
     ours, theirs = open_checkpoint(tmp_path / "out"), open_checkpoint(teacher)
     assert ours.shard_bytes.keys() == theirs.shard_bytes.keys() | {NEW_SHARD}
     assert all((tmp_path / "out" / shard).samefile(teacher / shard) for shard in theirs.shard_bytes)
@@ -94,7 +94,7 @@ def test_files_of_a_conversion(teacher, tmp_path):
 
 
 def test_config_changes_only_what_it_must(teacher, tmp_path):
-    convert(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(recipe(teacher), tmp_path / "out")
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (teacher, tmp_path / "out"))
     changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     assert changed == {"model_type", "architectures", "auto_map", "sse", "plain_class_guard"}
@@ -106,7 +106,7 @@ def test_config_changes_only_what_it_must(teacher, tmp_path):
 
 def test_provenance(teacher, tmp_path):
     asked = recipe(teacher)
-    convert(asked, tmp_path / "out", check=True)
+    convert_checkpoint(asked, tmp_path / "out", check=True)
     provenance = read_provenance(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert provenance is not None
@@ -118,10 +118,10 @@ def test_provenance(teacher, tmp_path):
 def test_a_lone_shard_is_renamed_so_that_the_index_counts(tmp_path):
     source = save_source(tmp_path / "teacher", shard_size="5GB")
     assert (source / "model.safetensors").is_file()
-    convert(recipe(source), tmp_path / "out")
+    convert_checkpoint(recipe(source), tmp_path / "out")
     assert sorted(digests(tmp_path / "out")) == [ONLY_SHARD, NEW_SHARD]
     assert (tmp_path / "out" / ONLY_SHARD).samefile(source / "model.safetensors")
-    model = load(tmp_path / "out")
+    model = load_pretrained(tmp_path / "out")
     stored = load_file(tmp_path / "out" / NEW_SHARD)
     assert stored
     assert all(torch.equal(model.state_dict()[name], value) for name, value in stored.items())
@@ -130,7 +130,7 @@ def test_a_lone_shard_is_renamed_so_that_the_index_counts(tmp_path):
 def test_plain_loading_is_refused(teacher, tmp_path):
     from transformers import Qwen3ForCausalLM
 
-    convert(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(recipe(teacher), tmp_path / "out")
     with pytest.raises(Exception, match="SSE layers"):
         Qwen3ForCausalLM.from_pretrained(tmp_path / "out")
 
@@ -138,10 +138,10 @@ def test_plain_loading_is_refused(teacher, tmp_path):
 @pytest.mark.slow
 def test_remote_code_gives_the_same_logits(teacher, tmp_path):
     """In a process that cannot import sse_convert."""
-    convert(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(recipe(teacher), tmp_path / "out")
     ids = tokens()
     with torch.no_grad():
-        save_file({"ids": ids, "logits": load(tmp_path / "out")(ids).logits}, tmp_path / "ours.safetensors")
+        save_file({"ids": ids, "logits": load_pretrained(tmp_path / "out")(ids).logits}, tmp_path / "ours.safetensors")
     code = (
         "import sys, torch\n"
         "sys.modules['sse_convert'] = None\n"
@@ -158,14 +158,14 @@ def test_remote_code_gives_the_same_logits(teacher, tmp_path):
 
 def test_conversion_is_deterministic_and_seeded(teacher, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        convert(recipe(teacher, train={"seed": seed}), tmp_path / name)
+        convert_checkpoint(recipe(teacher, train={"seed": seed}), tmp_path / name)
     a, b, c = ((tmp_path / name / NEW_SHARD).read_bytes() for name in "abc")
     assert a == b != c
 
 
 def test_a_layer_keeps_its_start_whatever_the_others_get(teacher, tmp_path):
-    convert(recipe(teacher), tmp_path / "a")
-    convert(recipe(teacher, layers={"pattern": ["full", "full", "gla", "sse"]}), tmp_path / "b")
+    convert_checkpoint(recipe(teacher), tmp_path / "a")
+    convert_checkpoint(recipe(teacher, layers={"pattern": ["full", "full", "gla", "sse"]}), tmp_path / "b")
     a, b = (load_file(tmp_path / name / NEW_SHARD) for name in "ab")
     shared = [name for name in a if ".2." in name]
     assert shared
@@ -174,20 +174,20 @@ def test_a_layer_keeps_its_start_whatever_the_others_get(teacher, tmp_path):
 
 def test_new_tensors_take_the_teachers_dtype(tmp_path):
     source = save_source(tmp_path / "teacher", dtype=torch.bfloat16)
-    convert(recipe(source), tmp_path / "out")
+    convert_checkpoint(recipe(source), tmp_path / "out")
     assert {dtype for dtype, _ in open_checkpoint(tmp_path / "out").headers.values()} == {"BF16"}
-    assert load(tmp_path / "out").dtype == torch.bfloat16
+    assert load_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
 def test_copies_on_request_or_where_links_are_impossible(teacher, tmp_path, monkeypatch):
-    report = convert(recipe(teacher), tmp_path / "copied", link="copy")
+    report = convert_checkpoint(recipe(teacher), tmp_path / "copied", link="copy")
     assert set(report.teacher_shards.values()) == {"copy"}
 
     def cross_device(*args):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", cross_device)
-    assert set(convert(recipe(teacher), tmp_path / "crossed").teacher_shards.values()) == {"copy"}
+    assert set(convert_checkpoint(recipe(teacher), tmp_path / "crossed").teacher_shards.values()) == {"copy"}
     before = digests(teacher)
     for name in ("copied", "crossed"):
         after = digests(tmp_path / name)
@@ -201,9 +201,9 @@ def test_names_without_the_backbone(tmp_path):
     stored = load_file(source / "model.safetensors")
     stored = {name.removeprefix("transformer."): value for name, value in stored.items()}
     save_file({**stored, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, source / "model.safetensors", {"format": "pt"})
-    report = convert(recipe(source), tmp_path / "out", check=True)
+    report = convert_checkpoint(recipe(source), tmp_path / "out", check=True)
     assert report.unused_tensors == ["h.0.attn.bias"]
-    model, plain = load(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(source)
+    model, plain = load_pretrained(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(source)
     ours, theirs = model.state_dict(), plain.state_dict()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     assert all(name.startswith("h.") for name in load_file(tmp_path / "out" / NEW_SHARD))
@@ -215,12 +215,12 @@ def test_pickles_become_safetensors(tmp_path):
     (source / "model.safetensors").unlink()
     torch.save(state, source / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="weights as pickles"):
-        convert(recipe(source), tmp_path / "out")
+        convert_checkpoint(recipe(source), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    report = convert(recipe(source), tmp_path / "out", allow_pickle=True, check=True)
+    report = convert_checkpoint(recipe(source), tmp_path / "out", allow_pickle=True, check=True)
     assert report.teacher_shards == {ONLY_SHARD: "copy"}
     assert not list((tmp_path / "out").glob("*.bin"))
-    loaded = load(tmp_path / "out").state_dict()
+    loaded = load_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
@@ -234,7 +234,7 @@ def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypat
     expected = OutputError if isinstance(failure, OSError) else KeyboardInterrupt
     before = digests(teacher)
     with pytest.raises(expected):
-        convert(recipe(teacher), tmp_path / "out")
+        convert_checkpoint(recipe(teacher), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert digests(teacher) == before
 
@@ -242,18 +242,18 @@ def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypat
 def test_output_is_checked_before_the_teacher_is_opened(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match="exists"):
-        convert(recipe(tmp_path / "no-such-teacher"), tmp_path / "out")
+        convert_checkpoint(recipe(tmp_path / "no-such-teacher"), tmp_path / "out")
 
 
 def test_a_converted_checkpoint_is_refused(teacher, tmp_path):
-    convert(recipe(teacher), tmp_path / "once")
+    convert_checkpoint(recipe(teacher), tmp_path / "once")
     with pytest.raises(CheckpointError, match="already converted"):
-        convert(recipe(tmp_path / "once"), tmp_path / "twice")
+        convert_checkpoint(recipe(tmp_path / "once"), tmp_path / "twice")
 
 
 def test_nothing_converted_is_refused(teacher, tmp_path):
     with pytest.raises(RecipeError, match="nothing is converted"):
-        convert(recipe(teacher, layers={"pattern": ["sse"], "keep": ["0-3"]}), tmp_path / "out")
+        convert_checkpoint(recipe(teacher, layers={"pattern": ["sse"], "keep": ["0-3"]}), tmp_path / "out")
 
 
 def test_nan_weights_are_found_on_request(tmp_path):
@@ -262,9 +262,9 @@ def test_nan_weights_are_found_on_request(tmp_path):
     state["model.norm.weight"][3] = float("nan")
     save_file(state, source / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"NaN or Inf weights: model\.norm\.weight \(1 of 32\)"):
-        convert(recipe(source), tmp_path / "out", check=True)
+        convert_checkpoint(recipe(source), tmp_path / "out", check=True)
     assert not (tmp_path / "out").exists()
-    convert(recipe(source), tmp_path / "out")
+    convert_checkpoint(recipe(source), tmp_path / "out")
 
 
 def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):

@@ -16,11 +16,11 @@ from sse_convert.errors import CheckpointError, OutputError, UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.routing import route
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.auto import load
-from sse_convert.surgery.convert import NEW_SHARD, convert
-from sse_convert.surgery.expand import expand
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
+from sse_convert.surgery.expand import expand_checkpoint
 from sse_convert.surgery.growth import Growth, grown_tensors, kept_share
-from sse_convert.surgery.verify import verify
+from sse_convert.surgery.verify import verify_checkpoint
 from tests.modeling.tiny import randomise
 from tests.surgery.models import digests, recipe, save_source, tokens
 
@@ -36,8 +36,8 @@ def converted(source, folder, value_size=1.0, **settings):
     """A converted model whose new tensors were moved away from their start, as training would."""
     mixer = {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}
     layers = {"pattern": [mixer["kind"]]}
-    convert(recipe(source, layers=layers, mixers={mixer["kind"]: mixer}), folder / "converted")
-    model = load(folder / "converted", dtype=torch.float64)
+    convert_checkpoint(recipe(source, layers=layers, mixers={mixer["kind"]: mixer}), folder / "converted")
+    model = load_pretrained(folder / "converted", dtype=torch.float64)
     randomise(model)
     for layer in model.sse_layers().values():
         layer.v_proj.weight.data *= value_size
@@ -47,11 +47,11 @@ def converted(source, folder, value_size=1.0, **settings):
 
 def logits(folder):
     with torch.no_grad():
-        return load(folder, dtype=torch.float64)(tokens(), use_cache=False).logits
+        return load_pretrained(folder, dtype=torch.float64)(tokens(), use_cache=False).logits
 
 
 def grow(checkpoint, out, layers=(), **changes):
-    return expand(checkpoint, out, Growth(**{"num_partitions": 8, **changes}), layers=layers)
+    return expand_checkpoint(checkpoint, out, Growth(**{"num_partitions": 8, **changes}), layers=layers)
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "sse+sliding", "window": 4}])
@@ -161,7 +161,7 @@ def test_one_partition_grows_from_random_rows(source, tmp_path):
 
 
 def test_the_folder_keeps_the_checkpoint_contract(source, tmp_path):
-    convert(recipe(source), tmp_path / "converted")
+    convert_checkpoint(recipe(source), tmp_path / "converted")
     report = grow(tmp_path / "converted", tmp_path / "grown", top_k=2)
     before, after = digests(tmp_path / "converted"), digests(tmp_path / "grown")
     assert report.written == [NEW_SHARD]
@@ -177,12 +177,12 @@ def test_the_folder_keeps_the_checkpoint_contract(source, tmp_path):
     assert sse["recipe"]["mixers"]["sse"]["num_partitions"] == 8
     assert provenance.recipe_hash == sse["recipe_hash"]
     assert (tmp_path / "grown" / "tokenizer.json").is_file()
-    verify(tmp_path / "grown", teacher=source)
+    verify_checkpoint(tmp_path / "grown", teacher=source)
     assert not list(tmp_path.glob(".*"))
 
 
 def test_some_layers_get_a_mixer_of_their_own(source, tmp_path):
-    convert(recipe(source, layers={"pattern": ["sse"]}), tmp_path / "converted")
+    convert_checkpoint(recipe(source, layers={"pattern": ["sse"]}), tmp_path / "converted")
     report = grow(tmp_path / "converted", tmp_path / "grown", layers=["0", "2-3"])
     config = json.loads((tmp_path / "grown" / "config.json").read_text())
     assert config["sse"]["layers"] == ["sse-n8k1", "sse", "sse-n8k1", "sse-n8k1"]
@@ -194,16 +194,16 @@ def test_some_layers_get_a_mixer_of_their_own(source, tmp_path):
 
 
 def test_more_partitions_per_token_change_settings_alone(source, tmp_path):
-    convert(recipe(source), tmp_path / "converted")
+    convert_checkpoint(recipe(source), tmp_path / "converted")
     report = grow(tmp_path / "converted", tmp_path / "grown", num_partitions=None, top_k=2)
     assert report.written == []
-    assert load(tmp_path / "grown").config.sse["mixers"]["sse"]["top_k"] == 2
+    assert load_pretrained(tmp_path / "grown").config.sse["mixers"]["sse"]["top_k"] == 2
 
 
 def test_a_grown_checkpoint_trains_its_new_partitions(source, tmp_path):
     trained = converted(source, tmp_path)
     grow(trained, tmp_path / "grown", shift=2.0)
-    model = load(tmp_path / "grown", dtype=torch.float64).train()
+    model = load_pretrained(tmp_path / "grown", dtype=torch.float64).train()
     model(tokens(), labels=tokens(), use_cache=False).loss.backward()
     router = model.sse_layers()[0].sse_router
     assert router.bias.grad[4:].abs().min() > 0
@@ -226,7 +226,7 @@ def test_a_grown_checkpoint_trains_its_new_partitions(source, tmp_path):
     ],
 )
 def test_what_cannot_grow_is_refused(source, tmp_path, changes, layers, match):
-    convert(recipe(source), tmp_path / "converted")
+    convert_checkpoint(recipe(source), tmp_path / "converted")
     with pytest.raises(UsageError, match=match):
         grow(tmp_path / "converted", tmp_path / "grown", layers, **changes)
     assert not (tmp_path / "grown").exists()
@@ -235,7 +235,7 @@ def test_what_cannot_grow_is_refused(source, tmp_path, changes, layers, match):
 def test_other_models_are_refused(source, tmp_path):
     with pytest.raises(CheckpointError, match="plain qwen3 checkpoint"):
         grow(source, tmp_path / "grown")
-    convert(recipe(source, layers={"pattern": ["sliding"]}), tmp_path / "converted")
+    convert_checkpoint(recipe(source, layers={"pattern": ["sliding"]}), tmp_path / "converted")
     with pytest.raises(UsageError, match="no SSE layer"):
         grow(tmp_path / "converted", tmp_path / "grown")
     with pytest.raises(OutputError, match="exists"):

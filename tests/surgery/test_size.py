@@ -13,7 +13,7 @@ import pytest
 
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
-from sse_convert.surgery.inspect import inspect
+from sse_convert.surgery.inspect import inspect_checkpoint
 from tests.surgery import models, synthetic
 
 GB = 10**9
@@ -97,6 +97,6 @@ def test_true_shapes_of_qwen3(tmp_path):
     report, converting = run("convert", recipe, "-o", tmp_path / "out")
     assert max(planning, converting) < GB
     assert report["added_parameters"] == plan["added_parameters"]
-    found = inspect(tmp_path / "out")
+    found = inspect_checkpoint(tmp_path / "out")
     assert found.layers == [row["mixer"] for row in plan["layers"]]
     assert found.parameters == plan["parameters"] + plan["added_parameters"]

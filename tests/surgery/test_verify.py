@@ -10,8 +10,8 @@ from sse_convert.checkpoints.provenance import FILE
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, VerificationError
-from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert
-from sse_convert.surgery.verify import verify
+from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint
+from sse_convert.surgery.verify import verify_checkpoint
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config
 
@@ -21,7 +21,7 @@ def made(tmp_path_factory):
     """A teacher in one shard and its conversion. Tests work on copies."""
     folder = tmp_path_factory.mktemp("verify")
     save_source(folder / "teacher", shard_size="5GB")
-    convert(recipe(folder / "teacher"), folder / "out")
+    convert_checkpoint(recipe(folder / "teacher"), folder / "out")
     return folder
 
 
@@ -47,7 +47,7 @@ def details(report):
 
 
 def test_a_sound_checkpoint(made):
-    found = details(verify(made / "out"))
+    found = details(verify_checkpoint(made / "out"))
     assert found["names and shapes"] == "62 tensors in 2 shards, 15 of them new"
     assert found["dtypes"] == "float32"
     assert found["logits"] == "finite on a 32-token input"
@@ -55,26 +55,26 @@ def test_a_sound_checkpoint(made):
 
 
 def test_a_copied_checkpoint_is_compared_bit_by_bit(made, out):
-    assert "47 of 47" in details(verify(out, teacher=made / "teacher"))["teacher"]
+    assert "47 of 47" in details(verify_checkpoint(out, teacher=made / "teacher"))["teacher"]
 
 
 def test_without_its_teacher(out):
     data = json.loads((out / FILE).read_text())
     (out / FILE).write_text(json.dumps({**data, "teacher_folder": str(out / "gone")}))
-    assert details(verify(out))["teacher"].startswith("not compared")
+    assert details(verify_checkpoint(out))["teacher"].startswith("not compared")
 
 
 def test_one_changed_bit_in_a_kept_tensor(out):
     rewrite(out / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
     with pytest.raises(VerificationError, match=r"teacher: 1 of 47 tensors differ from .*: model\.norm\.weight"):
-        verify(out)
+        verify_checkpoint(out)
 
 
 def test_training_may_change_kept_tensors(out):
     rewrite(out / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
     data = json.loads((out / FILE).read_text())
     (out / FILE).write_text(json.dumps({**data, "stage": "distill"}))
-    assert details(verify(out))["teacher"].startswith("46 of 47 tensors identical")
+    assert details(verify_checkpoint(out))["teacher"].startswith("46 of 47 tensors identical")
 
 
 def nan(tensors):
@@ -111,26 +111,26 @@ def test_damaged_new_tensors(out, change, message):
     rewrite(out / NEW_SHARD, change)
     write_index(out)
     with pytest.raises(VerificationError, match=message):
-        verify(out)
+        verify_checkpoint(out)
 
 
 def test_all_failures_are_reported_together(out):
     rewrite(out / NEW_SHARD, nan)
     (out / "modeling_sse.py").unlink()
     with pytest.raises(VerificationError) as error:
-        verify(out)
+        verify_checkpoint(out)
     assert {line.split(":")[0] for line in error.value.what.splitlines()} == {"weights", "code", "logits"}
 
 
 def test_no_auto_map(out):
     edit_config(out, auto_map=None)
     with pytest.raises(VerificationError, match=r"code: config\.json has no auto_map"):
-        verify(out)
+        verify_checkpoint(out)
 
 
 def test_plain_checkpoints_are_not_verified(made):
     with pytest.raises(CheckpointError, match="is a plain qwen3 checkpoint"):
-        verify(made / "teacher")
+        verify_checkpoint(made / "teacher")
 
 
 def test_exit_code(out, capsys):

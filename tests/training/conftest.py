@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sse_convert.data.teacher_samples import CACHE_VARIABLE
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.convert import convert
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training.metrics import read
 from sse_convert.training.stage import run_stage
 
@@ -138,7 +138,7 @@ def recipe_for(teacher, text, out, *, stages=(), **settings):
 def converted(tmp_path_factory, teacher_folder, text_folder):
     """The tiny Llama with an SSE, a sliding and a full layer."""
     folder = tmp_path_factory.mktemp("converted") / "model"
-    convert(recipe_for(teacher_folder, text_folder, "unused"), folder)
+    convert_checkpoint(recipe_for(teacher_folder, text_folder, "unused"), folder)
     return folder
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from sse_convert.errors import HardwareError
 from sse_convert.recipe.stage_settings import EarlyStop
-from sse_convert.surgery.convert import convert
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import align, loop
 from sse_convert.training.align import layer_groups
 from sse_convert.training.early_stop import LayerStops
@@ -63,7 +63,7 @@ def test_windows_beside_sse_are_left_out_at_the_same_steps_in_groups_and_after_a
         make(("align", {"checkpoint_steps": 2, **own}), calibrate={"seq_len": 32}, **beside)
         for own in ({}, {"layers_at_once": 1})
     ]
-    convert(recipes[0], tmp_path / "beside")
+    convert_checkpoint(recipes[0], tmp_path / "beside")
     start = {"checkpoint": tmp_path / "beside"}
     together, report = train("align", "together", recipe=recipes[0], **start)
     alone, _ = train("align", "alone", recipe=recipes[1], **start)

@@ -6,8 +6,8 @@ import pytest
 
 from sse_convert import pipeline
 from sse_convert.errors import UsageError
-from sse_convert.modeling.auto import load
-from sse_convert.pipeline import run
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.pipeline import run_recipe
 from tests.training.test_resume import steps_then
 
 TINY = {"tokens": 128, "batch_tokens": 128}
@@ -32,7 +32,7 @@ def recipe(make, text_folder):
 
 @pytest.mark.slow
 def test_all_controls_are_run_measured_and_compared(recipe, tmp_path, monkeypatch):
-    report = run(recipe("all"), command="sse-convert run r.yaml")
+    report = run_recipe(recipe("all"), command="sse-convert run r.yaml")
     folder = tmp_path / "out.controls"
     steps = {
         path.name.removesuffix(".stages"): sorted(p.name for p in path.iterdir()) for path in folder.glob("*.stages")
@@ -44,7 +44,7 @@ def test_all_controls_are_run_measured_and_compared(recipe, tmp_path, monkeypatc
         "gla": ["00-convert", "01-calibrate", "02-align", "03-uptrain", "04-eval"],
         "pure_sse": ["00-convert", "01-calibrate", "02-align", "03-uptrain", "04-eval"],
     }
-    layers = {name: load(folder / f"{name}.stages" / steps[name][-2]).config.sse["layers"] for name in steps}
+    layers = {name: load_pretrained(folder / f"{name}.stages" / steps[name][-2]).config.sse["layers"] for name in steps}
     assert layers == {
         "teacher_tuned": ["full"] * 3,
         "window": ["sliding", "sliding", "full"],
@@ -58,17 +58,17 @@ def test_all_controls_are_run_measured_and_compared(recipe, tmp_path, monkeypatc
     assert any("the window control, loss gap at 32: " in line for line in report.lines())
     teachers = [report.controls.main["teacher"], *(run.report["teacher"] for run in report.controls.runs)]
     assert all(teacher == teachers[0] for teacher in teachers)
-    tuned = load(folder / "teacher_tuned.stages" / "01-uptrain")
-    teacher = load(recipe().model)
+    tuned = load_pretrained(folder / "teacher_tuned.stages" / "01-uptrain")
+    teacher = load_pretrained(recipe().model)
     assert not tuned.lm_head.weight.equal(teacher.lm_head.weight)
 
     for name in ("convert", "calibrate", "Evaluator", "export"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
-    assert run(recipe("all")).controls.to_dict()["judgements"] == report.controls.to_dict()["judgements"]
+    assert run_recipe(recipe("all")).controls.to_dict()["judgements"] == report.controls.to_dict()["judgements"]
 
 
 def test_controls_can_follow_later_and_continue(recipe, tmp_path, monkeypatch):
-    first = run(recipe(), command="sse-convert run r.yaml")
+    first = run_recipe(recipe(), command="sse-convert run r.yaml")
     missing = {run.name: run.note for run in first.controls.runs if run.status == "not run"}
     assert missing["window_trained"] == "sse-convert run r.yaml --controls window_trained"
     assert any(line.endswith("not run; sse-convert run r.yaml --controls gla") for line in first.lines())
@@ -76,25 +76,25 @@ def test_controls_can_follow_later_and_continue(recipe, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "Evaluator", steps_then(None, 0, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            run(recipe("window_trained"))
+            run_recipe(recipe("window_trained"))
     assert (tmp_path / "out.controls" / "window_trained.stages" / "02-uptrain" / "stage.json").is_file()
-    report = run(recipe("window_trained"))
+    report = run_recipe(recipe("window_trained"))
     assert all(step["already_done"] for step in report.steps)
     assert [run.name for run in report.controls.runs if run.status == "measured"] == ["window_trained"]
 
 
 def test_a_control_that_cannot_be_is_refused_first(make, tmp_path):
     with pytest.raises(UsageError, match="'teacher_tuned' is asked for: no stage of loss ce"):
-        run(make(("align", TINY), controls=["teacher_tuned"]))
+        run_recipe(make(("align", TINY), controls=["teacher_tuned"]))
     assert not (tmp_path / "out.stages").exists()
 
 
 def test_results_from_before_these_settings_are_still_good(recipe, tmp_path):
     """A run folder written before RULER, lm-eval and controls existed does not count as changed."""
-    run(recipe())
+    run_recipe(recipe())
     path = tmp_path / "out.stages" / "04-eval" / "stage.json"
     record = json.loads(path.read_text())
     assert record["inputs"]["eval"].pop("ruler") is None
     assert record["inputs"]["eval"].pop("lm_eval") is None
     path.write_text(json.dumps(record))
-    assert all(step["already_done"] for step in run(recipe()).steps)
+    assert all(step["already_done"] for step in run_recipe(recipe()).steps)

@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import DistributedType
 from transformers import masking_utils
 
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.training import cuda_graphs as recording
 from sse_convert.training import model_objective as whole
 from sse_convert.training.cuda_graphs import one_document_per_row, padded_offsets, unrecordable
@@ -73,7 +73,7 @@ def player(monkeypatch):
 
 def same(one, other):
     """Whether two stages ended with the same weights after the same steps."""
-    weights = [load(folder, dtype=torch.float32).state_dict() for folder in (one, other)]
+    weights = [load_pretrained(folder, dtype=torch.float32).state_dict() for folder in (one, other)]
     steps = [[{**record, "seconds": 0} for record in read(folder / "metrics.jsonl")] for folder in (one, other)]
     assert steps[0] == steps[1]
     assert "load_entropy" in steps[0][-1]
@@ -193,7 +193,7 @@ def test_why_a_stage_is_not_recorded(change, why):
 
 def test_a_recording_makes_no_mask_of_all_pairs(teacher_folder, monkeypatch):
     """What transformers does in a capture, which is tracing to it, and afterwards with packed rows."""
-    model = load(teacher_folder)
+    model = load_pretrained(teacher_folder)
     packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
     given = {"config": model.config, "inputs_embeds": torch.zeros(1, 6, 32), "attention_mask": None}
     monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)

@@ -15,8 +15,8 @@ from accelerate import debug_launcher
 from accelerate.utils import patch_environment
 from safetensors.torch import load_file
 
-from sse_convert.modeling.auto import load
-from sse_convert.surgery.convert import convert
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import offline
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
@@ -92,7 +92,7 @@ def bf16(build, tmp_path_factory):
 
 
 def with_converted(recipe, folder):
-    convert(recipe, folder / "converted")
+    convert_checkpoint(recipe, folder / "converted")
     return recipe, folder / "converted"
 
 
@@ -168,7 +168,7 @@ def tolerances(stage, *, sharded):
 
 
 def assert_near(folder, expected, tolerance):
-    before, after = load(expected).state_dict(), load(folder).state_dict()
+    before, after = load_pretrained(expected).state_dict(), load_pretrained(folder).state_dict()
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert (after[name] - value).norm() <= tolerance * value.norm(), name
@@ -231,7 +231,7 @@ def test_mixed_precision_and_checkpointing_under_the_oldest_fsdp(how, bf16, laun
         for key, tolerance in (("loss", 2**-8), ("grad_norm", 2**-5)):
             expected, found = (torch.tensor(losses(root / stage.name, key)) for root in (tmp_path, launched / OLDEST))
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
-        assert load(launched / OLDEST / stage.name).state_dict().keys() == load(checkpoint).state_dict().keys()
+        assert load_pretrained(launched / OLDEST / stage.name).state_dict().keys() == load_pretrained(checkpoint).state_dict().keys()
     whole, continued = (launched / OLDEST / name for name in ("uptrain", CONTINUED))
     assert losses(continued) == losses(whole)
     assert losses(continued, "grad_norm") == losses(whole, "grad_norm")

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sse_convert.errors import TrainingError
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.schema import Lora
 from sse_convert.training.lora import add_lora, lora_targets, merge_lora
 from sse_convert.training.setup import converted_attention
@@ -60,7 +60,7 @@ def test_merging_is_what_peft_does():
 
 
 def test_adapters_go_beside_frozen_weights_only(converted):
-    model = load(converted)
+    model = load_pretrained(converted)
     paths = set(converted_attention(model).values())
     targets = lora_targets(model, Lora(), paths)
     assert any(name.startswith("model.layers.2.self_attn.") for name in targets)
@@ -76,7 +76,7 @@ def test_a_lora_stage_trains_and_merges(make, train, converted, tokenizer):
     recipe = make(("distill", {"train": "lora", "tokens": 2048}), train={"lora": {"rank": 4}})
     folder, report = train("distill", recipe=recipe)
     assert report.loss_last < report.loss_first
-    before, after = load(converted).state_dict(), load(folder).state_dict()
+    before, after = load_pretrained(converted).state_dict(), load_pretrained(folder).state_dict()
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert "model.layers.2.self_attn.q_proj.weight" in changed

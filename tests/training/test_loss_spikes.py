@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.stage_settings import Collapse, Spikes
-from sse_convert.surgery.convert import convert
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
 from sse_convert.training.loss_spikes import SpikeWatch
 from sse_convert.training.metrics import read
@@ -155,7 +155,7 @@ def collapsed(make, tmp_path):
         mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "balance": "bias", "balance_coef": 0.0}}
         layers = {"pattern": ["sse", "full", "full"]}
         recipe = make(("distill", {"tokens": 128 * 41}), mixers=mixers, layers=layers, train={"collapse": settings})
-        convert(recipe, tmp_path / "collapsed")
+        convert_checkpoint(recipe, tmp_path / "collapsed")
         path = next((tmp_path / "collapsed").glob("sse-*.safetensors"))
         state = load_file(path)
         name = next(name for name in state if name.endswith("sse_router_bias"))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from sse_convert.data import RowReader, stack
 from sse_convert.errors import OutputError, RecipeError, TrainingError
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.stage_settings import Offline
 from sse_convert.training import loop, offline, stage
 from sse_convert.training.topk_kl import NAMES
@@ -46,7 +46,7 @@ def test_what_is_stored(distill, make, tokenizer, folder, monkeypatch):
     rows = RowReader(recipe.data.train, tokenizer, 32, 0).rows()
     batch = stack([next(rows) for _ in range(24)])
     with torch.no_grad():
-        teacher = load(recipe.model)
+        teacher = load_pretrained(recipe.model)
         logits = teacher(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
     exact = logits.double().log_softmax(-1)
     index, log_p, log_rest = (torch.cat([shard[name] for shard in found.values()]) for name in NAMES)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 
 from sse_convert.errors import OutputError, TrainingError
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.training import checkpoint, loop
 from sse_convert.training.metrics import read
 from sse_convert.training.objective import Objective
@@ -41,7 +41,7 @@ def steps_then(real, allowed, error):
 
 
 def weights(folder):
-    return load(folder).state_dict()
+    return load_pretrained(folder).state_dict()
 
 
 def same(a, b):

@@ -7,10 +7,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sse_convert.errors import RecipeError
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.schema import Stage
 from sse_convert.recipe.stage_settings import Rope
-from sse_convert.surgery.convert import convert
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.positions import stretched_rope
 from sse_convert.training import setup
 from sse_convert.training.setup import stretch_rope
@@ -121,12 +121,12 @@ def test_packed_documents_start_at_position_zero():
 def test_a_stage_stretches_and_stores(train, converted, monkeypatch):
     long = {"seq_len": 1024, "batch_tokens": 1024, "micro_batch": 1, "tokens": 2048, "rope": YARN}
     folder, report = train("uptrain", "long", **long)
-    model = load(folder)
+    model = load_pretrained(folder)
     assert model.config.max_position_embeddings == 2048
     assert model.config.rope_parameters["rope_type"] == "yarn"
     assert report.steps == 2
     after, _ = train("uptrain", "more", checkpoint=folder, **{**long, "rope": None})
-    assert load(after).config.rope_parameters == model.config.rope_parameters
+    assert load_pretrained(after).config.rope_parameters == model.config.rope_parameters
     distill = {**long, "rope": None, "lr": 1e-3}
     with pytest.raises(RecipeError, match="seq_len is 1024, the model has 512 positions"):
         train("distill", "short", checkpoint=folder, **distill)
@@ -144,7 +144,7 @@ def test_a_refused_rope_leaves_no_folder_behind(make, train, tmp_path):
         "layers": {"pattern": ["sse", "full"]},
         "mixers": {"sse": {"qk_rank": 4}},
     }
-    convert(make("uptrain", **settings), tmp_path / "converted")
+    convert_checkpoint(make("uptrain", **settings), tmp_path / "converted")
     make_tokenizer().save_pretrained(tmp_path / "converted")
     recipe = make(("uptrain", {"rope": {"rope_theta": 1e6}}), **settings)
     with pytest.raises(RecipeError, match="gpt2 has no rotary embedding"):

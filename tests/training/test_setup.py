@@ -76,7 +76,7 @@ def test_backends_are_checked(converted, monkeypatch):
 
 def test_bf16_autocast_keeps_float32_weights(make, train):
     folder, report = train("distill", recipe=make(("distill", {"tokens": 1024}), train={"mixed_precision": "bf16"}))
-    from sse_convert.modeling.auto import load
+    from sse_convert.modeling.auto import load_pretrained
 
-    assert load(folder).dtype == torch.float32
+    assert load_pretrained(folder).dtype == torch.float32
     assert report.loss_last < report.loss_first

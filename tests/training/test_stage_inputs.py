@@ -7,8 +7,8 @@ import pytest
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.convert import convert
-from sse_convert.surgery.expand import expand
+from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.expand import expand_checkpoint
 from sse_convert.surgery.growth import Growth
 from sse_convert.training import loop, stage
 from sse_convert.training import stage_inputs as inputs
@@ -49,7 +49,7 @@ def test_eval_refuses_other_layers_before_it_measures(make, converted, monkeypat
     with pytest.raises(
         RecipeError, match=r"fix: go on with the checkpoint's settings: --set mixers\.sliding\.window=8"
     ):
-        evaluation.evaluate(make(mixers={**MIXERS, "sliding": {"window": 4, "sinks": 1}}), converted)
+        evaluation.evaluate_checkpoint(make(mixers={**MIXERS, "sliding": {"window": 4, "sinks": 1}}), converted)
 
 
 def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
@@ -67,7 +67,7 @@ def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
 
 
 def test_a_grown_checkpoint_trains_on_with_its_settings(make, converted, tmp_path):
-    expand(converted, tmp_path / "grown", Growth(num_partitions=8, shift=2.0))
+    expand_checkpoint(converted, tmp_path / "grown", Growth(num_partitions=8, shift=2.0))
     recipe = make(("distill", SHORT))
     with pytest.raises(RecipeError) as caught:
         run_stage(recipe, recipe.stages[0], tmp_path / "grown", tmp_path / "out")
@@ -85,7 +85,7 @@ def beside(make, tmp_path):
         own = {"name": name, "tokens": 1024, "checkpoint_steps": 2, **settings}
         return make(("distill", own), mixers={"sse+sliding": WINDOW}, **BESIDE)
 
-    convert(build(), tmp_path / "beside")
+    convert_checkpoint(build(), tmp_path / "beside")
     return build
 
 

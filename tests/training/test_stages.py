@@ -18,10 +18,10 @@ from sse_convert.errors import (
     RecipeError,
     TrainingError,
 )
-from sse_convert.modeling.auto import load
+from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Source
-from sse_convert.surgery.convert import convert
+from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
 from sse_convert.training.setup import converted_attention
 from sse_convert.training.stage import pick_stage, run_stage
@@ -36,7 +36,10 @@ def tensors(folder):
 
 def changed(before, after):
     """Names of tensors that training changed."""
-    old, new = load(before, dtype=torch.float32).state_dict(), load(after, dtype=torch.float32).state_dict()
+    old, new = (
+        load_pretrained(before, dtype=torch.float32).state_dict(),
+        load_pretrained(after, dtype=torch.float32).state_dict(),
+    )
     assert old.keys() == new.keys()
     return {name for name in old if not torch.equal(old[name], new[name])}
 
@@ -80,7 +83,7 @@ def test_align_errors_are_those_of_the_layers(train, make, converted, tokenizer)
     rows = RowReader(recipe.data.train, tokenizer, 32, 0).rows()
     batch = stack([next(rows) for _ in range(4)])
     inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
-    teacher, student = load(recipe.model), load(converted)
+    teacher, student = load_pretrained(recipe.model), load_pretrained(converted)
     wanted, found = {}, {}
 
     def note(outputs, i, replacement=None):
@@ -141,7 +144,7 @@ def test_divergence_of_an_unconverted_model_would_be_zero(
 ):
     """A window longer than the text changes nothing, so the first step's divergence is zero."""
     recipe = make(("distill", {"tokens": 128}), mixers={"sliding": {"window": 64}}, layers={"pattern": ["sliding"]})
-    convert(recipe, tmp_path / "same")
+    convert_checkpoint(recipe, tmp_path / "same")
     _, report = train("distill", recipe=recipe, checkpoint=tmp_path / "same")
     assert abs(report.loss_first) < 1e-5
 
@@ -154,9 +157,9 @@ def test_train_mixers_freezes_the_rest(train, converted, name):
 
 def test_two_learning_rates(train, converted):
     folder, _ = train("uptrain", tokens=128, lr={"mixers": 1e-2, "rest": 1e-5}, clip=1e9)
-    before, after = load(converted).state_dict(), load(folder).state_dict()
+    before, after = load_pretrained(converted).state_dict(), load_pretrained(folder).state_dict()
     step = {name: (after[name] - before[name]).abs().max().item() for name in before}
-    mixers = tuple(f"{path}." for path in converted_attention(load(converted)).values())
+    mixers = tuple(f"{path}." for path in converted_attention(load_pretrained(converted)).values())
     assert all(1e-3 < size <= 1.1e-2 for name, size in step.items() if name.startswith(mixers) and size)
     assert all(size <= 1.1e-5 for name, size in step.items() if not name.startswith(mixers))
 
@@ -190,7 +193,7 @@ def test_compiled_layers_need_a_compiler(train, make, monkeypatch):
 
 def test_result_loads_and_keeps_what_belongs_to_it(train, converted, tokenizer):
     folder, report = train("uptrain", tokens=256)
-    model = load(folder)
+    model = load_pretrained(folder)
     assert model.dtype == torch.float32
     assert len(AutoTokenizer.from_pretrained(folder)) == len(tokenizer)
     written = {path.name for path in folder.iterdir()}
@@ -223,7 +226,7 @@ def test_accumulation_is_exact(make, train, tmp_path, name):
     for micro_batch in (12, 4, 3, 1):
         recipe = make((name, {"tokens": 1152, "batch_tokens": 384, "micro_batch": micro_batch}), mixers=mixers)
         if not curves:
-            convert(recipe, tmp_path / "unbalanced")
+            convert_checkpoint(recipe, tmp_path / "unbalanced")
         folder, _ = train(name, f"{micro_batch}", recipe=recipe, checkpoint=tmp_path / "unbalanced")
         curves.append(torch.tensor(losses(folder), dtype=torch.float64))
     assert len(set(curves[0].tolist())) == 3
@@ -238,7 +241,7 @@ def test_gradient_checkpointing_changes_nothing(train):
 
 
 def test_every_new_tensor_gets_a_gradient(converted, text_folder, tokenizer):
-    model = load(converted).train()
+    model = load_pretrained(converted).train()
     batch = stack([next(RowReader([Source(path=str(text_folder))], tokenizer, 32, 0).rows())])
     sums = UptrainLoss(model)(**batch)
     (sums["loss"] + sums["balance"]).backward()
@@ -264,10 +267,10 @@ def test_chat_fine_tuning_counts_assistant_tokens(make, train, tmp_path):
 def test_balance_by_bias_moves_the_bias(make, train, tmp_path):
     mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "balance": "bias"}}
     recipe = make(("distill", {"tokens": 384}), mixers=mixers, layers={"pattern": ["sse", "full", "full"]})
-    convert(recipe, tmp_path / "bias")
+    convert_checkpoint(recipe, tmp_path / "bias")
     folder, _ = train("distill", recipe=recipe, checkpoint=tmp_path / "bias")
     assert losses(folder, "balance") == [0.0] * 3
-    bias = load(folder).model.layers[0].self_attn.sse_router_bias
+    bias = load_pretrained(folder).model.layers[0].self_attn.sse_router_bias
     torch.testing.assert_close(bias.abs().max(), torch.tensor(0.01))  # an odd number of steps of 0.01
 
 

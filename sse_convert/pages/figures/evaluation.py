@@ -34,7 +34,7 @@ def curves(evaluations: Sequence[Evaluation]) -> Iterator[Drawing]:
         yield _needles(models)
 
 
-def resources(evaluation: Evaluation) -> Iterator[Drawing]:
+def resource_drawings(evaluation: Evaluation) -> Iterator[Drawing]:
     """Cache and speed by length.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sse_convert.analysis.plot import figures
 from sse_convert.evaluation.plot import COLOURS
-from sse_convert.pages.collect import Step
+from sse_convert.pages.collect import RunStep
 from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain, untitled
 from sse_convert.report import format_number
 from sse_convert.training.metrics import DEAD_SHARE
@@ -18,7 +18,7 @@ LOG_FROM = 20.0
 LOSS_NAMES = {"layer_mse": "error of the layers", "kl": "KL to the teacher (nats)", "ce": "cross entropy (nats)"}
 
 
-def loss_curves(steps: Sequence[Step]) -> Iterator[Drawing]:
+def loss_curves(steps: Sequence[RunStep]) -> Iterator[Drawing]:
     """One curve per stage that has a log.
 
     Args:
@@ -29,7 +29,7 @@ def loss_curves(steps: Sequence[Step]) -> Iterator[Drawing]:
             yield _loss(step)
 
 
-def router_drawings(steps: Sequence[Step]) -> Iterator[Drawing]:
+def router_drawings(steps: Sequence[RunStep]) -> Iterator[Drawing]:
     """Entropy of the load through training, and the load at its end; nothing without routers.
 
     Args:
@@ -47,7 +47,7 @@ def router_drawings(steps: Sequence[Step]) -> Iterator[Drawing]:
             )
 
 
-def last_routers(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def last_routers(steps: Sequence[RunStep]) -> list[dict[str, Any]]:
     """The newest look at the routers, as layers of an analysis; empty where training logged none.
 
     Args:
@@ -65,7 +65,7 @@ def averaged(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float
     return [group[-1][0] for group in groups], [sum(y for _, y in group) / len(group) for group in groups], size
 
 
-def _loss(step: Step) -> Drawing:
+def _loss(step: RunStep) -> Drawing:
     figure, (axis,) = new_figure()
     x, y, size = averaged(step.metrics, "loss")
     layers = [key for key in step.metrics[0] if key.startswith("error_")]
@@ -93,16 +93,16 @@ def _loss(step: Step) -> Drawing:
     )
 
 
-def _kind(step: Step) -> str:
+def _kind(step: RunStep) -> str:
     report = (step.record or {}).get("report", {})
     return str(report.get("loss", "layer_mse" if any(k.startswith("error_") for k in step.metrics[0]) else ""))
 
 
-def _identifier(step: Step) -> str:
+def _identifier(step: RunStep) -> str:
     return "".join(c if c.isalnum() else "-" for c in step.folder.name)
 
 
-def _entropy(steps: Sequence[Step]) -> Drawing:
+def _entropy(steps: Sequence[RunStep]) -> Drawing:
     figure, (axis,) = new_figure()
     start = 0
     for i, step in enumerate(steps):

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from sse_convert.pages.blocks import Block, Code, Section, Table
-from sse_convert.pages.collect import Run, Step
+from sse_convert.pages.collect import Run, RunStep
 from sse_convert.pages.commands import analyze_command, report_command, run_command
 
 
@@ -44,7 +44,7 @@ def _model(run: Run) -> Table:
     return Table(caption="Checkpoint and conditions", header=("", ""), rows=tuple(rows), words=True)
 
 
-def _step(step: Step) -> tuple[str, ...]:
+def _step(step: RunStep) -> tuple[str, ...]:
     if step.record is None:
         return (step.name, step.folder.name, "not finished", "")
     return (step.name, step.folder.name, step.record["hash"][:16], str(step.record.get("tool_version", "")))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sse_convert.pages.blocks import Block, Figures, Missing, Section, Table, Text, board_table
+from sse_convert.pages.blocks import Block, Figures, Missing, Paragraph, Section, Table, board_table
 from sse_convert.pages.board import Board, make_board
 from sse_convert.pages.collect import STUDENT, UNTRAINED, UNTRAINED_LABEL, Evaluation, Run
 from sse_convert.pages.commands import eval_command
@@ -41,7 +41,7 @@ def quality(run: Run, beside: Sequence[Evaluation]) -> Section:
     if evaluations:
         board = evaluation_board(evaluations).only(*QUALITY)
         table = board_table(board, "Beside the teacher, on the same text and needles")
-        blocks += [table, Text(ABOUT), Figures(tuple(curves(run.evaluations or evaluations)))]
+        blocks += [table, Paragraph(ABOUT), Figures(tuple(curves(run.evaluations or evaluations)))]
     if run.student is None:
         blocks.insert(0, Missing("The result was not evaluated.", eval_command(run, run.out)))
     elif (step := _untrained(run)) is not None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sse_convert.pages.blocks import Block, Figures, Missing, Section, Table, Text
+from sse_convert.pages.blocks import Block, Figures, Missing, Paragraph, Section, Table
 from sse_convert.pages.collect import Run
 from sse_convert.pages.commands import analyze_command
 from sse_convert.pages.figures.training import last_routers, router_drawings
@@ -19,7 +19,7 @@ def routers(run: Run) -> Section:
         if layers:
             blocks.append(_table(layers, "In the analysis, on held-out text"))
     if not blocks and run.model is not None and not _routed(run.model.mixers):
-        blocks.append(Text("No layer of this model routes."))
+        blocks.append(Paragraph("No layer of this model routes."))
     elif not blocks:
         blocks.append(
             Missing("No router was looked at. Training logs them; so does an analysis:", analyze_command(run))

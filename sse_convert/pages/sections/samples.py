@@ -1,6 +1,6 @@
 """Generated texts side by side."""
 
-from sse_convert.pages.blocks import Block, Missing, Sample, Samples, Section, Text
+from sse_convert.pages.blocks import Block, Missing, Paragraph, Sample, Samples, Section
 from sse_convert.pages.collect import Run
 from sse_convert.pages.commands import samples_command
 
@@ -17,5 +17,5 @@ def samples(run: Run) -> Section:
         text = (
             f"The likeliest continuation (greedy), at most {run.samples['max_new_tokens']} tokens; nothing was picked."
         )
-        blocks = (Text(text), Samples(found))
+        blocks = (Paragraph(text), Samples(found))
     return Section(anchor="samples", title="Samples", blocks=blocks)

@@ -1,7 +1,7 @@
 """What the states look like inside, from an analysis."""
 
 from sse_convert.analysis.plot import figures
-from sse_convert.pages.blocks import Block, Figures, Missing, Section, Text, board_table
+from sse_convert.pages.blocks import Block, Figures, Missing, Paragraph, Section, board_table
 from sse_convert.pages.board import make_board
 from sse_convert.pages.collect import Analysis, Run
 from sse_convert.pages.commands import analyze_command
@@ -32,7 +32,7 @@ def states(run: Run) -> Section:
         text = f"{c['tokens']:,} tokens of {c['text']} in rows of {c['length']:,}; {c['device']}, {c['dtype']}."
         board = make_board([("student", analysis_measures(run.analysis))])
         drawings = tuple(_drawings(run.analysis))
-        blocks = (Text(text), board_table(board, "Means over the layers"), Figures(drawings))
+        blocks = (Paragraph(text), board_table(board, "Means over the layers"), Figures(drawings))
     return Section(anchor="states", title="States", blocks=blocks)
 
 

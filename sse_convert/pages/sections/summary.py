@@ -1,6 +1,6 @@
 """The headline figures, and how far the run has come."""
 
-from sse_convert.pages.blocks import Block, Section, Text, Tile, Tiles
+from sse_convert.pages.blocks import Block, Paragraph, Section, Tile, Tiles
 from sse_convert.pages.collect import Evaluation, Run
 from sse_convert.pages.commands import run_command
 from sse_convert.pages.scores import CACHE, GAP, RATIO, SHARE, relative_measures
@@ -9,12 +9,12 @@ from sse_convert.report import format_bytes, format_number
 
 def summary(run: Run) -> Section:
     """Tiles for what matters most; says what is unfinished and which limits were missed."""
-    blocks: list[Block] = [Text(_sentence(run))]
+    blocks: list[Block] = [Paragraph(_sentence(run))]
     unfinished = [step.name for step in run.steps if step.record is None]
     if unfinished:
-        blocks.append(Text(f"Not finished: {', '.join(unfinished)}. Continue with: {run_command(run)}"))
+        blocks.append(Paragraph(f"Not finished: {', '.join(unfinished)}. Continue with: {run_command(run)}"))
     if run.student is not None:
-        blocks += [Tiles(_tiles(run.student)), *map(Text, _limits(run.student))]
+        blocks += [Tiles(_tiles(run.student)), *map(Paragraph, _limits(run.student))]
     return Section(anchor="summary", title="Summary", blocks=tuple(blocks))
 
 

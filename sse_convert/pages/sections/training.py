@@ -1,7 +1,7 @@
 """What training did, stage by stage."""
 
 from sse_convert.pages.blocks import Block, Figures, Fold, Missing, Section, Table
-from sse_convert.pages.collect import Run, Step
+from sse_convert.pages.collect import Run, RunStep
 from sse_convert.pages.commands import run_command
 from sse_convert.pages.figures.training import loss_curves
 from sse_convert.report import format_number
@@ -19,12 +19,12 @@ def training(run: Run) -> Section:
     return Section(anchor="training", title="Training", blocks=tuple(blocks))
 
 
-def _table(stages: tuple[Step, ...]) -> Table:
+def _table(stages: tuple[RunStep, ...]) -> Table:
     header = ("stage", "loss", "tokens", "steps", "first", "last", "tokens/s", "steps left out")
     return Table(caption="Stages", header=header, rows=tuple(_row(step) for step in stages))
 
 
-def _row(step: Step) -> tuple[str, ...]:
+def _row(step: RunStep) -> tuple[str, ...]:
     if step.record is None:
         done = step.metrics[-1] if step.metrics else {"tokens": 0, "step": 0}
         return (f"{step.name} (unfinished)", "", format_number(done["tokens"]), f"{done['step']:,}", "", "", "", "")
@@ -42,13 +42,13 @@ def _row(step: Step) -> tuple[str, ...]:
     )
 
 
-def _errors(step: Step) -> dict[str, dict[str, float]]:
+def _errors(step: RunStep) -> dict[str, dict[str, float]]:
     """Error of each layer before and after, of a stage that trains layers apart."""
     found: dict[str, dict[str, float]] = ((step.record or {}).get("report", {}).get("details") or {}).get("layers", {})
     return found
 
 
-def _layers(step: Step) -> Fold:
+def _layers(step: RunStep) -> Fold:
     rows = tuple((i, *(_number(e[key]) for key in ("before", "after"))) for i, e in _errors(step).items())
     title = f"{step.name}: error of each layer, as a part of its teacher's power"
     return Fold(title, (Table(caption=title, header=("layer", "before", "after"), rows=rows),))

@@ -1,0 +1,36 @@
+import contextlib
+import json
+import os
+
+import pytest
+
+from sse_convert.errors import OutputError
+from sse_convert.files import replacing, write_json
+
+
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "report.json"
+    write_json(path, {"old": 1})
+    with contextlib.suppress(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, sync, seen = tmp_path / "deep" / "report.json", os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda handle: (seen.append(path.exists()), sync(handle)))
+    write_json(path, {"new": float("nan")})
+    assert seen == [False, True]  # the file without its name, then the folder with it
+    assert json.loads(path.read_text()) == {"new": None}
+
+
+def test_a_full_disk_is_an_output_error_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"report\.json cannot be written: No space left on device"):
+        write_json(tmp_path / "report.json", {})
+    assert not list(tmp_path.iterdir())

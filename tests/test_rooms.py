@@ -1,0 +1,140 @@
+"""The house holds together: packages depend downwards only, and a name means one thing."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "sse_convert"
+ROOMS = (
+    "errors", "mixers", "report", "console", "files", "compat", "recipe", "kernels", "modeling", "checkpoints", "data",
+    "surgery", "calibration", "training", "inference", "evaluation", "selection", "analysis", "pages", "export",
+    "pipeline", "doctor", "api", "cli",
+)  # fmt: skip
+"""packages and modules of the top level, each below those that may import it"""
+SHARED_NAMES = {
+    "Gradients": {"kernels.torch.chunk_intra", "kernels.triton.chunk"},
+    "Problem": {"kernels.triton.chunk", "recipe.problems"},
+    "gather_rows": {"kernels.torch.operands", "kernels.triton.tiles"},
+    "select": {"api", "kernels.triton.routing"},
+    "unavailable_reason": {"kernels.triton.availability", "kernels.triton_backend"},
+}
+"""public names that still mean two things, all of them in the kernels"""
+MOST_OF_A_BASENAME = 2
+
+
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Every module of the package below `root` by dotted name, parsed."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text("utf-8"))
+    return found
+
+
+def imports(module: str, tree: ast.Module, known: set[str]) -> Iterator[tuple[str, int]]:
+    """Modules that a module imports, anywhere in it and lazily too, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((name if name in known else str(node.module), node.lineno) for name in names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from ((argument.value, node.lineno) for argument in node.args if isinstance(argument, ast.Constant))
+
+
+def room(module: str) -> str:
+    """The part of the top level that a module belongs to."""
+    return module.split(".")[1]
+
+
+def upward(root: Path) -> list[str]:
+    """Imports that go from a room to one above it."""
+    trees = modules(root)
+    found = []
+    for module, tree in trees.items():
+        if module in (PACKAGE, f"{PACKAGE}.__main__"):
+            continue  # the root itself offers the API, and lends `__version__` to all
+        for target, line in imports(module, tree, set(trees)):
+            if (
+                target.startswith(f"{PACKAGE}.")
+                and target != f"{PACKAGE}.__version__"
+                and ROOMS.index(room(target)) > ROOMS.index(room(module))
+            ):
+                found.append(f"{module}:{line} imports {target}")
+    return found
+
+
+def public_names(root: Path) -> dict[str, set[str]]:
+    """Public top-level functions and classes, and the modules that define them."""
+    found = defaultdict(set)
+    for module, tree in modules(root).items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].add(module.removeprefix(f"{PACKAGE}."))
+    return found
+
+
+def test_every_room_has_its_place():
+    found = {room(module) for module in modules(ROOT) if module not in (PACKAGE, f"{PACKAGE}.__main__")}
+    assert found == set(ROOMS)
+
+
+def test_no_import_goes_upwards():
+    """Rooms in one order without an upward import have no cycle either."""
+    assert upward(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import sse_convert.training.loop",
+        "from sse_convert.training.loop import train",
+        "from sse_convert import training",
+        "def lazily():\n    from sse_convert.training import loop",
+        'import importlib\nloop = importlib.import_module("sse_convert.training.loop")',
+    ],
+)
+def test_an_upward_import_is_found(tmp_path, line):
+    for name, text in (("surgery/plan.py", line), ("training/loop.py", ""), ("training/__init__.py", "")):
+        path = tmp_path / PACKAGE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert len(upward(tmp_path)) == 1
+
+
+def test_no_basename_more_than_twice():
+    names = Counter(path.name for path in (ROOT / PACKAGE).rglob("*.py") if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > MOST_OF_A_BASENAME] == []
+
+
+def test_a_public_name_means_one_thing():
+    assert {name: where for name, where in public_names(ROOT).items() if len(where) > 1} == SHARED_NAMES
+
+
+def test_no_modules_import_each_other():
+    trees = modules(ROOT)
+    graph = {
+        module: {target for target, _ in imports(module, tree, set(trees)) if target in trees and target != PACKAGE}
+        for module, tree in trees.items()
+        if module != PACKAGE
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_one_writer_of_files():
+    """Who renames a file that is written (`path.replace(other)`, `os.replace`) is `files.py`, or says why not."""
+    renaming = {
+        module
+        for module, tree in modules(ROOT).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "replace"
+        if ast.unparse(node.func) == "os.replace" or (len(node.args) == 1 and not node.keywords)
+    }
+    assert renaming == {f"{PACKAGE}.files", f"{PACKAGE}.modeling.remote_code"}
