@@ -19,9 +19,9 @@ GPU = "cuda"
 def unavailable_reason(device: torch.device, delta: bool = False) -> str | None:
     """Why the kernels (those of the delta rule too, if `delta`) cannot run on a device; None if they can. The first
     call on a GPU runs their self-check."""
-    from sse_convert.kernels.triton.availability import unavailable_reason as reason
+    from sse_convert.kernels.triton.availability import untrusted_reason
 
-    return reason(device, delta=delta)
+    return untrusted_reason(device, delta=delta)
 
 
 def unsupported_reason(x: Inputs) -> str | None:

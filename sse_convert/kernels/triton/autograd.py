@@ -1,5 +1,6 @@
-"""The SSE operator on Triton kernels: routing, layout, and the chunked passes as torch operators with gradients."""
+"""The SSE operator on Triton kernels: routing, layout, and the chunked passes with their gradients."""
 
+import dataclasses as dc
 from typing import Any
 
 import torch
@@ -7,19 +8,20 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs, position_of_tokens
 from sse_convert.kernels.namespace import operator_name
-from sse_convert.kernels.triton.chunk import Problem, allocate, run_backward, run_forward, sum_slots
+from sse_convert.kernels.triton.chunk import run_backward, run_forward
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
-from sse_convert.kernels.triton.custom_op import (
-    TABLES,
+from sse_convert.kernels.triton.delta_rule import correct, slot_strengths
+from sse_convert.kernels.triton.passes import (
+    Pass,
+    Tensors,
     away_from_zero,
     by_partition,
-    layout_of,
-    or_empty,
-    saved_forward,
-    tables_of,
-    to_save,
+    compiled_pass,
+    plain_backward,
+    plain_forward,
+    run,
 )
-from sse_convert.kernels.triton.delta_rule import correct, slot_strengths
+from sse_convert.kernels.triton.problem import Forward, Problem, Settings, Slots, allocate, slots_of, sum_slots
 from sse_convert.kernels.triton.routing import select, select_by, slot_layout
 
 PADDING_BEARABLE = 0.25
@@ -50,20 +52,19 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         states=initial is not None, group_chunks=group,
     )  # fmt: skip
     (q, k, v, g), (shared_q, shared_k, shared_g, shared_v) = _tensors(x)
-    tables, save = tables_of(layout), int(x.wants_grad())
+    slots = slots_of(layout)
+    settings = Settings(
+        num_sequences=x.num_sequences, num_shared_chunks=layout.num_shared_chunks, group_chunks=group, top_k=x.top_k,
+        read_top_k=x.read_top_k, packed=packed, save=x.wants_grad(), write_gate=x.write_gate and not delta,
+        read_gate=x.read_gate, by_slot=delta, corrects=False, scale=x.scale, normalizer=x.decay_normalizer,
+        k_map=x.k_map,
+    )  # fmt: skip
     if delta:
-        v = correct(
-            k, v, g, slot_strengths(x, gate), shared_k, shared_g, shared_v, initial, used, tables,
-            [layout.num_shared_chunks, group, save, x.num_sequences, x.top_k], x.decay_normalizer,
-        )[0]  # fmt: skip
+        v = correct(k, v, g, slot_strengths(x, gate), shared_k, shared_g, shared_v, initial, used, slots, settings)
         shared_v = None
-    o, final = _forward(
-        q, k, v, g, gate, used, shared_q, shared_k, shared_g, shared_v,
-        x.k_scale, initial, tables,
-        [layout.num_shared_chunks, int(packed), group, save, x.num_sequences, x.top_k, x.read_top_k,
-         int(x.write_gate and not delta), int(x.read_gate), int(delta)],
-        x.scale, x.k_map, x.decay_normalizer,
-    )[:2]  # fmt: skip
+    given: Tensors = [q, k, v, g, gate, used, shared_q, shared_k, shared_g, shared_v, x.k_scale, initial]
+    o, final = run(_PASS, _forward, given, slots, settings)
+    assert o is not None
     return o.to(x.v.dtype), final if output_final_state else None
 
 
@@ -117,160 +118,96 @@ def _tensors(x: Inputs) -> tuple[list[Tensor], list[Tensor | None]]:
     return of_all, [q, k, g, v if x.shared.own_values else None]
 
 
+def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> Problem:
+    q, k, v, g, gate, _, *of_shared, shared_v, k_scale, initial = tensors
+    return Problem(
+        q=q, k=k, v=v, g=g, gate=gate, shared=None if of_shared[0] is None else tuple(of_shared), shared_v=shared_v,
+        k_scale=k_scale, initial=initial, slots=slots, settings=settings,
+    )  # fmt: skip
+
+
+def _run(tensors: Tensors, slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
+    """o and the final state (None without states), and what `_run_backward` needs."""
+    o, final, done = run_forward(_problem(tensors, slots, settings))
+    return [o, final], [] if done is None else done.to_save()
+
+
+def _run_fake(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
+    q, v = tensors[0], tensors[2]
+    done = allocate(_problem(tensors, slots, settings))
+    return [v.new_empty(q.shape[0], q.shape[2], v.shape[-1]), done.final], done.to_save() if settings.save else []
+
+
+def _run_backward(d_results: Tensors, saved: Tensors, tensors: Tensors, slots: Slots, settings: Settings) -> Tensors:
+    """Gradients by slot of q, k, g and v; those of the gates, of k_scale and of the initial state."""
+    x = _problem(tensors, slots, settings)
+    do, dfinal = d_results
+    o_shape = (x.q.shape[0], x.q.shape[2], x.v.shape[-1])
+    do = x.v.new_zeros(o_shape) if do is None else do.contiguous()
+    if x.initial is not None:
+        dfinal = torch.zeros_like(x.initial) if dfinal is None else dfinal.contiguous()
+    grads = run_backward(x, Forward.saved(saved), do, dfinal)
+    return [getattr(grads, field.name) for field in dc.fields(grads)]
+
+
+def _run_backward_fake(
+    d_results: Tensors, saved: Tensors, tensors: Tensors, slots: Slots, settings: Settings
+) -> Tensors:
+    x = _problem(tensors, slots, settings)
+    (T, _, Hq, D), (H, V), gated = x.q.shape, x.v.shape[-2:], settings.write_gate or settings.read_gate
+    return [
+        x.q.new_empty(x.ranks, T, Hq, D),
+        x.k.new_empty(x.ranks, T, H, D),
+        x.g.new_empty(x.ranks, T, H, D),
+        x.v.new_empty(x.ranks, T, H, V),
+        torch.empty_like(x.gate) if gated else None,
+        None if x.k_scale is None else torch.empty_like(x.k_scale, dtype=torch.float32),
+        None if x.initial is None else torch.empty_like(x.initial),
+    ]
+
+
+def _gradients(by_slot: list[Any], tensors: list[Any], settings: Settings) -> Tensors:
+    dq, dk, dg, dv, dgate, dk_scale, dinitial = by_slot
+    q, k, v, _, gate, used, shared_q, _, _, shared_v, k_scale, _ = tensors
+    K = gate.shape[1]
+    sparse: Tensors = [by_partition(x[:K], used, like) for x, like in ((dq, q), (dk, k))]
+    of_shared: Tensors = [None] * 4
+    if shared_q is not None:
+        of_shared = [dq[K], dk[K], dg[K], None if shared_v is None else dv[K]]
+    of_values = dv.view_as(v) if settings.by_slot else by_partition(dv if shared_v is None else dv[:K], used, v)
+    of_scale = None if k_scale is None else dk_scale.to(k_scale.dtype)
+    return [*sparse, of_values, sum_slots(dg[:K]), dgate, None, *of_shared, of_scale, dinitial]
+
+
 @torch.library.custom_op(operator_name(__name__, "forward"), mutates_args=())
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    gate: Tensor,
-    used: Tensor,
-    shared_q: Tensor | None,
-    shared_k: Tensor | None,
-    shared_g: Tensor | None,
-    shared_v: Tensor | None,
-    k_scale: Tensor | None,
-    initial: Tensor | None,
-    layout: list[Tensor],
-    settings: list[int],
-    scale: float,
-    k_map: str,
-    normalizer: float | None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """o, final state (empty without states), and what `_backward` needs."""
-    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
-                 k_map, normalizer)  # fmt: skip
-    o, final, done = run_forward(x)
-    return o, or_empty(final, q), to_save(done, q)
+    tensors: list[Tensor], tables: list[Tensor], numbers: list[int], factors: list[float], k_map: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    return plain_forward(_run, tensors, tables, numbers, factors, k_map)
 
 
 @_forward.register_fake
-def _forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, gate: Tensor, used: Tensor, shared_q: Tensor | None,
-    shared_k: Tensor | None, shared_g: Tensor | None, shared_v: Tensor | None, k_scale: Tensor | None,
-    initial: Tensor | None, layout: list[Tensor], settings: list[int], scale: float, k_map: str,
-    normalizer: float | None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
-                 k_map, normalizer)  # fmt: skip
-    done, o = allocate(x), v.new_empty(q.shape[0], q.shape[2], v.shape[-1])
-    return o, or_empty(done.final, q), to_save(done if x.save else None, q)
+def _(
+    tensors: list[Tensor], tables: list[Tensor], numbers: list[int], factors: list[float], k_map: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    return plain_forward(_run_fake, tensors, tables, numbers, factors, k_map)
 
 
 @torch.library.custom_op(operator_name(__name__, "backward"), mutates_args=())
 def _backward(
-    do: Tensor,
-    dfinal: Tensor | None,
-    saved: list[Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    gate: Tensor,
-    shared_q: Tensor | None,
-    shared_k: Tensor | None,
-    shared_g: Tensor | None,
-    shared_v: Tensor | None,
-    k_scale: Tensor | None,
-    initial: Tensor | None,
-    layout: list[Tensor],
-    settings: list[int],
-    scale: float,
-    k_map: str,
-    normalizer: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by slot of q, k, g and v; those of the gates, of k_scale and of the initial state (empty if none)."""
-    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
-                 k_map, normalizer)  # fmt: skip
-    grads = run_backward(x, saved_forward(saved), do, dfinal)
-    of_gate, of_scale, of_state = (or_empty(grad, q) for grad in (grads.dgate, grads.dk_scale, grads.dinitial))
-    return grads.dq, grads.dk, grads.dg, grads.dv, of_gate, of_scale, of_state
+    d_results: list[Tensor], saved: list[Tensor], tensors: list[Tensor], tables: list[Tensor], numbers: list[int],
+    factors: list[float], k_map: str,
+) -> list[Tensor]:  # fmt: skip
+    return plain_backward(_run_backward, d_results, saved, tensors, tables, numbers, factors, k_map)
 
 
 @_backward.register_fake
-def _backward_fake(
-    do: Tensor, dfinal: Tensor | None, saved: list[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Tensor, gate: Tensor,
-    shared_q: Tensor | None, shared_k: Tensor | None, shared_g: Tensor | None, shared_v: Tensor | None,
-    k_scale: Tensor | None, initial: Tensor | None, layout: list[Tensor], settings: list[int], scale: float,
-    k_map: str, normalizer: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    x = _problem(q, k, v, g, gate, shared_q, shared_k, shared_g, shared_v, k_scale, initial, layout, settings, scale,
-                 k_map, normalizer)  # fmt: skip
-    (T, _, Hq, D), (H, V), gated = q.shape, v.shape[-2:], x.write_gate or x.read_gate
-    return (
-        q.new_empty(x.ranks, T, Hq, D),
-        k.new_empty(x.ranks, T, H, D),
-        g.new_empty(x.ranks, T, H, D),
-        v.new_empty(x.ranks, T, H, V),
-        or_empty(torch.empty_like(gate) if gated else None, q),
-        or_empty(None if k_scale is None else torch.empty_like(k_scale, dtype=torch.float32), q),
-        or_empty(None if dfinal is None else torch.empty_like(dfinal), q),
-    )
+def _(
+    d_results: list[Tensor], saved: list[Tensor], tensors: list[Tensor], tables: list[Tensor], numbers: list[int],
+    factors: list[float], k_map: str,
+) -> list[Tensor]:  # fmt: skip
+    return plain_backward(_run_backward_fake, d_results, saved, tensors, tables, numbers, factors, k_map)
 
 
-def _problem(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, gate: Tensor, shared_q: Tensor | None, shared_k: Tensor | None,
-    shared_g: Tensor | None, shared_v: Tensor | None, k_scale: Tensor | None, initial: Tensor | None,
-    layout: list[Tensor], settings: list[int], scale: float, k_map: str, normalizer: float | None,
-) -> Problem:  # fmt: skip
-    shared = None
-    if shared_q is not None and shared_k is not None and shared_g is not None:
-        shared = (shared_q, shared_k, shared_g, v if shared_v is None else shared_v)
-    return Problem(
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        gate=gate,
-        shared=shared,
-        own_values=shared_v is not None,
-        k_scale=k_scale,
-        initial=initial,
-        layout=layout_of(layout, settings[0]),
-        packed=bool(settings[1]),
-        group_chunks=settings[2],
-        save=bool(settings[3]),
-        num_sequences=settings[4],
-        top_k=settings[5],
-        read_top_k=settings[6],
-        write_gate=bool(settings[7]),
-        read_gate=bool(settings[8]),
-        scale=scale,
-        k_map=k_map,
-        normalizer=normalizer,
-        by_slot=bool(settings[9]),
-    )
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, layout, settings, scale, k_map, normalizer = inputs
-    ctx.present = [x is not None for x in tensors]
-    ctx.options = settings, scale, k_map, normalizer
-    ctx.save_for_backward(*(x for x in tensors if x is not None), *layout, *output[2])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    flat = list(ctx.saved_tensors)
-    tensors: list[Any] = [flat.pop(0) if there else None for there in ctx.present]
-    q, k, v, g, gate, used, shared_q, _, _, shared_v, k_scale, initial = tensors
-    layout, saved = flat[: len(TABLES)], flat[len(TABLES) :]
-    do = v.new_zeros(q.shape[0], q.shape[2], v.shape[-1]) if do is None else do.contiguous()
-    if initial is not None:
-        dfinal = torch.zeros_like(initial) if dfinal is None else dfinal.contiguous()
-    dq, dk, dg, dv, dgate, dk_scale, dinitial = _backward(
-        do, None if initial is None else dfinal, saved, q, k, v, g, gate, *tensors[6:], layout, *ctx.options
-    )
-    K = gate.shape[1]
-    sparse = [by_partition(x[:K], used, like) for x, like in ((dq, q), (dk, k))]
-    of_shared = [None] * 4 if shared_q is None else [dq[K], dk[K], dg[K], None if shared_v is None else dv[K]]
-    by_slot = bool(ctx.options[0][9])
-    dv = dv.view_as(v) if by_slot else by_partition(dv if shared_v is None else dv[:K], used, v)
-    of_gate = dgate if dgate.numel() else None
-    of_scale = None if k_scale is None else dk_scale.to(k_scale.dtype)
-    of_state = None if initial is None else dinitial
-    tables = [None] * len(TABLES)
-    return *sparse, dv, sum_slots(dg[:K]), of_gate, None, *of_shared, of_scale, of_state, tables, *[None] * 4
-
-
-torch.library.register_autograd(operator_name(__name__, "forward"), _gradients, setup_context=_setup)
+_PASS = Pass(_run, _run_backward, _gradients, keeps=0)
+compiled_pass(_PASS, _forward, _backward)

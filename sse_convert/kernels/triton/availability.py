@@ -12,7 +12,7 @@ _reasons: dict[tuple[int, bool], str | None] = {}
 """by index of the device, of all kernels and of those that the delta rule needs besides"""
 
 
-def unavailable_reason(device: torch.device, *, delta: bool = False) -> str | None:
+def untrusted_reason(device: torch.device, *, delta: bool = False) -> str | None:
     """Why the kernels (those of the delta rule too, if `delta`) cannot run on `device`; None if they can.
 
     The first call for a GPU runs the self-check, which compiles kernels and waits for the device; later ones only look

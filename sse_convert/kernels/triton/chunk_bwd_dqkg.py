@@ -13,13 +13,13 @@ import triton.language as tl
 
 from sse_convert.kernels.triton.tiles import (
     chunk_slots,
-    gather_rows,
+    gather_slots,
     level_masks,
     log2_decay,
     map_keys,
     matmul,
     of_segment,
-    scatter_rows,
+    scatter_slots,
     slot_weight,
     sum_rows,
     unmap_keys,
@@ -27,125 +27,113 @@ from sse_convert.kernels.triton.tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "slots", "first_group", "group_chunks"])
+@triton.jit(
+    do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks"]
+)
 def finish_kernel(
-    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
-    strong, states, dstates, value_dots,
-    dq, dk, dg, dgate, dk_scale,
-    scale, normalizer, T, S, num_shared, slots, first_group, group_chunks,
-    P: tl.constexpr, VALUE_P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
-    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
-    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+    sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
+    scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
+    BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
 
     With BY_SLOT each slot has a value of its own, with STRICT a do of its own, and it does not read its own token.
 
-    Outputs have one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], dgate [blocks, slots, H]; dk_scale is
-    [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk. states and dstates hold
-    group_chunks places for each of the groups."""
-    BLOCKS: tl.constexpr = (D + BD - 1) // BD
+    grads are the results, one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], and if wanted dgate [blocks,
+    slots, H] and dk_scale [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk.
+    states and dstates hold group_chunks places for each of the groups."""
+    H: tl.constexpr = shape.H
+    BLOCKS: tl.constexpr = (shape.D + BD - 1) // BD
     place = tl.program_id(0) // (H * BLOCKS)
     h = tl.program_id(0) // BLOCKS % H
     part = tl.program_id(0) % BLOCKS
     group = first_group + place // group_chunks
-    c = tl.load(group_first + group) + place % group_chunks
-    if c >= tl.load(group_end + group):
+    c = tl.load(slots.group_first + group) + place % group_chunks
+    if c >= tl.load(slots.group_end + group):
         return
     if tl.load(strong + c.to(tl.int64) * H + h) != 0:
         return
     finish_chunk(
-        q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-        token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
-        strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S, num_shared, slots,
-        place, h, part, c,
-        P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE, K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD,
-        BV, DOTS, PARTS, C, IEEE, BY_SLOT, STRICT, False, STAGES,
+        sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
+        scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
+        shape, mapping, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, False, STAGES,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "slots", "first_group", "group_chunks",
+@triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks",
                                "places"])  # fmt: skip
 def finish_strong_kernel(
-    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
-    strong, states, dstates, value_dots,
-    dq, dk, dg, dgate, dk_scale,
-    scale, normalizer, T, S, num_shared, slots, first_group, group_chunks, places,
-    P: tl.constexpr, VALUE_P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
-    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
-    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+    sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
+    scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks, places,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
+    BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
+    H: tl.constexpr = shape.H
     for task in range(tl.program_id(0), places * H, tl.num_programs(0)):
         place = task // H
         h = task % H
         group = first_group + place // group_chunks
-        c = tl.load(group_first + group) + place % group_chunks
-        found = c < tl.load(group_end + group)
+        c = tl.load(slots.group_first + group) + place % group_chunks
+        found = c < tl.load(slots.group_end + group)
         if found:
             found = tl.load(strong + tl.cast(c, tl.int64) * H + h) != 0
         if found:
-            for part in range((D + BD - 1) // BD):
+            for part in range((shape.D + BD - 1) // BD):
                 finish_chunk(
-                    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared,
-                    do, token, out, segment, head, tail, group_first, group_end, qt, kt, falls,
-                    decay, full, norms,
-                    strong, states, dstates, value_dots, dq, dk, dg, dgate, dk_scale, scale, normalizer, T, S,
-                    num_shared, slots, place, h, part, c, P, VALUE_P, K, TOP_K, READ_TOP_K, WRITE_GATE, READ_GATE,
-                    K_MAP, FROM_LOGITS, HAS_SCALE, PACKED, H, G, D, V, BD, BV, DOTS, PARTS, C, IEEE,
-                    BY_SLOT, STRICT, True, STAGES,
+                    sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
+                    scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
+                    shape, mapping, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, True, STAGES,
                 )  # fmt: skip
 
 
 @triton.jit
 def finish_chunk(
-    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate, values, values_shared, do,
-    token, out, segment, head, tail, group_first, group_end, qt, kt, falls, decay, full, norms,
-    strong, states, dstates, value_dots,
-    dq, dk, dg, dgate, dk_scale,
-    scale, normalizer, T, S, num_shared, slots, place, h, part, c,
-    P: tl.constexpr, VALUE_P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
-    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
-    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    C: tl.constexpr, IEEE: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr,
-    STAGES: tl.constexpr,
+    sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
+    scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
+    BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of one head of one chunk."""
-    value_rows = out if BY_SLOT else token
-    do_rows = out if STRICT else token
+    H: tl.constexpr = shape.H
+    G: tl.constexpr = shape.G
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    IEEE: tl.constexpr = shape.IEEE
+    P: tl.constexpr = mapping.P
+    VALUE_P: tl.constexpr = shape.VALUE_P
+    K_MAP: tl.constexpr = mapping.K_MAP
+    dq, dk, dg, dgate, dk_scale = grads
+    value_rows = slots.out if BY_SLOT else slots.token
+    do_rows = slots.out if STRICT else slots.token
     here = tl.cast(c, tl.int64) * H + h
     low = states.dtype.element_ty
     i = tl.arange(0, C)
     d = part * BD + tl.arange(0, BD)
     inside = (d < D)[None, :]
-    q_base = tl.where(c < num_shared, q_shared, q_sparse)
-    k_base = tl.where(c < num_shared, k_shared, k_sparse)
-    g_base = tl.where(c < num_shared, g_shared, g_sparse)
-    v_base = values
+    q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
+    k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
+    g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
+    v_base = sources.v
     if VALUE_P > 0:
-        v_base = tl.where(c < num_shared, values_shared, values)
+        v_base = tl.where(c < num_shared, sources.shared_v, sources.v)
     state_tile = (tl.cast(place, tl.int64) * H + h) * D * V + d[None, :] * V
     key_tile = (here * C + i[:, None]) * D + d[None, :]
-    tok, rank, ok = chunk_slots(token, out, c, T, C)
-    write = slot_weight(gate, tok, rank, ok, K, TOP_K, WRITE_GATE)
-    read = slot_weight(gate, tok, rank, ok, K, READ_TOP_K, READ_GATE)
-    written = ok & ((rank < TOP_K) | (rank == K))
-    key_scale = tl.load(k_scale + h).to(tl.float32) if HAS_SCALE else 1.0
+    tok, rank, ok = chunk_slots(slots.token, slots.out, c, T, C)
+    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE)
+    written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
     norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
     grown = tl.load(full + here * D + d, mask=d < D, other=1.0)
     if STRONG:
-        raw_g = gather_rows(g_base, token, segment, c, h, d, S, num_shared, 1, H, D, C)
-        g = tl.where(written[:, None] & inside, log2_decay(raw_g, normalizer, FROM_LOGITS), 0.0)
+        raw_g = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
+        g = tl.where(written[:, None] & inside, log2_decay(raw_g, normalizer), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
         fall = tl.exp2(b)
-        raw_k = gather_rows(k_base, token, segment, c, h, d, S, num_shared, P, H, D, C)
+        raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
         k_in = tl.where(inside, map_keys(raw_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
     else:
         fall = tl.load(falls + key_tile, mask=inside, other=1.0)
@@ -163,8 +151,8 @@ def finish_chunk(
         through = tl.zeros([C, BD], tl.float32)
         for begin in tl.range(0, V, BV, num_stages=STAGES):
             v = begin + tl.arange(0, BV)
-            bv = gather_rows(v_base, value_rows, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
-            bo = gather_rows(do, do_rows, segment, c, hq, v, S, num_shared, 1, H * G, V, C)
+            bv = gather_slots(v_base, value_rows, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+            bo = gather_slots(do, do_rows, slots.segment, c, hq, v, S, num_shared, 1, H * G, V, C)
             s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
             da = matmul(bo, tl.trans(bv), da, IEEE)
             da_t = matmul(bv, tl.trans(bo), da_t, IEEE)
@@ -175,14 +163,16 @@ def finish_chunk(
         else:
             da = tl.where(i[:, None] >= i[None, :], da, 0.0)
             da_t = tl.where(i[:, None] <= i[None, :], da_t, 0.0)
-        if PACKED:
-            da = within_segments(da, segment, c, C)
-            da_t = within_segments(da_t, segment, c, C)
-            through = of_segment(through, segment, c, tl.load(head + c), C)
+        if mapping.PACKED:
+            da = within_segments(da, slots.segment, c, C)
+            da_t = within_segments(da_t, slots.segment, c, C)
+            through = of_segment(through, slots.segment, c, tl.load(slots.head + c), C)
         else:
-            through = tl.where(tl.load(head + c) >= 0, through, 0.0)
+            through = tl.where(tl.load(slots.head + c) >= 0, through, 0.0)
         if STRONG:
-            q_in = gather_rows(q_base, token, segment, c, hq, d, S, num_shared, P, H * G, D, C).to(tl.float32)
+            q_in = gather_slots(q_base, slots.token, slots.segment, c, hq, d, S, num_shared, P, H * G, D, C).to(
+                tl.float32
+            )
             q_in = q_in * (read * scale)[:, None]
             dq_hat = through * fall
             pulled = q_in * dq_hat
@@ -212,7 +202,7 @@ def finish_chunk(
             inner += pulled
             dq_hat = through * fall.to(tl.float32)
         dread += tl.sum(pulled, 1)
-        scatter_rows(dq, dq_hat * (read * scale)[:, None], token, out, c, hq, d, H * G, D, C)
+        scatter_slots(dq, dq_hat * (read * scale)[:, None], slots.token, slots.out, c, hq, d, H * G, D, C)
     if not STRONG:
         inner -= k_in.to(tl.float32) * within
     later = tl.zeros([C, BD], tl.float32)
@@ -221,15 +211,15 @@ def finish_chunk(
         v = begin + tl.arange(0, BV)
         s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
         ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
-        bv = gather_rows(v_base, value_rows, segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+        bv = gather_slots(v_base, value_rows, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
         later = matmul(bv, ds, later, IEEE)
         crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
     passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)
     crossing = tl.where(passes == 0, 0.0, crossing * passes)
-    if PACKED:
-        later = of_segment(later, segment, c, tl.load(tail + c), C)
+    if mapping.PACKED:
+        later = of_segment(later, slots.segment, c, tl.load(slots.tail + c), C)
     else:
-        later = tl.where(tl.load(tail + c) >= 0, later, 0.0)
+        later = tl.where(tl.load(slots.tail + c) >= 0, later, 0.0)
     if STRONG:
         later = later * tl.exp2(sum_rows(i[:, None] < i[None, :], g, IEEE))
         dk_hat = within + later
@@ -243,32 +233,32 @@ def finish_chunk(
         dk_hat = within / fall.to(tl.float32)
     crossing += tl.sum(crossed, 0)
     db = sum_rows(i[:, None] <= i[None, :], inner - crossed, IEEE) + crossing[None, :]
-    if FROM_LOGITS:
-        logits = gather_rows(g_base, token, segment, c, h, d, S, num_shared, 1, H, D, C)
+    if normalizer is not None:
+        logits = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
         db = db * tl.sigmoid(-logits.to(tl.float32)) / normalizer
-    scatter_rows(dg, tl.where(written[:, None], db, 0.0), token, out, c, h, d, H, D, C)
+    scatter_slots(dg, tl.where(written[:, None], db, 0.0), slots.token, slots.out, c, h, d, H, D, C)
 
     at = c * C + i
-    real = tl.load(token + at) >= 0
-    slot = tl.where(real, tl.load(out + at), 0)
-    if WRITE_GATE or READ_GATE:
+    real = tl.load(slots.token + at) >= 0
+    slot = tl.where(real, tl.load(slots.out + at), 0)
+    if dgate is not None:
         both = tl.zeros([C], tl.float32)
-        if READ_GATE:
+        if mapping.READ_GATE:
             both += tl.where(read != 0, dread / read, 0.0)
-        if WRITE_GATE:
+        if mapping.WRITE_GATE:
             both += tl.where(write != 0, dwrite / write, 0.0)
-        tl.store(dgate + (part * slots.to(tl.int64) + slot) * H + h, both, mask=real)
+        tl.store(dgate + (part * num_slots.to(tl.int64) + slot) * H + h, both, mask=real)
     dphi = dk_hat * write[:, None]
-    if (K_MAP != "identity") or HAS_SCALE:
-        keys = gather_rows(k_base, token, segment, c, h, d, S, num_shared, P, H, D, C)
+    if (K_MAP != "identity") or (sources.k_scale is not None):
+        keys = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
         dot = tl.zeros([C], tl.float32)
         if K_MAP == "softmax":
             for piece in tl.static_range(DOTS):
-                dot += tl.load(value_dots + (piece * slots.to(tl.int64) + slot) * H + h, mask=real, other=0.0)
+                dot += tl.load(value_dots + (piece * num_slots.to(tl.int64) + slot) * H + h, mask=real, other=0.0)
         phi = tl.where(inside, map_keys(keys, norm, key_scale, K_MAP), 0.0)
         dphi = unmap_keys(dphi, phi, dot, keys, key_scale, K_MAP)
-        if HAS_SCALE:
+        if sources.k_scale is not None:
             scaled = tl.sum(tl.sum(tl.where(real[:, None] & inside, dphi * keys.to(tl.float32), 0.0), 1), 0)
             tl.store(dk_scale + here * PARTS + part, scaled)
         dphi = dphi * key_scale
-    scatter_rows(dk, dphi, token, out, c, h, d, H, D, C)
+    scatter_slots(dk, dphi, slots.token, slots.out, c, h, d, H, D, C)

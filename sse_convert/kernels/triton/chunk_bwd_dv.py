@@ -3,27 +3,31 @@
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_rows, load_rows, matmul, scatter_rows
+from sse_convert.kernels.triton.tiles import gather_slots, load_rows, matmul, scatter_slots
 
 
-@triton.jit(do_not_specialize=["S", "num_shared", "slots", "first_group", "group_chunks"])
+@triton.jit(do_not_specialize=["S", "num_shared", "num_slots", "first_group", "group_chunks"])
 def value_gradient_kernel(
-    qd, kd, products, values, values_shared, do, decay, token, out, segment, tail, load, store, group_first, group_end,
-    entering, dfinal, dinitial, dstates, dv, value_dots,
-    S, num_shared, slots, first_group, group_chunks,
-    P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, HAS_STATE: tl.constexpr, DOTS: tl.constexpr, IEEE: tl.constexpr,
-    STAGES: tl.constexpr,
+    qd, kd, products, values, values_shared, do, decay, slots, entering, dfinal, dinitial, dstates, dv, value_dots,
+    S, num_shared, num_slots, first_group, group_chunks,
+    shape: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, H, V blocks), chunks in reverse. dv is [slots, H, V]; dstates [chunks, H, D, V] is the gradient of
-    the state leaving each chunk; value_dots [V blocks, slots, H], with DOTS, the sum of v * dv."""
+    the state leaving each chunk; value_dots [V blocks, slots, H], if wanted, the sum of v * dv."""
+    H: tl.constexpr = shape.H
+    G: tl.constexpr = shape.G
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    VALUE_P: tl.constexpr = shape.VALUE_P
+    IEEE: tl.constexpr = shape.IEEE
     group = first_group + tl.program_id(0)
     h = tl.program_id(1)
     d = tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
     i = tl.arange(0, C)
-    first = tl.load(group_first + group)
-    end = tl.load(group_end + group)
+    first = tl.load(slots.group_first + group)
+    end = tl.load(slots.group_end + group)
     inside = (d < D)[:, None] & (v < V)[None, :]
     tile = d[:, None] * V + v[None, :]
     dstate = tl.load(entering + (group.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
@@ -31,14 +35,14 @@ def value_gradient_kernel(
     for step in tl.range(end - first, num_stages=STAGES):
         c = end - 1 - step
         here = tl.cast(c, tl.int64) * H + h
-        if HAS_STATE:
-            row = tl.load(store + c)
+        if dfinal is not None:
+            row = tl.load(slots.store + c)
             if row >= 0:
                 dstate = tl.load(dfinal + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
-        dstate = tl.where(tl.load(tail + c) >= 0, dstate, 0.0)
+        dstate = tl.where(tl.load(slots.tail + c) >= 0, dstate, 0.0)
         low = dstate.to(dstates.dtype.element_ty)
         tl.store(mine + (c - first) * (H * D * V) + tile, low, mask=inside)
-        tok = tl.load(token + c * C + i)
+        tok = tl.load(slots.token + c * C + i)
         ok = tok >= 0
         tok = tl.where(ok, tok, 0)
         bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
@@ -52,16 +56,16 @@ def value_gradient_kernel(
             bq = tl.load(qd + slot * D + d[:, None], mask=(d < D)[:, None], other=0.0)
             acc = matmul(a, bo, acc, IEEE)
             dstate = matmul(bq, bo, dstate, IEEE)
-        scatter_rows(dv, acc, token, out, c, h, v, H, V, C)
-        if DOTS:
+        scatter_slots(dv, acc, slots.token, slots.out, c, h, v, H, V, C)
+        if value_dots is not None:
             v_base = values
-            if P > 0:
+            if VALUE_P > 0:
                 v_base = tl.where(c < num_shared, values_shared, values)
-            bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, P, H, V, C)
+            bv = gather_slots(v_base, slots.token, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
             dots = tl.sum(bv.to(tl.float32) * acc, 1)
-            slot = tl.load(out + c * C + i)
-            tl.store(value_dots + (tl.program_id(2) * slots.to(tl.int64) + slot) * H + h, dots, mask=ok)
-        if HAS_STATE:
-            begun = tl.load(load + c)
+            slot = tl.load(slots.out + c * C + i)
+            tl.store(value_dots + (tl.program_id(2) * num_slots.to(tl.int64) + slot) * H + h, dots, mask=ok)
+        if dfinal is not None:
+            begun = tl.load(slots.load + c)
             if begun >= 0:
                 tl.store(dinitial + (begun.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)

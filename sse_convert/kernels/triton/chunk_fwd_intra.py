@@ -13,7 +13,7 @@ import triton.language as tl
 from sse_convert.kernels.triton.tiles import (
     FAST_BITS,
     chunk_slots,
-    gather_rows,
+    gather_slots,
     key_norm,
     level_masks,
     log2_decay,
@@ -28,38 +28,40 @@ from sse_convert.kernels.triton.tiles import (
 
 @triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared"])
 def prepare_kernel(
-    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate,
-    token, out, segment, head, tail,
-    qt, kt, qd, kd, falls, products, decay, full, norms, strong,
+    sources, slots, qt, kt, packed_q, packed_k, falls, products, decay, full, norms, strong,
     scale, normalizer, T, S, num_shared,
-    P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
-    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
-    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    ROW: tl.constexpr, BD: tl.constexpr, C: tl.constexpr, IEEE: tl.constexpr, SAVE: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, ROW: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks * query heads). Works through D in blocks of BD; ROW >= D. With PACKED, qd and kd are qt and kt
-    without the rows of segments that do not read (leave) the chunk's state; else they are the same buffers."""
+    """Grid (chunks * query heads). Works through D in blocks of BD; ROW >= D. packed_q and packed_k are qt and kt
+    without the rows of segments that do not read (leave) the chunk's state, if segments share chunks."""
+    H: tl.constexpr = shape.H
+    G: tl.constexpr = shape.G
+    D: tl.constexpr = shape.D
+    C: tl.constexpr = shape.C
+    IEEE: tl.constexpr = shape.IEEE
+    P: tl.constexpr = mapping.P
+    K_MAP: tl.constexpr = mapping.K_MAP
     c = tl.program_id(0) // (H * G)
     hq = tl.program_id(0) % (H * G)
     h = hq // G
     i = tl.arange(0, C)
-    if tl.load(token + c * C) < 0:
+    if tl.load(slots.token + c * C) < 0:
         tl.store(strong + c.to(tl.int64) * H + h, 0)
         return
-    entering = tl.load(head + c)
-    leaving = tl.load(tail + c)
+    entering = tl.load(slots.head + c)
+    leaving = tl.load(slots.tail + c)
     through = (entering == leaving) & (entering >= 0)
-    tok, rank, ok = chunk_slots(token, out, c, T, C)
-    write = slot_weight(gate, tok, rank, ok, K, TOP_K, WRITE_GATE)
-    read = slot_weight(gate, tok, rank, ok, K, READ_TOP_K, READ_GATE) * scale
-    written = ok & ((rank < TOP_K) | (rank == K))
-    q_base = tl.where(c < num_shared, q_shared, q_sparse)
-    k_base = tl.where(c < num_shared, k_shared, k_sparse)
-    g_base = tl.where(c < num_shared, g_shared, g_sparse)
-    key_scale = tl.load(k_scale + h).to(tl.float32) if HAS_SCALE else 1.0
+    tok, rank, ok = chunk_slots(slots.token, slots.out, c, T, C)
+    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
+    written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
+    k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
+    g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
+    key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
     whole = tl.arange(0, ROW)
-    norm = key_norm(gather_rows(k_base, token, segment, c, h, whole, S, num_shared, P, H, D, C), whole, key_scale, D,
-                    K_MAP)  # fmt: skip
+    keys = gather_slots(k_base, slots.token, slots.segment, c, h, whole, S, num_shared, P, H, D, C)
+    norm = key_norm(keys, whole, key_scale, D, K_MAP)
     tile = (c.to(tl.int64) * (H * G) + hq) * C
     here = c.to(tl.int64) * H + h
     first_query = hq % G == 0
@@ -67,20 +69,20 @@ def prepare_kernel(
     acc = tl.zeros([C, C], tl.float32)
     lowest = 0.0
     lane = tl.arange(0, BD)
-    raw = gather_rows(g_base, token, segment, c, h, lane, S, num_shared, 1, H, D, C)
-    raw_k = gather_rows(k_base, token, segment, c, h, lane, S, num_shared, P, H, D, C)
-    raw_q = gather_rows(q_base, token, segment, c, hq, lane, S, num_shared, P, H * G, D, C)
+    raw = gather_slots(g_base, slots.token, slots.segment, c, h, lane, S, num_shared, 1, H, D, C)
+    raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, lane, S, num_shared, P, H, D, C)
+    raw_q = gather_slots(q_base, slots.token, slots.segment, c, hq, lane, S, num_shared, P, H * G, D, C)
     for begin in tl.static_range(0, D, BD):
         d = begin + lane
         inside = (d < D)[None, :]
         this, this_k, this_q = raw, raw_k, raw_q
         if begin + BD < D:
-            raw = gather_rows(g_base, token, segment, c, h, d + BD, S, num_shared, 1, H, D, C)
-            raw_k = gather_rows(k_base, token, segment, c, h, d + BD, S, num_shared, P, H, D, C)
-            raw_q = gather_rows(q_base, token, segment, c, hq, d + BD, S, num_shared, P, H * G, D, C)
+            raw = gather_slots(g_base, slots.token, slots.segment, c, h, d + BD, S, num_shared, 1, H, D, C)
+            raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d + BD, S, num_shared, P, H, D, C)
+            raw_q = gather_slots(q_base, slots.token, slots.segment, c, hq, d + BD, S, num_shared, P, H * G, D, C)
         q_at = (tile + i[:, None]) * D + d[None, :]
         k_at = (here * C + i[:, None]) * D + d[None, :]
-        g = tl.where(written[:, None] & inside, log2_decay(this, normalizer, FROM_LOGITS), 0.0)
+        g = tl.where(written[:, None] & inside, log2_decay(this, normalizer), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
         total = tl.sum(tl.where(i[:, None] == C - 1, b, 0.0), 0)
         lowest = tl.minimum(lowest, tl.min(total, 0))
@@ -90,17 +92,21 @@ def prepare_kernel(
         decayed = this_q.to(tl.float32) * read[:, None] * fall
         acc = matmul(decayed, tl.trans(raised), acc, IEEE)
         tl.store(qt + q_at, decayed.to(qt.dtype.element_ty), mask=inside)
-        if PACKED:
-            shown = of_segment(decayed, segment, c, entering, C)
-            tl.store(qd + q_at, shown.to(qd.dtype.element_ty), mask=inside)
+        if mapping.PACKED:
+            shown = of_segment(decayed, slots.segment, c, entering, C)
+            tl.store(packed_q + q_at, shown.to(packed_q.dtype.element_ty), mask=inside)
         if first_query:
             rest = sum_rows(i[:, None] < i[None, :], g, IEEE) if IEEE else total[None, :] - b
             kept = k * tl.exp2(rest)
             tl.store(kt + k_at, kept.to(kt.dtype.element_ty), mask=inside)
-            if SAVE:
+            if falls is not None:
                 tl.store(falls + k_at, fall.to(falls.dtype.element_ty), mask=inside)
-            if PACKED:
-                tl.store(kd + k_at, of_segment(kept, segment, c, leaving, C).to(kd.dtype.element_ty), mask=inside)
+            if mapping.PACKED:
+                tl.store(
+                    packed_k + k_at,
+                    of_segment(kept, slots.segment, c, leaving, C).to(packed_k.dtype.element_ty),
+                    mask=inside,
+                )
             tl.store(full + here * D + d, tl.exp2(total), mask=d < D)
             tl.store(decay + here * D + d, tl.where(through, tl.exp2(total), 0.0), mask=d < D)
     if first_query:
@@ -108,23 +114,26 @@ def prepare_kernel(
         if K_MAP == "softmax":
             tl.store(norms + here * C + i, norm)
     acc = tl.where(i[:, None] >= i[None, :], acc, 0.0)
-    if PACKED:
-        acc = within_segments(acc, segment, c, C)
+    if mapping.PACKED:
+        acc = within_segments(acc, slots.segment, c, C)
     tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "tasks"])
 def strong_products_kernel(
-    q_sparse, k_sparse, g_sparse, q_shared, k_shared, g_shared, k_scale, gate,
-    token, out, segment, norms, strong, products,
+    sources, slots, norms, strong, products,
     scale, normalizer, T, S, num_shared, tasks,
-    P: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr,
-    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr, K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr,
-    HAS_SCALE: tl.constexpr, PACKED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, C: tl.constexpr, IEEE: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """A few programs look through the flags of all tasks, chunks * query heads, and compute the masked products where
     decays are strong."""
+    H: tl.constexpr = shape.H
+    G: tl.constexpr = shape.G
+    D: tl.constexpr = shape.D
+    C: tl.constexpr = shape.C
+    IEEE: tl.constexpr = shape.IEEE
+    P: tl.constexpr = mapping.P
+    K_MAP: tl.constexpr = mapping.K_MAP
     i = tl.arange(0, C)
     for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
         c = task // (H * G)
@@ -132,27 +141,29 @@ def strong_products_kernel(
         h = hq // G
         here = tl.cast(c, tl.int64) * H + h
         if tl.load(strong + here) != 0:
-            tok, rank, ok = chunk_slots(token, out, c, T, C)
-            write = slot_weight(gate, tok, rank, ok, K, TOP_K, WRITE_GATE)
-            read = slot_weight(gate, tok, rank, ok, K, READ_TOP_K, READ_GATE) * scale
-            written = ok & ((rank < TOP_K) | (rank == K))
-            q_base = tl.where(c < num_shared, q_shared, q_sparse)
-            k_base = tl.where(c < num_shared, k_shared, k_sparse)
-            g_base = tl.where(c < num_shared, g_shared, g_sparse)
-            key_scale = tl.load(k_scale + h).to(tl.float32) if HAS_SCALE else 1.0
+            tok, rank, ok = chunk_slots(slots.token, slots.out, c, T, C)
+            write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
+            read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
+            written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+            q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
+            k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
+            g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
+            key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
             norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
             acc = tl.zeros([C, C], tl.float32)
             lowest = tl.zeros([C], tl.float32)
             for begin in range(0, D, BD):
                 d = begin + tl.arange(0, BD)
                 inside = (d < D)[None, :]
-                raw = gather_rows(g_base, token, segment, c, h, d, S, num_shared, 1, H, D, C)
-                g = tl.where(written[:, None] & inside, log2_decay(raw, normalizer, FROM_LOGITS), 0.0)
+                raw = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
+                g = tl.where(written[:, None] & inside, log2_decay(raw, normalizer), 0.0)
                 lowest = tl.minimum(lowest, tl.min(sum_rows(i[:, None] >= i[None, :], g, IEEE), 1))
-                raw_k = gather_rows(k_base, token, segment, c, h, d, S, num_shared, P, H, D, C)
+                raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
                 k = tl.where(inside, map_keys(raw_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
                 x = (
-                    gather_rows(q_base, token, segment, c, hq, d, S, num_shared, P, H * G, D, C).to(tl.float32)
+                    gather_slots(q_base, slots.token, slots.segment, c, hq, d, S, num_shared, P, H * G, D, C).to(
+                        tl.float32
+                    )
                     * read[:, None]
                 )
                 acc += tl.where(i[:, None] == i[None, :], tl.sum(x * k, 1)[:, None], 0.0)
@@ -161,8 +172,8 @@ def strong_products_kernel(
                     factor = tl.exp2(sum_rows(joins, g, IEEE))
                     part = matmul(x * factor, tl.trans(k * factor), tl.zeros([C, C], tl.float32), IEEE)
                     acc += tl.where(pairs, part, 0.0)
-            if PACKED:
-                acc = within_segments(acc, segment, c, C)
+            if mapping.PACKED:
+                acc = within_segments(acc, slots.segment, c, C)
             tile = (tl.cast(c, tl.int64) * (H * G) + hq) * C
             slow = (lowest <= -FAST_BITS)[:, None] & (i[None, :] >= 0)
             tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty), mask=slow)

@@ -8,54 +8,61 @@ gradient of the state that leaves a chunk: dS <- decay dS + sum over query heads
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_rows, matmul
+from sse_convert.kernels.triton.tiles import gather_slots, matmul
 
 
 @triton.jit(do_not_specialize=["S", "num_shared", "first_group", "group_chunks"])
 def state_kernel(
-    x, y, y_shared, decay, token, segment, inject, group_first, group_end, initial, local, carry, chunk_states,
+    x, y, y_shared, decay, token, inject, slots, initial, local, carry, chunk_states,
     S, num_shared, first_group, group_chunks,
-    P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr, STORE: tl.constexpr, HAS_STATE: tl.constexpr,
-    IEEE: tl.constexpr, STAGES: tl.constexpr,
+    shape: tl.constexpr, REVERSE: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups, H, V blocks). Without STORE a group starts from zero and writes its own state to `local` and its
-    decay to `carry`; with STORE it starts from `local`, then the state entering it, and writes each chunk's."""
+    """Grid (groups, H, V blocks). Without `chunk_states` a group starts from zero and writes its own state to `local`
+    and its decay to `carry`; with them it starts from `local`, then the state entering it, and writes each chunk's."""
+    H: tl.constexpr = shape.H
+    G: tl.constexpr = shape.G
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    VALUE_P: tl.constexpr = shape.VALUE_P
+    IEEE: tl.constexpr = shape.IEEE
+    STORE: tl.constexpr = chunk_states is not None
     group = first_group + tl.program_id(0)
     h = tl.program_id(1)
     d = tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
     i = tl.arange(0, C)
-    first = tl.load(group_first + group)
-    count = tl.load(group_end + group) - first
+    first = tl.load(slots.group_first + group)
+    count = tl.load(slots.group_end + group) - first
     inside = (d < D)[:, None] & (v < V)[None, :]
     tile = d[:, None] * V + v[None, :]
     place = (group.to(tl.int64) * H + h) * D
     state = tl.load(local + place * V + tile, mask=inside, other=0.0) if STORE else tl.zeros([BD, BV], tl.float32)
     passed = tl.full([BD], 1.0, tl.float32)
-    mine = chunk_states + (tl.program_id(0).to(tl.int64) * group_chunks * H + h) * D * V
+    mine = (tl.program_id(0).to(tl.int64) * group_chunks * H + h) * D * V
     for step in tl.range(count * G, num_stages=STAGES):
         n = step % G
         opening = n == 0
         c = first + step // G
         if REVERSE:
             c = first + count - 1 - step // G
-        if HAS_STATE:
+        if initial is not None:
             row = tl.load(inject + c)
             if opening & (row >= 0):
                 state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
                 passed = tl.zeros([BD], tl.float32)
         here = tl.cast(c, tl.int64) * H + h
         if STORE:
-            tl.store(mine + (c - first) * (H * D * V) + tile, state.to(chunk_states.dtype.element_ty), mask=inside)
+            at = chunk_states + mine + (c - first) * (H * D * V) + tile
+            tl.store(at, state.to(chunk_states.dtype.element_ty), mask=inside)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         if G > 1:
             factor = tl.where(opening, factor, 1.0)
         bx = tl.load(x + ((here * G + n) * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
         y_base = y
-        if P > 0:
+        if VALUE_P > 0:
             y_base = tl.where(c < num_shared, y_shared, y)
-        by = gather_rows(y_base, token, segment, c, h * G + n, v, S, num_shared, P, H * G, V, C)
+        by = gather_slots(y_base, token, slots.segment, c, h * G + n, v, S, num_shared, VALUE_P, H * G, V, C)
         state = matmul(bx, by, tl.where(factor[:, None] == 0, 0.0, state * factor[:, None]), IEEE)
         passed = passed * factor
     if not STORE:
@@ -66,10 +73,12 @@ def state_kernel(
 @triton.jit(do_not_specialize=["groups"])
 def scan_kernel(
     local, carry, groups,
-    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
-    STAGES: tl.constexpr,
+    shape: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (H, blocks of ROWS of D). Replaces each group's own state in `local` by the state entering it."""
+    H: tl.constexpr = shape.H
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
     h = tl.program_id(0)
     d = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     v = tl.arange(0, BV)

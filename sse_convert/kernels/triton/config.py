@@ -1,4 +1,5 @@
-"""Block sizes and warps of every kernel, by head dim and precision. Pinned: nothing is tuned at run time.
+"""Block sizes and warps of every kernel, by head dim, precision and the device's shared memory. Pinned: nothing is
+tuned at run time.
 
 Four warps unless the row count is 128: with 64 rows Triton gives chained products of more warps to all of them alike.
 Products in float32 are not tensor core ones; there eight warps hold twice the tile in registers.
@@ -13,6 +14,8 @@ CHUNK = 64
 """slots per chunk"""
 MAX_DIM = 256
 """largest head dim"""
+LARGE = 227 * 1024
+"""bytes of shared memory that the larger tiles are for: Hopper, and Blackwell in servers"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Config:
 
 
 @functools.cache
-def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) -> Config:
+def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: int) -> Config:
     """The launches for head dims D and V.
 
     Args:
@@ -54,7 +57,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
         value_dim: V.
         groups: G, query heads per state head.
         ieee: float32 products instead of bf16 ones.
-        hopper: compute capability 9.0 or more, with the shared memory that goes with it.
+        shared_bytes: shared memory that a program may ask for.
     """
     d, v = block(dim), block(value_dim)
     scan = Launch(8, v, 4, 4)
@@ -63,7 +66,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, hopper: bool) 
         walk = dc.replace(carry, warps=8)
         return Config(part, part, carry, scan, carry, walk, carry, part, part)
     strong = Launch(32, min(v, 32), 4, 1)
-    if not hopper or d > 128:
+    if shared_bytes < LARGE or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
         part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=8 if d > 128 else 4)
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
@@ -92,6 +95,8 @@ def block(dim: int) -> int:
 
 
 @functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether a device has compute capability 9.0 or more; taken for granted where kernels are interpreted."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may ask for on a device; `LARGE` where kernels are interpreted."""
+    if device.type != "cuda":
+        return LARGE
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

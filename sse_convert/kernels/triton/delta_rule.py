@@ -1,4 +1,4 @@
-"""The delta rule's correction of values as a torch operator with gradients; linear attention does the rest.
+"""The delta rule's correction of values, with gradients; linear attention does the rest.
 
 `correct` gives every slot its u, what a token really writes. With u for values the SSE operator over gated linear
 attention is the one over the gated delta rule, and the gradients of both add up.
@@ -12,17 +12,21 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.namespace import operator_name
-from sse_convert.kernels.triton.chunk import Problem, allocate, sum_slots
-from sse_convert.kernels.triton.custom_op import (
-    TABLES,
+from sse_convert.kernels.triton.chunk import finish, prepare_chunks, slab_groups, states_of_slab
+from sse_convert.kernels.triton.chunk_state import state_kernel
+from sse_convert.kernels.triton.delta_rule_kernels import correct_backward_kernel, correct_kernel, inverse_kernel
+from sse_convert.kernels.triton.launching import launch
+from sse_convert.kernels.triton.passes import (
+    Pass,
+    Tensors,
     away_from_zero,
     by_partition,
-    layout_of,
-    or_empty,
-    saved_forward,
-    to_save,
+    compiled_pass,
+    plain_backward,
+    plain_forward,
+    run,
 )
-from sse_convert.kernels.triton.delta_rule_launch import corrected_dtype, run_correction, run_correction_backward
+from sse_convert.kernels.triton.problem import Forward, Problem, Settings, SlotGradients, Slots, allocate, sum_slots
 
 
 def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
@@ -41,22 +45,11 @@ def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
     return away_from_zero(strengths).contiguous()
 
 
-@torch.library.custom_op(operator_name(__name__, "correct"), mutates_args=())
 def correct(
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    shared_k: Tensor | None,
-    shared_g: Tensor | None,
-    shared_v: Tensor | None,
-    initial: Tensor | None,
-    used: Tensor,
-    layout: list[Tensor],
-    settings: list[int],
-    normalizer: float | None,
-) -> tuple[Tensor, list[Tensor]]:
-    """u of every slot, and what the backward pass needs.
+    k: Tensor, v: Tensor, g: Tensor, beta: Tensor, shared_k: Tensor | None, shared_g: Tensor | None,
+    shared_v: Tensor | None, initial: Tensor | None, used: Tensor, slots: Slots, settings: Settings,
+) -> Tensor:  # fmt: skip
+    """u of every slot.
 
     Args:
         k: [T, P, H, D], mapped.
@@ -68,130 +61,186 @@ def correct(
         shared_v: [T, H, V], if it has values of its own.
         initial: [S, M, H, D, V] float32 or None.
         used: int32 [T, K].
-        layout: tensors of an aligned layout.
-        settings: its number of shared chunks, chunks in a group, whether to save, sequences, top_k.
-        normalizer: of gate logits.
+        slots: tables of an aligned layout.
+        settings: of the attention that u is for.
 
     Returns:
         u [ranks * T, 1, H, V] in the order of the layout's `out`.
     """
-    x = _problem(k, v, g, shared_k, shared_g, shared_v, initial, used, layout, settings, normalizer)
-    u, done = run_correction(x, beta)
-    return u, to_save(done if x.save else None, k)
+    own = dc.replace(
+        settings, read_top_k=settings.top_k, write_gate=False, read_gate=False, by_slot=False, corrects=True, scale=1.0,
+        k_map="identity",
+    )  # fmt: skip
+    (u,) = run(_PASS, _correct, [k, v, g, beta, shared_k, shared_g, shared_v, initial, used], slots, own)
+    assert u is not None
+    return u
 
 
-@correct.register_fake
-def _correct_fake(
-    k: Tensor, v: Tensor, g: Tensor, beta: Tensor, shared_k: Tensor | None, shared_g: Tensor | None,
-    shared_v: Tensor | None, initial: Tensor | None, used: Tensor, layout: list[Tensor], settings: list[int],
-    normalizer: float | None,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    x = _problem(k, v, g, shared_k, shared_g, shared_v, initial, used, layout, settings, normalizer)
+def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:
+    """Corrected values u of every slot [ranks * T, 1, H, V], and what the backward pass needs, with the inverses of the
+    chunks' systems in the place of their products.
+
+    Args:
+        x: keys in the place of queries, without gates, scale and map; an aligned layout.
+        beta: [ranks, T, H] float32, write strengths of the slots, not 0.
+    """
+    assert not x.settings.packed, "segments must not share chunks"
+    (H, V), s, tile, sources = x.v.shape[-2:], x.settings, x.config.correct, x.sources
+    f = allocate(x)
+    products = torch.empty_like(f.products, dtype=torch.float32)
+    prepare_chunks(x, dc.replace(f, products=products))
+    launch(inverse_kernel, (x.num_chunks, H), products, beta, x.slots, f.products, shape=x.shape, warps=tile.warps)
+    u = x.v.new_empty(x.ranks * x.q.shape[0], 1, H, V, dtype=corrected_dtype(x.v))
+    launch(
+        correct_kernel, (x.num_groups, H, -(-V // tile.block_v)),
+        f.qt, f.kt, f.products, beta, sources.v, sources.shared_v, f.decay, x.slots, x.initial, f.entering, u,
+        s.num_sequences, s.num_shared_chunks, x.num_groups, shape=x.shape,
+        BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
+    )  # fmt: skip
+    return u, f
+
+
+def corrected_dtype(v: Tensor) -> torch.dtype:
+    """Of u: that of v, but for float16, in which small write strengths would leave nothing."""
+    return torch.float32 if v.dtype == torch.float16 else v.dtype
+
+
+def run_correction_backward(x: Problem, saved: Forward, beta: Tensor, du: Tensor) -> tuple[SlotGradients, Tensor]:
+    """Gradients by slot with respect to keys (as queries and as keys), decays, values and initial states, and of beta
+    [ranks, T, H].
+
+    Args:
+        x: as given to `run_correction`, with its u for v.
+        saved: what it returned.
+        beta: as given.
+        du: [ranks * T, 1, H, V].
+    """
+    (T, _, H, D), V, tile, groups = x.q.shape, x.v.shape[-1], x.config.correct, x.num_groups
+    new, blocks = x.q.new_empty, -(-V // tile.block_v)
+    leaving, d_read = torch.empty_like(saved.entering), new(x.ranks, T, H, V, dtype=x.low)
+    d_beta = new(blocks, x.ranks, T, H, dtype=torch.float32)
+    d_initial = None if x.initial is None else torch.zeros_like(x.initial)
+    launch(
+        correct_backward_kernel, (groups, H, blocks),
+        saved.qt, saved.kt, saved.products, beta, x.v, du, saved.decay, x.slots, leaving, d_read, d_beta, d_initial,
+        x.ranks * T, groups, shape=x.shape, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
+    )  # fmt: skip
+    grads = SlotGradients(
+        dq=new(x.ranks, T, H, D),
+        dk=new(x.ranks, T, H, D),
+        dg=new(x.ranks, T, H, D, dtype=x.g.dtype),
+        dv=d_read.neg(),
+        dgate=None,
+        dk_scale=None,
+        dinitial=d_initial,
+    )
+    slab = slab_groups(x)
+    states, dstates = (new(slab * x.settings.group_chunks, H, D, V, dtype=x.low) for _ in range(2))
+    for first in range(0, groups, slab):
+        count = min(slab, groups - first)
+        states_of_slab(x, saved, states, first, count)
+        _state_gradients_of_slab(x, saved, leaving, d_read, dstates, first, count)
+        finish(x, saved, d_read, states, dstates, grads, None, first, count)
+    return grads, d_beta.sum(0)
+
+
+def _state_gradients_of_slab(
+    x: Problem, saved: Forward, leaving: Tensor, d_read: Tensor, dstates: Tensor, first: int, count: int
+) -> None:
+    """The gradient of the state leaving each chunk of `count` groups."""
+    (H, V), s, tile = leaving.shape[1::2], x.settings, x.config.states
+    launch(
+        state_kernel, (count, H, -(-V // tile.block_v)),
+        saved.qt, d_read, d_read, saved.decay, x.slots.out, x.slots.store, x.slots, None, leaving, None, dstates,
+        s.num_sequences, s.num_shared_chunks, first, s.group_chunks, shape=x.shape_of(1, 0),
+        REVERSE=True, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
+    )  # fmt: skip
+
+
+def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> Problem:
+    """Keys in the place of queries, without gates (in whose place, not followed, `used` tells their shape)."""
+    k, v, g, _, shared_k, shared_g, shared_v, initial, used = tensors
+    return Problem(
+        q=k, k=k, v=v, g=g, gate=used, shared=None if shared_k is None else (shared_k, shared_k, shared_g),
+        shared_v=shared_v, k_scale=None, initial=initial, slots=slots, settings=settings,
+    )  # fmt: skip
+
+
+def _run(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
+    u, done = run_correction(_problem(tensors, slots, settings), tensors[3])
+    return [u], done.to_save() if settings.save else []
+
+
+def _run_fake(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
+    v, beta = tensors[1], tensors[3]
     u = v.new_empty(beta.shape[0] * beta.shape[1], 1, *v.shape[-2:], dtype=corrected_dtype(v))
-    return u, to_save(allocate(x) if x.save else None, k)
+    return [u], allocate(_problem(tensors, slots, settings)).to_save() if settings.save else []
 
 
-@torch.library.custom_op(operator_name(__name__, "correct_backward"), mutates_args=())
-def _correct_backward(
-    du: Tensor,
-    u: Tensor,
-    saved: list[Tensor],
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    shared_k: Tensor | None,
-    shared_g: Tensor | None,
-    initial: Tensor | None,
-    used: Tensor,
-    layout: list[Tensor],
-    settings: list[int],
-    normalizer: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by slot of k, v, g and beta, and of the initial state (empty if none)."""
-    x = _problem(k, v, g, shared_k, shared_g, None, initial, used, layout, settings, normalizer)
-    x = dc.replace(x, v=u, by_slot=True)
-    grads, d_beta = run_correction_backward(x, saved_forward(saved), beta, du)
-    return grads.dq + grads.dk, grads.dv.to(v.dtype), grads.dg, d_beta, or_empty(grads.dinitial, k)
+def _run_backward(
+    d_results: list[Any], saved: list[Any], tensors: list[Any], slots: Slots, settings: Settings
+) -> Tensors:  # fmt: skip
+    """Gradients by slot of k, v, g and beta, and of the initial state."""
+    *done, u = saved
+    x = dc.replace(
+        _problem(tensors, slots, dc.replace(settings, by_slot=True)), v=u, shared_v=None
+    )  # fmt: skip
+    grads, d_beta = run_correction_backward(x, Forward.saved(done), tensors[3], d_results[0].contiguous())
+    return [grads.dq + grads.dk, grads.dv.to(tensors[1].dtype), grads.dg, d_beta, grads.dinitial]
 
 
-@_correct_backward.register_fake
-def _correct_backward_fake(
-    du: Tensor, u: Tensor, saved: list[Tensor], k: Tensor, v: Tensor, g: Tensor, beta: Tensor, shared_k: Tensor | None,
-    shared_g: Tensor | None, initial: Tensor | None, used: Tensor, layout: list[Tensor], settings: list[int],
-    normalizer: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _run_backward_fake(
+    d_results: list[Any], saved: list[Any], tensors: list[Any], slots: Slots, settings: Settings
+) -> Tensors:  # fmt: skip
+    k, v, g, beta, *_, initial, _ = tensors
     (ranks, T, H), D, V = beta.shape, k.shape[-1], v.shape[-1]
-    of_state = or_empty(None if initial is None else torch.empty_like(initial), k)
-    return (
+    return [
         k.new_empty(ranks, T, H, D),
         v.new_empty(ranks, T, H, V),
         g.new_empty(ranks, T, H, D),
         torch.empty_like(beta),
-        of_state,
-    )
+        None if initial is None else torch.empty_like(initial),
+    ]
 
 
-def _problem(
-    k: Tensor, v: Tensor, g: Tensor, shared_k: Tensor | None, shared_g: Tensor | None, shared_v: Tensor | None,
-    initial: Tensor | None, used: Tensor, layout: list[Tensor], settings: list[int], normalizer: float | None,
-) -> Problem:  # fmt: skip
-    """Keys in the place of queries, without gates (in whose place, not followed, `used` tells their shape)."""
-    shared = None
-    if shared_k is not None and shared_g is not None:
-        shared = (shared_k, shared_k, shared_g, v if shared_v is None else shared_v)
-    num_shared_chunks, group_chunks, save, num_sequences, top_k = settings
-    return Problem(
-        q=k,
-        k=k,
-        v=v,
-        g=g,
-        gate=used,
-        shared=shared,
-        own_values=shared_v is not None,
-        k_scale=None,
-        initial=initial,
-        layout=layout_of(layout, num_shared_chunks),
-        packed=False,
-        group_chunks=group_chunks,
-        save=bool(save),
-        num_sequences=num_sequences,
-        top_k=top_k,
-        read_top_k=top_k,
-        write_gate=False,
-        read_gate=False,
-        scale=1.0,
-        k_map="identity",
-        normalizer=normalizer,
-        corrects=True,
-    )
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
-    *tensors, layout, settings, normalizer = inputs
-    ctx.present = [x is not None for x in tensors]
-    ctx.options = settings, normalizer
-    ctx.save_for_backward(*(x for x in tensors if x is not None), *layout, output[0], *output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, du: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    tables = [None] * len(TABLES)
-    if du is None:
-        return *[None] * 9, tables, None, None
-    flat = list(ctx.saved_tensors)
-    tensors: list[Any] = [flat.pop(0) if there else None for there in ctx.present]
-    k, v, g, beta, shared_k, shared_g, shared_v, initial, used = tensors
-    layout, u, saved = flat[: len(TABLES)], flat[len(TABLES)], flat[len(TABLES) + 1 :]
-    dk, dv, dg, d_beta, d_initial = _correct_backward(
-        du.contiguous(), u, saved, k, v, g, beta, shared_k, shared_g, initial, used, layout, *ctx.options
-    )
+def _gradients(by_slot: list[Any], tensors: list[Any], settings: Settings) -> Tensors:
+    dk, dv, dg, d_beta, d_initial = by_slot
+    k, v, _, _, shared_k, _, shared_v, _, used = tensors
     K = used.shape[1]
-    of_k = by_partition(dk[:K], used, k)
     of_v = by_partition(dv if shared_v is None else dv[:K], used, v)
     of_shared = [None] * 3 if shared_k is None else [dk[K], dg[K], None if shared_v is None else dv[K]]
-    of_state = None if initial is None else d_initial
-    return of_k, of_v, sum_slots(dg[:K]), d_beta, *of_shared, of_state, None, tables, None, None
+    return [by_partition(dk[:K], used, k), of_v, sum_slots(dg[:K]), d_beta, *of_shared, d_initial, None]
 
 
-torch.library.register_autograd(operator_name(__name__, "correct"), _gradients, setup_context=_setup)
+@torch.library.custom_op(operator_name(__name__, "correct"), mutates_args=())
+def _correct(
+    tensors: list[Tensor], tables: list[Tensor], numbers: list[int], factors: list[float], k_map: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    return plain_forward(_run, tensors, tables, numbers, factors, k_map)
+
+
+@_correct.register_fake
+def _(
+    tensors: list[Tensor], tables: list[Tensor], numbers: list[int], factors: list[float], k_map: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    return plain_forward(_run_fake, tensors, tables, numbers, factors, k_map)
+
+
+@torch.library.custom_op(operator_name(__name__, "correct_backward"), mutates_args=())
+def _correct_backward(
+    d_results: list[Tensor], saved: list[Tensor], tensors: list[Tensor], tables: list[Tensor], numbers: list[int],
+    factors: list[float], k_map: str,
+) -> list[Tensor]:  # fmt: skip
+    return plain_backward(_run_backward, d_results, saved, tensors, tables, numbers, factors, k_map)
+
+
+@_correct_backward.register_fake
+def _(
+    d_results: list[Tensor], saved: list[Tensor], tensors: list[Tensor], tables: list[Tensor], numbers: list[int],
+    factors: list[float], k_map: str,
+) -> list[Tensor]:  # fmt: skip
+    return plain_backward(_run_backward_fake, d_results, saved, tensors, tables, numbers, factors, k_map)
+
+
+_PASS = Pass(_run, _run_backward, _gradients, keeps=1)
+compiled_pass(_PASS, _correct, _correct_backward)

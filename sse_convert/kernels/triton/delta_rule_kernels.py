@@ -10,28 +10,29 @@ chunks of a segment, forward for U and, with dS the gradient of the state that l
 
     G = (I + diag(beta) A)^-T (dU + K_end dS)    dV = diag(beta) G    d beta = rows of G * U / beta
 
-after which keys are read like queries whose outputs have the gradient -dV, as `finish.py` does it.
+after which keys are read like queries whose outputs have the gradient -dV, as `chunk_bwd_dqkg.py` does it.
 """
 
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_rows, level_masks, load_rows, matmul, scatter_rows
+from sse_convert.kernels.triton.tiles import gather_slots, level_masks, load_rows, matmul, scatter_slots
 
 
 @triton.jit
-def inverse_kernel(
-    products, beta, token, out, inverse, H: tl.constexpr, C: tl.constexpr, IEEE: tl.constexpr,
-):  # fmt: skip
+def inverse_kernel(products, beta, slots, inverse, shape: tl.constexpr):
     """Grid (chunks, H). The inverse of I + diag(beta) times the products below the diagonal, by halves: that of two
     neighbouring blocks is their inverses and, below, what these make of the products between the blocks."""
+    H: tl.constexpr = shape.H
+    C: tl.constexpr = shape.C
+    IEEE: tl.constexpr = shape.IEEE
     c = tl.program_id(0)
     h = tl.program_id(1)
     i = tl.arange(0, C)
-    if tl.load(token + c * C) < 0:
+    if tl.load(slots.token + c * C) < 0:
         return
     square = (c.to(tl.int64) * H + h) * C * C + i[:, None] * C + i[None, :]
-    a = tl.load(products + square) * slot_strength(beta, out, c, h, H, C)[:, None]
+    a = tl.load(products + square) * slot_strength(beta, slots.out, c, h, H, C)[:, None]
     _, pairs = level_masks(i, 0)
     x = tl.where(i[:, None] == i[None, :], 1.0, tl.where(pairs, -a, 0.0))
     for level in range(1, 6):
@@ -55,14 +56,17 @@ def slot_strength(beta, out, c, h, H: tl.constexpr, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["S", "num_shared", "groups"])
 def correct_kernel(
-    k_start, k_end, inverse, beta, values, values_shared, decay, token, out, segment, head, load, group_first,
-    group_end, initial, entering, u,
-    S, num_shared, groups,
-    P: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    C: tl.constexpr, HAS_STATE: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+    k_start, k_end, inverse, beta, values, values_shared, decay, slots, initial, entering, u, S, num_shared, groups,
+    shape: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, H, V blocks). The program of a segment's first group walks through all its groups; it writes u of
     each slot and the state that enters each group."""
+    H: tl.constexpr = shape.H
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    VALUE_P: tl.constexpr = shape.VALUE_P
+    IEEE: tl.constexpr = shape.IEEE
     group = tl.program_id(0)
     h = tl.program_id(1)
     d = tl.arange(0, BD)
@@ -71,60 +75,62 @@ def correct_kernel(
     inside = (d < D)[:, None] & (v < V)[None, :]
     tile = d[:, None] * V + v[None, :]
     state = tl.zeros([BD, BV], tl.float32)
-    mine = begins(group, group_first, group_end, head, load)
+    mine = begins(group, slots)
     while mine:
         tl.store(entering + (group.to(tl.int64) * H + h) * D * V + tile, state, mask=inside)
-        for c in tl.range(tl.load(group_first + group), tl.load(group_end + group), num_stages=STAGES):
-            if HAS_STATE:
-                row = tl.load(load + c)
+        for c in tl.range(tl.load(slots.group_first + group), tl.load(slots.group_end + group), num_stages=STAGES):
+            if initial is not None:
+                row = tl.load(slots.load + c)
                 if row >= 0:
                     state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
             here = tl.cast(c, tl.int64) * H + h
             v_base = values
-            if P > 0:
+            if VALUE_P > 0:
                 v_base = tl.where(c < num_shared, values_shared, values)
-            bv = gather_rows(v_base, token, segment, c, h, v, S, num_shared, P, H, V, C)
+            bv = gather_slots(v_base, slots.token, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
             bk = tl.load(k_start + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
             kept = tl.load(k_end + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
             solve = tl.load(inverse + (here * C + i[:, None]) * C + i[None, :])
             factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
             held = matmul(bk, state, tl.zeros([C, BV], tl.float32), IEEE)
-            right = (bv.to(tl.float32) - held) * slot_strength(beta, out, c, h, H, C)[:, None]
+            right = (bv.to(tl.float32) - held) * slot_strength(beta, slots.out, c, h, H, C)[:, None]
             bu = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE).to(u.dtype.element_ty)
-            scatter_rows(u, bu, token, out, c, h, v, H, V, C)
+            scatter_slots(u, bu, slots.token, slots.out, c, h, v, H, V, C)
             state = matmul(kept, bu, state * factor[:, None], IEEE)
         group += 1
-        mine = continues(group, groups, group_first, group_end, head, load)
+        mine = continues(group, groups, slots)
 
 
 @triton.jit
-def begins(group, group_first, group_end, head, load):
+def begins(group, slots):
     """Whether a group is used and its first chunk is the first of a segment."""
-    first = tl.load(group_first + group)
-    used = first < tl.load(group_end + group)
-    return used & ((tl.load(head + first) < 0) | (tl.load(load + first) >= 0))
+    first = tl.load(slots.group_first + group)
+    used = first < tl.load(slots.group_end + group)
+    return used & ((tl.load(slots.head + first) < 0) | (tl.load(slots.load + first) >= 0))
 
 
 @triton.jit
-def continues(group, groups, group_first, group_end, head, load):
+def continues(group, groups, slots):
     """Whether there is such a group and it continues the segment of the one before."""
     there = group < groups
     group = tl.where(there, group, 0)
-    used = tl.load(group_first + group) < tl.load(group_end + group)
-    return there & used & (begins(group, group_first, group_end, head, load) == 0)
+    used = tl.load(slots.group_first + group) < tl.load(slots.group_end + group)
+    return there & used & (begins(group, slots) == 0)
 
 
-@triton.jit(do_not_specialize=["slots", "groups"])
+@triton.jit(do_not_specialize=["num_slots", "groups"])
 def correct_backward_kernel(
-    k_start, k_end, inverse, beta, u, du, decay, token, out, head, load, group_first, group_end, leaving, d_read,
-    d_beta, d_initial,
-    slots, groups,
-    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    HAS_STATE: tl.constexpr, IEEE: tl.constexpr, STAGES: tl.constexpr,
+    k_start, k_end, inverse, beta, u, du, decay, slots, leaving, d_read, d_beta, d_initial, num_slots, groups,
+    shape: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, H, V blocks). The program of a segment's last group walks back through all its groups. Per slot it
     writes -dv to d_read [slots, H, V] and the part of its V block to d_beta [blocks, slots, H]; besides, the gradient
     of the state that leaves each group and of initial states."""
+    H: tl.constexpr = shape.H
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    IEEE: tl.constexpr = shape.IEEE
     group = tl.program_id(0)
     h = tl.program_id(1)
     d = tl.arange(0, BD)
@@ -133,16 +139,16 @@ def correct_backward_kernel(
     inside = (d < D)[:, None] & (v < V)[None, :]
     tile = d[:, None] * V + v[None, :]
     dstate = tl.zeros([BD, BV], tl.float32)
-    used = tl.load(group_first + group) < tl.load(group_end + group)
-    mine = used & (continues(group + 1, groups, group_first, group_end, head, load) == 0)
+    used = tl.load(slots.group_first + group) < tl.load(slots.group_end + group)
+    mine = used & (continues(group + 1, groups, slots) == 0)
     while mine:
         tl.store(leaving + (group.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)
-        first = tl.load(group_first + group)
-        end = tl.load(group_end + group)
+        first = tl.load(slots.group_first + group)
+        end = tl.load(slots.group_end + group)
         for step in tl.range(end - first, num_stages=STAGES):
             c = end - 1 - step
             here = tl.cast(c, tl.int64) * H + h
-            slot = tl.load(out + c * C + i)
+            slot = tl.load(slots.out + c * C + i)
             real = slot >= 0
             slot = tl.where(real, slot, 0).to(tl.int64)
             given = load_rows(du + h * V, slot, v, real, H * V, V).to(tl.float32)
@@ -155,13 +161,13 @@ def correct_backward_kernel(
             right = matmul(bk, dstate, given, IEEE)
             g = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE)
             read = (g * -strength[:, None]).to(d_read.dtype.element_ty)
-            scatter_rows(d_read, read, token, out, c, h, v, H, V, C)
-            of_block = (tl.program_id(2) * slots.to(tl.int64) + slot) * H + h
+            scatter_slots(d_read, read, slots.token, slots.out, c, h, v, H, V, C)
+            of_block = (tl.program_id(2) * num_slots.to(tl.int64) + slot) * H + h
             tl.store(d_beta + of_block, tl.sum(g * bu, 1) / strength, mask=real)
             dstate = matmul(start, read, dstate * factor[:, None], IEEE)
-            if HAS_STATE:
-                begun = tl.load(load + c)
+            if d_initial is not None:
+                begun = tl.load(slots.load + c)
                 if begun >= 0:
                     tl.store(d_initial + (begun.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)
-        mine = begins(group, group_first, group_end, head, load) == 0
+        mine = begins(group, slots) == 0
         group -= 1

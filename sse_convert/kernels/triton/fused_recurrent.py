@@ -89,10 +89,10 @@ def _decode(
     decode_kernel[(S * H * triton.cdiv(V, block_v),)](
         q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
         router_bias, used, gate, state, o,
-        scale, 1.0 if decay_normalizer is None else decay_normalizer,
+        scale, decay_normalizer,
         N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared), TOP_K=top_k,
         READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
-        FROM_LOGITS=decay_normalizer is not None, H=H, G=G, D=D, V=V,
+        H=H, G=G, D=D, V=V,
         BN=triton.next_power_of_2(N), BG=triton.next_power_of_2(G), BD=block_d, BV=block_v, BK=block_k,
         num_warps=warps,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def decode_kernel(
     scale, normalizer,
     N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
     TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr, WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
-    K_MAP: tl.constexpr, FROM_LOGITS: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
+    K_MAP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BN: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Grid (S * H * blocks of V). The partitions of a token are ranked best first, the shared one last; BK at once."""
@@ -150,7 +150,7 @@ def decode_kernel(
 
         given = tl.where(is_shared, decay_shared, log_decay) + (b * H + h) * D
         in_k = ok[:, None] & in_d
-        decay = log2_decay(tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0), normalizer, FROM_LOGITS)
+        decay = log2_decay(tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0), normalizer)
         decay = tl.where(writes[:, None], tl.exp2(decay), 1.0)
         given = tl.where(is_shared, k_shared, k) + k_row * D
         keys = tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0)

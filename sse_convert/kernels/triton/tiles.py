@@ -45,10 +45,10 @@ def load_rows(base, row, d, ok, stride, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def log2_decay(raw, normalizer, FROM_LOGITS: tl.constexpr):
-    """Base-2 log decay from natural log decays, or from gate logits x as logsigmoid(x) / normalizer."""
+def log2_decay(raw, normalizer):
+    """Base-2 log decay from natural log decays, or, with a normalizer, from gate logits x as logsigmoid(x) / it."""
     x = raw.to(tl.float32)
-    if FROM_LOGITS:
+    if normalizer is not None:
         soft = tl.log2(1.0 + tl.exp2(-tl.abs(x) * LOG2_E))
         out = (tl.minimum(x, 0.0) * LOG2_E - soft) / normalizer
     else:
@@ -150,8 +150,10 @@ def chunk_slots(token, out, c, T, C: tl.constexpr):
 
 
 @triton.jit
-def gather_rows(base, token, segment, c, head, d, S, num_shared, P: tl.constexpr, HEADS: tl.constexpr,
-                D: tl.constexpr, C: tl.constexpr):  # fmt: skip
+def gather_slots(
+    base, token, segment, c, head, d, S, num_shared, P: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    C: tl.constexpr,
+):  # fmt: skip
     """The [C, BLOCK] rows of a chunk's slots in x [T, P, HEADS, D] (in [T, HEADS, D], for the shared partition)."""
     at = c * C + tl.arange(0, C)
     tok = tl.load(token + at)
@@ -164,7 +166,7 @@ def gather_rows(base, token, segment, c, head, d, S, num_shared, P: tl.constexpr
 
 
 @triton.jit
-def scatter_rows(x, value, token, out, c, head, d, HEADS: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+def scatter_slots(x, value, token, out, c, head, d, HEADS: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
     """Write the rows of a chunk's slots to x [slots, HEADS, D]."""
     at = c * C + tl.arange(0, C)
     ok = tl.load(token + at) >= 0

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 """bytes of shared memory a block may ask for, by compute capability"""
 
 Report = dict[str, Any]
@@ -41,10 +41,11 @@ class Compiler:
         from triton.backends.compiler import GPUTarget
         from triton.runtime.jit import JITFunction
 
-        from sse_convert.kernels.triton import chunk as launch
+        from sse_convert.kernels.triton import problem
+        from sse_convert.kernels.triton.problem import Mapping, Shape
 
         self.target = GPUTarget("cuda", capability, 32)
-        launch.is_hopper = lambda device: capability >= 90
+        problem.shared_memory = lambda device: SHARED_LIMIT[capability]
         self.seen: dict[str, Report] = {}
         self.launched: dict[str, Report] = {}
         triton.runtime.driver.set_active(self)
@@ -54,6 +55,8 @@ class Compiler:
             kernel = run(function, *args, grid=grid, warmup=True, **options)
             if kernel.hash not in self.seen:
                 constants = {name: value for name, value in options.items() if name in function.arg_names}
+                for group in (x for x in options.values() if isinstance(x, (Shape, Mapping))):
+                    constants |= group._asdict()
                 self.seen[kernel.hash] = {"kernel": kernel.name, **usage(kernel), "constants": constants}
             self.launched[kernel.hash] = self.seen[kernel.hash]
             return kernel

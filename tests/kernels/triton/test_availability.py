@@ -11,7 +11,7 @@ from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch.operands import operands_of
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton import availability, selfcheck
-from sse_convert.kernels.triton.availability import unavailable_reason
+from sse_convert.kernels.triton.availability import untrusted_reason
 from sse_convert.kernels.triton.selfcheck import self_check
 
 CPU = torch.device("cpu")
@@ -121,67 +121,67 @@ def test_self_check_survives_a_failing_compiler(kernels: pytest.MonkeyPatch) -> 
 def test_a_right_gpu_is_examined_once(gpu: pytest.MonkeyPatch) -> None:
     examined = []
     gpu.setattr(selfcheck, "self_check", lambda device, delta: examined.append(device))
-    assert unavailable_reason(GPU) is None
-    assert unavailable_reason(GPU) is None
+    assert untrusted_reason(GPU) is None
+    assert untrusted_reason(GPU) is None
     assert examined == [GPU]
 
 
 def test_the_delta_rule_is_examined_when_it_is_asked_for(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(selfcheck, "self_check", lambda device, delta: "the output is off" if delta else None)
-    assert unavailable_reason(GPU) is None
-    assert "the output is off" in str(unavailable_reason(GPU, delta=True))
-    assert unavailable_reason(GPU) is None
+    assert untrusted_reason(GPU) is None
+    assert "the output is off" in str(untrusted_reason(GPU, delta=True))
+    assert untrusted_reason(GPU) is None
 
 
 def test_what_all_need_is_examined_before_the_delta_rule(gpu: pytest.MonkeyPatch) -> None:
     examined = []
     gpu.setattr(selfcheck, "self_check", lambda device, delta: examined.append(delta))
     for _ in range(2):
-        assert unavailable_reason(GPU, delta=True) is None
+        assert untrusted_reason(GPU, delta=True) is None
     assert examined == [False, True]
 
 
 def test_a_wrong_build_is_refused_with_versions_and_a_way_out(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(selfcheck, "self_check", lambda device, delta: "the output is off by 3.0e-01 of its size (bound 1e-02)")
-    reason = str(unavailable_reason(GPU))
+    reason = str(untrusted_reason(GPU))
     assert reason.startswith("self-check failed on Some GPU: the output is off by 3.0e-01 of its size (bound 1e-02); ")
     for part in ("compiled by triton ", " with ptxas ", "set TRITON_PTXAS_"):
         assert part in reason
-    assert unavailable_reason(GPU) == reason
+    assert untrusted_reason(GPU) == reason
 
 
 def test_an_old_gpu_is_refused(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
-    assert unavailable_reason(GPU) == "Some GPU has compute capability 7.5, below 8.0"
+    assert untrusted_reason(GPU) == "Some GPU has compute capability 7.5, below 8.0"
 
 
 def test_the_self_check_does_not_run_while_a_graph_is_captured(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert "while a CUDA graph is being captured" in str(unavailable_reason(GPU))
+    assert "while a CUDA graph is being captured" in str(untrusted_reason(GPU))
     gpu.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert unavailable_reason(GPU) is None
+    assert untrusted_reason(GPU) is None
 
 
 def test_amd_gpus_are_refused(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(torch.version, "hip", "6.0")
-    assert unavailable_reason(GPU) == "the kernels need an NVIDIA GPU, not an AMD one"
+    assert untrusted_reason(GPU) == "the kernels need an NVIDIA GPU, not an AMD one"
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
-    assert unavailable_reason(GPU) == "triton is not installed"
+    assert untrusted_reason(GPU) == "triton is not installed"
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert unavailable_reason(CPU) is None
+    assert untrusted_reason(CPU) is None
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert unavailable_reason(CPU) == "the kernels need an NVIDIA GPU, not cpu"
+    assert untrusted_reason(CPU) == "the kernels need an NVIDIA GPU, not cpu"
 
 
 def test_a_device_of_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert unavailable_reason(GPU) == "there is no CUDA device"
+    assert untrusted_reason(GPU) == "there is no CUDA device"
 
 
 @pytest.mark.parametrize("delta", [False, True])

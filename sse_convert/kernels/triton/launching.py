@@ -1,0 +1,54 @@
+"""Launching kernels at little cost for the host.
+
+Triton's own launch inspects every argument each time, for tens of microseconds. Here a kernel that was compiled for
+arguments of the same kinds is launched as it is. The kinds are what Triton compiles for: types and alignment of
+pointers, which arguments are None, whether integers need 64 bits, and compile-time constants.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+"""bytes; Triton compiles for pointers at multiples of them apart"""
+
+_compiled: dict[Hashable, Any] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, registers: int | None = None, **constants: Any
+) -> None:  # fmt: skip
+    """Launch a kernel on the current device.
+
+    Args:
+        kernel: a jitted function that specialises on none of its integers.
+        grid: programs, in one to three dimensions.
+        args: its arguments up to the compile-time constants: tensors, numbers, None, and tuples of these.
+        warps: per program.
+        registers: most that a thread may use.
+        constants: the rest of its parameters, in their order.
+    """
+    options: dict[str, int] = {"num_warps": warps} if registers is None else {"num_warps": warps, "maxnreg": registers}
+    if not torch.cuda.is_available():
+        kernel[grid](*args, **constants, **options)
+        return
+    values = tuple(constants.values())
+    key = (kernel, torch.cuda.current_device(), warps, registers, values, tuple(map(_kind, args)))
+    compiled = _compiled.get(key)
+    if compiled is None:
+        _compiled[key] = kernel[grid](*args, **constants, **options)
+    else:
+        compiled[(*grid, 1, 1)[:3]](*args, *values)
+
+
+def _kind(argument: Any) -> Hashable:
+    """Equal for arguments that one compiled kernel serves."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % ALIGNMENT
+    if isinstance(argument, tuple):
+        return tuple(map(_kind, argument))
+    if isinstance(argument, int):
+        return argument.bit_length() > 31
+    return type(argument)
