@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.markdown import anchor, prose, table
-from sse_convert.mixers import FULL, MIXER_TYPES
-from sse_convert.recipe.jsonschema import json_schema
+from sse_convert.mixers import BUILT_IN, FULL
+from sse_convert.recipe.jsonschema import ADVANCED, json_schema, mixer_definition
 from sse_convert.recipe.presets import preset_names, preset_summary, preset_text
 from sse_convert.recipe.schema import Recipe
 
@@ -53,7 +53,8 @@ def _headings(definitions: dict[str, Schema]) -> dict[str, str]:
 
     A mapping is headed by the path of the first key that holds it, as in `data.train[]`.
     """
-    kinds = {cls.__name__: f"mixers: kind {kind}" for kind, cls in MIXER_TYPES.items()}
+    kinds = {mixer_definition(kind): f"mixers: kind {kind}" for kind in BUILT_IN}
+    kinds[ADVANCED] = "mixers: advanced"
     paths = {Recipe.__name__: ""}
     for owner in (queue := [Recipe.__name__]):
         for key, schema in definitions[owner]["properties"].items():

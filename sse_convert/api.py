@@ -66,7 +66,6 @@ def select(
     length: int = 1024,
     samples: int = 16,
     recall_weight: float = 1.0,
-    gate_steps: int = 64,
     device: str | None = None,
     overrides: Sequence[str] | None = None,
 ) -> "SelectReport":
@@ -76,7 +75,7 @@ def select(
         source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
         keep: layers to keep.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
-        methods: greedy, kl-restore, sensitivity, recall-ratio, gates, uniform; the first one decides. Without recall
+        methods: greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
             (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
         text: file or folder to use in place of the recipe's `data.valid`.
         stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's.
@@ -84,7 +83,6 @@ def select(
         length: tokens per row.
         samples: needle (or copy) rows.
         recall_weight: recall beside text, both in nats per token.
-        gate_steps: optimizer steps of the method gates.
         device: unset picks the accelerator, or the CPU.
         overrides: `a.b=c` assignments (for a file, a name or a model).
 
@@ -106,7 +104,6 @@ def select(
         length=length,
         samples=samples,
         recall_weight=recall_weight,
-        gate_steps=gate_steps,
     )
     return select_layers(recipe, Path(out), settings, text=None if text is None else Path(text), device=device)
 

@@ -1,14 +1,14 @@
 """The paper's comparisons: what each claims, the variants that test it, and the order that the claim predicts.
 
-The base is SSE with N = 16, k = 1, ReLU keys and a state per query head. What a comparison says of a layer it says of
-the layer as a case of SSE (`as_sse` of its mixer), so that baselines can be set beside it.
+The base is the paper's SSE with N = 16, k = 1, ReLU keys and a state per query head. Baselines
+are cases of SSE, so that they can be set beside it.
 """
 
 import dataclasses as dc
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.quality.swapped_variants import SETS, SSE, Variant
+from benchmarks.quality.swapped_variants import SETS, Variant, mixer_keys
 
 Pair = tuple[str, str]
 """names of two variants, the better one first"""
@@ -37,14 +37,12 @@ class Comparison:
 def _sse(**fields: Any) -> Variant:
     """The base with other settings."""
     base = SETS["pieces"]["base"]
-    return dc.replace(base, set={**base.set, **{f"{SSE}.{name}": value for name, value in fields.items()}})
+    return dc.replace(base, set={**base.set, **mixer_keys("paper", fields)})
 
 
 def _baseline(mixer: str, **fields: Any) -> Variant:
     """Another mixer with the base's states per query head."""
-    return Variant(
-        mixer=mixer, set={f"mixers.{mixer}.{name}": v for name, v in {"state_heads": "query", **fields}.items()}
-    )
+    return Variant(mixer=mixer, set=mixer_keys(mixer, {"state_heads": "query", **fields}))
 
 
 def _grows(*names: str) -> dict[str, tuple[Pair, ...]]:

@@ -27,8 +27,8 @@ from sse_convert.selection.measure import Measurement
 from sse_convert.selection.select import settle_recall
 from sse_convert.selection.setup import Settings, set_up
 
-METHODS = ("greedy", "kl-restore", "sensitivity", "recall-ratio", "gates", "uniform")
-CHOOSE = {"length": 512, "tokens": 1024, "samples": 6, "gate_steps": 16}
+METHODS = ("greedy", "kl-restore", "sensitivity", "recall-ratio", "uniform")
+CHOOSE = {"length": 512, "tokens": 1024, "samples": 6}
 COMPARE = {"length": 1024, "tokens": 2048, "samples": 8}
 CHECK_SEED = 1
 FLOOR = 1e-4

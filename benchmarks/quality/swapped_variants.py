@@ -3,9 +3,10 @@
 import dataclasses as dc
 from typing import Any, Literal
 
+from sse_convert.mixers import BASIC
+
 Optimizer = Literal["adamw", "muon"]
 """as of `stages[].optimizer` in recipes"""
-SSE = "mixers.sse"
 RATE = 3e-3
 
 
@@ -13,7 +14,7 @@ RATE = 3e-3
 class Variant:
     """One way to swap the layers."""
 
-    mixer: str = "sse"
+    mixer: str = "paper"
     """name of the mixer in the recipe"""
     only: tuple[int, ...] | None = None
     """layers that get the mixer; other swapped layers get windows alone. None: all get the mixer"""
@@ -34,13 +35,18 @@ class Variant:
 _QUERY = {"num_partitions": 16, "top_k": 1, "k_feature_map": "relu", "state_heads": "query"}
 
 
+def mixer_keys(mixer: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Recipe keys of a mixer's settings."""
+    return {f"mixers.{mixer}.{'' if name in BASIC else 'advanced.'}{name}": value for name, value in fields.items()}
+
+
 def _sse(**fields: Any) -> Variant:
-    return Variant(set={f"{SSE}.{name}": value for name, value in {"state_heads": "query", **fields}.items()})
+    return Variant(set=mixer_keys("paper", {"state_heads": "query", **fields}))
 
 
 def _piece(rate: float = RATE, calibrate: dict[str, Any] | None = None, **fields: Any) -> Variant:
     """SSE with 16 partitions and ReLU keys, and what differs from it."""
-    own = {f"{SSE}.{name}": value for name, value in {**_QUERY, **fields}.items()}
+    own = mixer_keys("paper", {**_QUERY, **fields})
     return Variant(set={**own, **{f"calibrate.{name}": value for name, value in (calibrate or {}).items()}}, rate=rate)
 
 
@@ -51,7 +57,8 @@ def _wide(rate: float = RATE, calibrate: dict[str, Any] | None = None, **fields:
 
 def _beside(output_scale: str = "fit", only: tuple[int, ...] | None = None, **fields: Any) -> Variant:
     """SSE with 16 partitions and ReLU keys beside a window."""
-    own = {f"mixers.sse+sliding.{name}": value for name, value in {**_QUERY, "window": 128, **fields}.items()}
+    plain = {"update": "gla", "decay_params": "shared"}
+    own = mixer_keys("sse+sliding", {**plain, **_QUERY, "window": 128, **fields})
     windows = {"mixers.sliding.window": 128, "calibrate.output_scale": output_scale}
     return Variant(mixer="sse+sliding", only=only, set={**own, **windows})
 
@@ -70,7 +77,7 @@ _MUON_WINDOW = dc.replace(_WINDOW, optimizer="muon", finer=4)
 
 SETS: dict[str, dict[str, Variant]] = {
     "capacity": {
-        "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query"}),
+        "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query", "mixers.gla.k_feature_map": "softmax"}),
         "sse N=4": _sse(num_partitions=4),
         "sse N=16": _sse(num_partitions=16),
         "sse N=64": _sse(num_partitions=64),
@@ -115,17 +122,14 @@ SETS: dict[str, dict[str, Variant]] = {
         "no decay": _piece(decay="none"),
         "own decay": _piece(decay_params="separate"),
         "no side path": _piece(qk_rank=0),
-        "side path of the partitions": _piece(qk_rank_on="sparse"),
         "no shared partition": _piece(shared_partition=False, qk_rank=0),
         "own parameters": _piece(shared_params=False, qk_rank=0, num_partitions=4),
         "state per key-value head": _piece(state_heads="kv"),
-        "decay not calibrated": _piece(calibrate={"decay": False}),
         "calibrated on 4k": _piece(calibrate=_FAR),
         "scale not calibrated": _piece(calibrate={"output_scale": "none"}),
         "nothing calibrated": _piece(calibrate={"enabled": False}),
         "delta rule": _piece(**_DELTA),
         "delta rule, k=2": _piece(**_DELTA, top_k=2),
-        "k-means router": _piece(calibrate={"router": "kmeans"}),
         "rate 1e-2": _piece(rate=1e-2),
     },
     "wide": {
@@ -147,7 +151,6 @@ SETS: dict[str, dict[str, Variant]] = {
         "one decay per head": _wide(decay="scalar"),
         "balance loss 0.001": _wide(balance_coef=0.001),
         "balance by bias": _wide(balance="bias", balance_coef=0.001),
-        "side path of the partitions": _wide(qk_rank_on="sparse"),
         "side path of rank 128": _wide(qk_rank=128),
         "rate 1e-2": _wide(rate=1e-2),
         "rate 6e-3": _wide(rate=6e-3),
@@ -159,7 +162,7 @@ SETS: dict[str, dict[str, Variant]] = {
         "windows in all": Variant(mixer="sliding", set={"mixers.sliding.window": 128}),
     },
     "mixers": {
-        "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query"}),
+        "gla": Variant(mixer="gla", set={"mixers.gla.state_heads": "query", "mixers.gla.k_feature_map": "softmax"}),
         "gdn": Variant(mixer="gdn", set={"mixers.gdn.state_heads": "query"}),
         "mom": Variant(mixer="mom", set={"mixers.mom.state_heads": "query"}),
         "sse": _piece(top_k=2),

@@ -1,6 +1,6 @@
 """What a teacher's attention layers do on a few rows of text: how far heads look, how large their outputs are.
 
-Shape letters: B rows, T tokens, N = B * T, Hq query heads, D head size, S key scales that a new layer tries.
+Shape letters: B rows, T tokens, N = B * T, Hq query heads, D head size.
 """
 
 import dataclasses as dc
@@ -19,9 +19,6 @@ from sse_convert.modeling.layer import SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
 from sse_convert.modeling.window.sliding import training_mask
 
-INPUT_TOKENS = 4096
-"""inputs kept per layer for router centroids"""
-
 
 @dc.dataclass(kw_only=True, slots=True)
 class LayerStatistics:
@@ -35,13 +32,11 @@ class LayerStatistics:
     """squared outputs of the teacher's heads, mean over channels, summed over tokens"""
     missed_square_H: Tensor
     """the same for what a window misses of them, in layers that have a window beside the new branch"""
-    student_square_SH: Tensor
-    """the same for the new layer's heads at scale one, where it was run, for each key scale it tried"""
-    student_product_SH: Tensor
+    student_square_H: Tensor
+    """the same for the new layer's heads at scale one, where it was run"""
+    student_product_H: Tensor
     """those heads times what they are to give: the teacher's, or what the window misses of them; summed likewise"""
     tokens: int = 0
-    inputs: list[Tensor] = dc.field(default_factory=list)
-    """layer inputs [tokens, hidden], float32 on the CPU, `INPUT_TOKENS` in all"""
 
     @property
     def measured(self) -> bool:
@@ -61,8 +56,8 @@ class LayerStatistics:
         return (self.missed_square_H / max(self.tokens, 1)).sqrt()
 
     def student_rms(self) -> Tensor:
-        """The same for the new layer's heads at scale one, [S, Hq]."""
-        return (self.student_square_SH / max(self.tokens, 1)).sqrt()
+        """The same for the new layer's heads at scale one, [Hq]."""
+        return (self.student_square_H / max(self.tokens, 1)).sqrt()
 
 
 def layer_inputs(
@@ -97,8 +92,6 @@ class Collector:
         layers: layers to watch.
         windows: (window, sinks) of those layers that have a window beside the new branch.
         students: new layers with output scales of one, built on the teacher's modules, to run on the same inputs.
-        key_scales: what such a layer tries as `sse_k_scale`, all heads alike; where that is nothing it runs as it is.
-        keep_inputs: keep layer inputs too.
     """
 
     def __init__(
@@ -109,14 +102,10 @@ class Collector:
         *,
         windows: dict[int, tuple[int, int]] | None = None,
         students: dict[int, SSEAttention] | None = None,
-        key_scales: dict[int, tuple[float, ...]] | None = None,
-        keep_inputs: bool = False,
     ) -> None:
         heads = model.config.num_attention_heads
-        self.model, self.spec, self.students, self.keep_inputs = model, spec, students or {}, keep_inputs
+        self.model, self.spec, self.students = model, spec, students or {}
         self.windows, self.dims = windows or {}, attention_dims(model.config)
-        tried = key_scales or {}
-        self.key_scales: dict[int, tuple[float | None, ...]] = {i: tried.get(i) or (None,) for i in layers}
         self._values: dict[int, Tensor] = {}
         self._given: dict[int, tuple[Tensor, tuple[Tensor, Tensor] | None]] = {}
         self.statistics = {
@@ -125,8 +114,8 @@ class Collector:
                 weight_H=torch.zeros(heads, dtype=torch.float64),
                 square_H=torch.zeros(heads, dtype=torch.float64),
                 missed_square_H=torch.zeros(heads, dtype=torch.float64),
-                student_square_SH=torch.zeros(len(self.key_scales[layer]), heads, dtype=torch.float64),
-                student_product_SH=torch.zeros(len(self.key_scales[layer]), heads, dtype=torch.float64),
+                student_square_H=torch.zeros(heads, dtype=torch.float64),
+                student_product_H=torch.zeros(heads, dtype=torch.float64),
             )
             for layer in layers
         }
@@ -149,7 +138,7 @@ class Collector:
         handles = []
         for layer, statistics in self.statistics.items():
             attention = self.model.get_submodule(self.spec.attention_path(layer))
-            inputs = functools.partial(self._inputs, layer, statistics)
+            inputs = functools.partial(self._inputs, layer)
             handles += [
                 attention.register_forward_pre_hook(inputs, with_kwargs=True),
                 attention.register_forward_hook(functools.partial(self._weights, layer, statistics)),
@@ -194,24 +183,16 @@ class Collector:
             self._compare(layer, statistics, heads_NHD)
 
     def _compare(self, layer: int, statistics: LayerStatistics, target_NHD: Tensor) -> None:
-        """Add the new layer's heads, and their products with what they are to give, one key scale after the other."""
+        """Add the new layer's heads, and their products with what they are to give."""
         if layer not in self.students:
             return
         x_BTC, embeddings = self._given.pop(layer)
-        for row, key_scale in enumerate(self.key_scales[layer]):
-            if key_scale is not None:
-                self.students[layer].sse_k_scale.fill_(key_scale)
-            heads_NHD = self._student(self.students[layer], x_BTC, embeddings)
-            statistics.student_square_SH[row] += _sums(heads_NHD, heads_NHD)
-            statistics.student_product_SH[row] += _sums(heads_NHD, target_NHD)
+        heads_NHD = self._student(self.students[layer], x_BTC, embeddings)
+        statistics.student_square_H += _sums(heads_NHD, heads_NHD)
+        statistics.student_product_H += _sums(heads_NHD, target_NHD)
 
-    def _inputs(
-        self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _inputs(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x_BTC = args[0] if args else kwargs["hidden_states"]
-        kept = sum(map(len, statistics.inputs))
-        if self.keep_inputs and kept < INPUT_TOKENS:
-            statistics.inputs.append(x_BTC.flatten(0, 1)[: INPUT_TOKENS - kept].float().cpu())
         if layer in self.windows:
             self._values[layer] = projections(module, self.spec, self.dims, x_BTC)[2]
         if layer in self.students:

@@ -1,8 +1,8 @@
-"""Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay, scales, router.
+"""Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay and output scale.
 
 Only `sse_*` tensors change: the folder gets a new version of the added shard, and the teacher's shards linked again.
-Follows Taylor-Calibrate in setting decays by the mean attention distance; scales are set last, by what the layers with
-these decays give, the key scale where it is asked for and the output scale for that key scale.
+Follows Taylor-Calibrate in setting decays by the mean attention distance; output scales are set last, by what the
+layers with these decays give.
 """
 
 import dataclasses as dc
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
-from sse_convert.calibration.initial_values import branch_windows, decay_and_router, half_lives, key_scales, scales
+from sse_convert.calibration.initial_values import branch_windows, decay_values, half_lives, output_scale
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, place
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
@@ -26,11 +26,11 @@ from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
-from sse_convert.mixers import RecurrentMixer, SSEMixer
+from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads
+from sse_convert.modeling.tensors import new_tensors, state_heads
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import table
@@ -47,12 +47,8 @@ class CalibratedLayer:
     index: int
     half_life: tuple[float, float] | None
     """tokens, shortest and longest over the state heads; None where decay was left alone"""
-    key_scale: tuple[float, float] | None
-    """smallest and largest over the state heads; None where it was left alone"""
     output_scale: tuple[float, float] | None
     """smallest and largest over the query heads; None where scales were left alone"""
-    router: str
-    """random (left alone), kmeans, or none"""
     measured: bool = True
     """false where no document of the rows is longer than the layer's window: decay and scales are left alone"""
 
@@ -72,14 +68,11 @@ class CalibrateReport:
 
     def lines(self) -> list[str]:
         """The result for a person."""
-        rows = [
-            (str(layer.index), *map(_range, (layer.half_life, layer.key_scale, layer.output_scale)), layer.router)
-            for layer in self.layers
-        ]
+        rows = [(str(layer.index), *map(_range, (layer.half_life, layer.output_scale))) for layer in self.layers]
         short = [str(layer.index) for layer in self.layers if not layer.measured]
         return [
             f"wrote {self.out}: {len(self.layers)} layers set from {self.rows} rows ({self.tokens:,} tokens)",
-            *table(("layer", "half-life (tokens)", "key scale", "output scale", "router"), rows),
+            *table(("layer", "half-life (tokens)", "output scale"), rows),
             *([f"note: no document reaches beyond the window of layers {', '.join(short)}; {_LEFT}"] if short else []),
         ]
 
@@ -103,7 +96,7 @@ def calibrate_checkpoint(
     Raises:
         CheckpointError: the folder is not a converted, untrained checkpoint.
         RecipeError: the recipe gives the model other layers than the checkpoint has, or rows that are too long, or too
-            short for what a window misses, or asks for key scales where none matters.
+            short for what a window misses.
         DataError: the training text cannot be used.
         OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
@@ -116,17 +109,14 @@ def calibrate_checkpoint(
     model = load_source(teacher)
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
-    statistics = _measured(
-        model, teacher, mixers, batches, "the teacher", keep_inputs=recipe.calibrate.router == "kmeans"
-    )
-    values = {i: decay_and_router(recipe, mixer, teacher.dims, statistics[i]) for i, mixer in mixers.items()}
-    if recipe.calibrate.fits_scales:
+    statistics = _measured(model, teacher, mixers, batches, "the teacher")
+    values = {i: decay_values(mixer, teacher.dims, statistics[i]) for i, mixer in mixers.items()}
+    if (kind := recipe.calibrate.output_scale) != "none":
         students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
-        tried = {i: key_scales(recipe, mixer) for i, mixer in mixers.items()}
-        found = _measured(model, teacher, mixers, batches, "the new layers", students=students, key_scales=tried)
+        found = _measured(model, teacher, mixers, batches, "the new layers", students=students)
         for i, mixer in mixers.items():
             if found[i].measured:
-                values[i] |= scales(recipe, mixer, teacher.dims, found[i])
+                values[i] |= output_scale(kind, mixer, teacher.dims, found[i])
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
     return CalibrateReport(
@@ -156,19 +146,9 @@ def _measured(
     what: str,
     *,
     students: dict[int, SSEAttention] | None = None,
-    key_scales: dict[int, tuple[float, ...]] | None = None,
-    keep_inputs: bool = False,
 ) -> dict[int, LayerStatistics]:
-    """Statistics of the layers over the batches; for the keyword arguments see `Collector`."""
-    collector = Collector(
-        model,
-        teacher.spec,
-        list(mixers),
-        windows=branch_windows(mixers),
-        students=students,
-        key_scales=key_scales,
-        keep_inputs=keep_inputs,
-    )
+    """Statistics of the layers over the batches; for `students` see `Collector`."""
+    collector = Collector(model, teacher.spec, list(mixers), windows=branch_windows(mixers), students=students)
     with progress(f"measuring {what}", len(batches)) as bar:
         for batch in batches:
             collector.run(batch)
@@ -180,14 +160,11 @@ def _summary(
     layer: int, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics, values: dict[str, Tensor]
 ) -> CalibratedLayer:
     half_life = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
-    key_scale, scale = (values.get(f"sse_{name}_scale") for name in ("k", "out"))
-    router = "kmeans" if "sse_router.weight" in values else "random"
+    scale = values.get("sse_out_scale")
     return CalibratedLayer(
         index=layer,
         half_life=_bounds(half_life) if "sse_decay_up.bias" in values else None,
-        key_scale=None if key_scale is None else _bounds(key_scale),
         output_scale=None if scale is None else _bounds(scale),
-        router=router if mixer.num_partitions > 1 else "none",
         measured=statistics.measured,
     )
 
@@ -228,7 +205,7 @@ def _check_input(recipe: Recipe, files: CheckpointFiles, limit: int | None) -> d
             fix="correct these keys, or use --set; for another window convert the model anew",
         )
     by_layer = ((layer, match.mixers[name]) for layer, name in enumerate(match.names) if name in match.mixers)
-    return {layer: as_sse(mixer) for layer, mixer in by_layer if isinstance(mixer, RecurrentMixer)}
+    return {layer: mixer for layer, mixer in by_layer if isinstance(mixer, SSEMixer)}
 
 
 def _student(

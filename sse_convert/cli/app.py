@@ -121,7 +121,7 @@ def _select(
         typer.Option(
             "--method",
             "-m",
-            help="greedy, kl-restore, sensitivity, recall-ratio, gates or uniform. Repeatable; the first decides.",
+            help="greedy, kl-restore, sensitivity, recall-ratio or uniform. Repeatable; the first decides.",
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option("--text", help="Text file or folder; unset: the recipe's valid.")] = None,
@@ -132,7 +132,6 @@ def _select(
     length: Annotated[int, typer.Option(help="Tokens per row.")] = 1024,
     samples: Annotated[int, typer.Option(help="Needle rows.")] = 16,
     recall_weight: Annotated[float, typer.Option(help="Recall beside text, both in nats per token.")] = 1.0,
-    gate_steps: Annotated[int, typer.Option(help="Optimizer steps of the method gates.")] = 64,
     device: DeviceOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -149,7 +148,6 @@ def _select(
         length=length,
         samples=samples,
         recall_weight=recall_weight,
-        gate_steps=gate_steps,
         device=device,
         overrides=overrides,
     )

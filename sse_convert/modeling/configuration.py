@@ -14,7 +14,8 @@ from sse_convert.modeling.remote_code import CONFIGURATION_FILE, MODELING_FILE, 
 
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""
-FORMAT = 1
+FORMAT = 2
+"""of the field `sse`; 1 had other settings of mixers, which are read as they were meant"""
 GUARD = "plain_class_guard"
 _GUARD_TEXT = "this checkpoint has SSE layers: load it with AutoModelForCausalLM, not as its source class"
 
@@ -96,8 +97,8 @@ def _checked(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> dic
     problems: list[str] = []
     if not isinstance(sse, dict):
         problems.append("is missing")
-    elif sse.get("format") != FORMAT:
-        problems.append(f"has format {sse.get('format')!r}, expected {FORMAT}")
+    elif sse.get("format") not in (1, FORMAT):
+        problems.append(f"has format {sse.get('format')!r}, expected 1 or {FORMAT}")
     elif missing := {"source_model_type", "layers", "mixers"} - sse.keys():
         problems.append(f"lacks {sorted(missing)}")
     else:

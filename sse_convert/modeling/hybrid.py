@@ -36,7 +36,7 @@ from sse_convert.modeling.layout import (
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
-from sse_convert.modeling.window.window_branch import SSESlidingAttention, attention_layer
+from sse_convert.modeling.window.window_branch import attention_layer
 
 _Source: Any = object
 """what the mixins are put in front of; to a type checker, a class with any attribute"""
@@ -277,17 +277,6 @@ class SSEHeadMixin(SSEMixin):
         """After an optimizer step: move the selection biases of layers with `balance: bias` by one sign step."""
         for layer in self.sse_layers().values():
             layer.update_router_bias()
-
-    def sse_draw_windows(self, seed: int | str, step: int) -> None:
-        """Before an optimizer step: decide which layers with `branch_dropout` leave out their window branch in it.
-
-        Args:
-            seed: of the training, the same in all processes; text where stages draw apart.
-            step: number of the step.
-        """
-        for layer in self.sse_layers().values():
-            if isinstance(layer, SSESlidingAttention):
-                layer.draw_window(seed, step)
 
     def _sse_backbone(self) -> Any:
         return getattr(self, source_spec(self.config.model_type).backbone)

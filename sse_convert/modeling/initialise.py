@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from sse_convert.kernels.triton_backend import has_kernels
-from sse_convert.mixers import RecurrentMixer, SSEMixer, SSESlidingMixer
+from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
-from sse_convert.modeling.tensors import ROUTER_BIAS, as_sse, new_tensors, state_heads
+from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, state_heads
 
 ROUTER_STD = 0.02
 HALF_LIVES = 16.0, 4096.0
@@ -59,10 +59,10 @@ class NewTensors(nn.Module):
         mixer: settings of the layer.
     """
 
-    def __init__(self, dims: AttentionDims, mixer: RecurrentMixer) -> None:
+    def __init__(self, dims: AttentionDims, mixer: SSEMixer) -> None:
         super().__init__()
         self.dims = dims
-        self.mixer = as_sse(mixer)
+        self.mixer = mixer
         specs = {spec.name: spec for spec in new_tensors(dims, mixer)}
         for name, spec in specs.items():
             owner, _, kind = name.partition(".")
@@ -83,9 +83,8 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
     offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
     spread over the heads; scales start at one (SSE's beside a window at `RESIDUAL_SCALE`), the output gate open.
 
-    Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones are
-    nearly gated linear attention, since a scale of all writes cancels in the output norm, and converted a small teacher
-    less well, before and after a short training.
+    Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones would be
+    nearly gated linear attention, since a scale of all writes cancels in the output norm.
 
     Args:
         layer: the layer.
@@ -113,8 +112,8 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
 def decay_bias(dims: AttentionDims, mixer: SSEMixer) -> Tensor:
     """Bias of the decay projection that gives each head its initial half-life.
 
-    With log decay = logsigmoid(b) / normalizer and half-life h (in tokens that reach the state), b = -log(expm1(y)),
-    y = log(2) * normalizer / h.
+    With log decay = logsigmoid(b) / DECAY_NORMALIZER and half-life h (in tokens that reach the state),
+    b = -log(expm1(y)), y = log(2) * DECAY_NORMALIZER / h.
 
     Returns:
         float32 [H * D] for per-channel decay, [H] for one decay per head.
@@ -123,12 +122,12 @@ def decay_bias(dims: AttentionDims, mixer: SSEMixer) -> Tensor:
     shortest, longest = (math.log(h) for h in HALF_LIVES)
     position = torch.linspace(0, 1, heads, dtype=torch.float64) if heads > 1 else torch.tensor([0.5]).double()
     half_life = torch.exp(shortest + (longest - shortest) * position)
-    bias = -torch.log(torch.expm1(math.log(2) * mixer.decay_normalizer / half_life))
+    bias = -torch.log(torch.expm1(math.log(2) * DECAY_NORMALIZER / half_life))
     return (bias.repeat_interleave(dims.head_dim) if mixer.decay == "gla" else bias).float()
 
 
 def fresh_sse_tensors(
-    dims: AttentionDims, mixer: RecurrentMixer, generator: torch.Generator | None = None
+    dims: AttentionDims, mixer: SSEMixer, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
     """The new tensors of one layer, initialised, without building the layer or its teacher weights.
 

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
+from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.triton_backend import fuses
-from sse_convert.mixers import RecurrentMixer, SSEMixer
+from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
-from sse_convert.modeling.tensors import as_sse, state_heads
+from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.tracing import traced
 
 NORM_EPS = 1e-6
@@ -65,11 +65,13 @@ class SSEAttention(RoutedLayer):
         layer_idx: int,
         *,
         spec: ArchSpec,
-        mixer: RecurrentMixer,
+        mixer: SSEMixer,
         backend: str = "auto",
     ) -> None:
-        _check(as_sse(mixer), spec)
-        super().__init__(attention_dims(config), mixer, layer_idx)
+        dims = attention_dims(config)
+        if problems := layer_problems(mixer, spec, dims.head_dim):
+            raise UsageError("; ".join(problems), expected=f"settings of mixers that fit {spec.model_type}")
+        super().__init__(dims, mixer, layer_idx)
         for name, child in source.named_children():
             self.add_module(name, child)
         self.spec = spec
@@ -147,21 +149,18 @@ class SSEAttention(RoutedLayer):
         mixer = self.mixer
         flat_q, flat_k, flat_v = self.project(x)
         side = self._side_path(x)
-        of_shared, of_sparse = (side, None) if mixer.qk_rank_on == "shared" else (None, side)
         offset_q, offset_k, offset_v = (self._offset(flat, x, name) for flat, name in
                                         ((flat_q, "q"), (flat_k, "k"), (flat_v, "v")))  # fmt: skip
-        q, k, rows = sparse = self._queries_and_keys(offset_q, offset_k, of_sparse, rotation)
+        q, k = sparse = self._queries_and_keys(offset_q, offset_k, None, rotation)
         precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
             same = mixer.shared_params and side is None
-            shared_q, shared_k, shared_rows = (
-                sparse if same else self._queries_and_keys(flat_q, flat_k, of_shared, rotation)
-            )
+            shared_q, shared_k = sparse if same else self._queries_and_keys(flat_q, flat_k, side, rotation)
             own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
-            shared = (shared_q, shared_k, self._decay_of_rows(shared_decay, shared_rows))
+            shared = (shared_q, shared_k, shared_decay)
             if not mixer.shared_params:
                 shared = (*shared, self._values(flat_v))
         logits = self._router_logits(precise)
@@ -172,7 +171,7 @@ class SSEAttention(RoutedLayer):
             "q": q,
             "k": k,
             "v": v,
-            "log_decay": self._decay_of_rows(log_decay, rows),
+            "log_decay": log_decay,
             "router_logits": logits,
             "shared": shared,
             "write_strength": self._write_strength(precise, "sse_write_strength"),
@@ -194,14 +193,13 @@ class SSEAttention(RoutedLayer):
 
     def _normed(self, o: Tensor, dtype: torch.dtype) -> Tensor:
         """o [T, Hq, V] normed per head and scaled, [T, Hq*V]; precise, or in `dtype` where that comes next."""
-        if self.mixer.output_norm == "rms" and not self.mixer.output_gate and fuses(o):
+        if not self.mixer.output_gate and fuses(o):
             from sse_convert.kernels.triton.generation.norm import rms_norm
 
             normed: Tensor = rms_norm(o, self.sse_out_scale, NORM_EPS, False, 0.0, dtype)
             return normed.flatten(1)
         y = o.to(precise_dtype(o))
-        if self.mixer.output_norm == "rms":
-            y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
+        y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
         return y.flatten(1) * self.sse_out_scale.to(y.dtype)
 
     def _attend(
@@ -266,15 +264,13 @@ class SSEAttention(RoutedLayer):
 
     def _queries_and_keys(
         self, q: Tensor, k: Tensor, side: tuple[Tensor, Tensor] | None, rotation: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q [T, (N,) Hq, D] and k [T, (N,) H, D] of flat projections, and the rows that decay if not all do."""
+    ) -> tuple[Tensor, Tensor]:
+        """q [T, (N,) Hq, D] and k [T, (N,) H, D] of flat projections."""
         delta_q, delta_k = side or (None, None)
-        return self._queries(q, delta_q, rotation), *self._keys(k, delta_k, rotation)
+        return self._queries(q, delta_q, rotation), self._keys(k, delta_k, rotation)
 
-    def _keys(
-        self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """k [T, (N,) H, D] for the operator to map; phi(k) if it is row-sparse, and the rows where only those decay."""
+    def _keys(self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """k [T, (N,) H, D] for the operator to map; phi(k) if it is row-sparse."""
         kv_heads, dim = self.dims.kv_heads, self.dims.head_dim
         k = _split(flat, kv_heads, 1, dim)
         if delta is not None:
@@ -287,12 +283,9 @@ class SSEAttention(RoutedLayer):
             k = self.k_norm(k)
         k = self._per_state_head(_rotate(k.flatten(-3, -2), rotation))
         if self.mixer.row_top_k is None:
-            return k, None
+            return k
         scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
-        phi = key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
-        if self.mixer.row_decay == "all":
-            return phi, None
-        return phi, selected_rows(scaled.detach(), self.mixer.row_top_k)
+        return key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
 
     def _values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
@@ -318,12 +311,6 @@ class SSEAttention(RoutedLayer):
         projection = getattr(self, name, None)
         return None if projection is None else torch.sigmoid(projection(x))
 
-    def _decay_of_rows(self, decay: Tensor, rows: Tensor | None) -> Tensor:
-        """What the operator takes: gate logits, or log decays that are 0 outside the selected rows."""
-        if rows is None or self.mixer.decay == "none":
-            return decay
-        return (F.logsigmoid(decay) / self.mixer.decay_normalizer).masked_fill(~rows, 0.0)
-
     def _router_logits(self, x: Tensor) -> Tensor:
         if self.mixer.num_partitions == 1:
             return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x))
@@ -333,11 +320,11 @@ class SSEAttention(RoutedLayer):
     def _mapping_options(self) -> dict[str, Any]:
         """What the operator does to keys and decays; nothing where the layer did it."""
         mixer = self.mixer
-        own_keys, own_decays = mixer.row_top_k is not None, mixer.row_decay == "selected" or mixer.decay == "none"
+        own_keys = mixer.row_top_k is not None
         return {
             "k_map": "identity" if own_keys else mixer.k_feature_map,
             "k_scale": None if own_keys else self.sse_k_scale,
-            "decay_normalizer": None if own_decays else mixer.decay_normalizer,
+            "decay_normalizer": None if mixer.decay == "none" else DECAY_NORMALIZER,
         }
 
     def _routing_options(self) -> dict[str, Any]:
@@ -382,22 +369,20 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
     return torch.cat([turned, kept], dim=-1).to(x.dtype)
 
 
-def _check(mixer: SSEMixer, spec: ArchSpec) -> None:
+def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:
+    """What of a mixer's settings does not fit a family and its head size, each with what to do."""
+    problems = []
+    if mixer.row_top_k is not None and mixer.row_top_k > head_dim:
+        problems.append(f"row_top_k is {mixer.row_top_k}, a key has {head_dim} entries; lower it")
     if mixer.rope == "keep" and spec.rotary == "none":
-        raise UsageError(
-            f"rope is 'keep' and {spec.model_type} has no rotary embedding", expected="rope: none for this family",
-            fix="drop the line from the recipe",
-        )  # fmt: skip
-    if mixer.row_decay == "selected" and not mixer.shared_params:
-        raise UsageError(
-            "row_decay is 'selected' with shared_params: false",
-            expected="row_decay: all, since the partitions select different rows and share one decay",
-            fix="set row_decay: all, or shared_params: true",
-        )
-    gate = partition_gate(mixer.partition_gate)
+        problems.append(f"rope is 'keep', and {spec.model_type} has no rotary embedding; use rope: none")
+    try:
+        gate = partition_gate(mixer.partition_gate)
+    except UsageError as error:
+        return [*problems, f"partition_gate: {error.what}; {error.expected}"]
     if gate is not None and gate.needs_state and mixer.balance != "none":
-        raise UsageError(
-            f"partition_gate {mixer.partition_gate!r} reads the state, so its routing cannot be balanced afterwards",
-            expected="balance: none with this gate",
-            fix="set balance: none",
+        problems.append(
+            f"balance is '{mixer.balance}', and partition_gate {mixer.partition_gate!r} reads the state, so that its "
+            "routing cannot be balanced afterwards; use balance: none"
         )
+    return problems

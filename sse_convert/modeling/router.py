@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sse_convert.errors import UsageError
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
-from sse_convert.mixers import RecurrentMixer
+from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.initialise import NewTensors
 from sse_convert.modeling.tracing import traced
@@ -41,7 +41,7 @@ class RoutedLayer(NewTensors):
     sse_router: nn.Linear
     sse_router_bias: Tensor
 
-    def __init__(self, dims: AttentionDims, mixer: RecurrentMixer, layer_idx: int) -> None:
+    def __init__(self, dims: AttentionDims, mixer: SSEMixer, layer_idx: int) -> None:
         super().__init__(dims, mixer)
         self.layer_idx = layer_idx
         self.trace = RouterTrace()

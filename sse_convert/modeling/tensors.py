@@ -3,9 +3,11 @@
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import RecurrentMixer, SSEMixer, SSESlidingMixer
+from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import AttentionDims
 
+DECAY_RANK = 16
+"""rank of the projections of per-channel decays and of the output gate"""
 ROUTER_BIAS = "sse_router_bias"
 """the only new tensor that is a buffer: balancing sets it, gradients do not"""
 
@@ -30,57 +32,50 @@ class TensorSpec:
         return self.name != ROUTER_BIAS
 
 
-def as_sse(mixer: RecurrentMixer) -> SSEMixer:
-    """The mixer as an SSE mixer, of which the other kinds are special cases."""
-    return mixer if isinstance(mixer, SSEMixer) else mixer.as_sse()
-
-
 def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
     """H, the number of states per partition."""
     return dims.query_heads if mixer.state_heads == "query" else dims.kv_heads
 
 
-def state_shape(dims: AttentionDims, mixer: RecurrentMixer) -> tuple[int, int, int, int]:
+def state_shape(dims: AttentionDims, mixer: SSEMixer) -> tuple[int, int, int, int]:
     """[partitions, H, D, V] of the float32 state that one sequence keeps; the shared partition comes last."""
-    sse = as_sse(mixer)
-    partitions = sse.num_partitions + sse.shared_partition
-    return partitions, state_heads(dims, sse), dims.head_dim, dims.head_dim
+    partitions = mixer.num_partitions + mixer.shared_partition
+    return partitions, state_heads(dims, mixer), dims.head_dim, dims.head_dim
 
 
-def new_tensors(dims: AttentionDims, mixer: RecurrentMixer) -> list[TensorSpec]:
+def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     """The tensors that a layer with this mixer adds to the teacher's, in a fixed order.
 
     Every trainable one gets a gradient in every step: what the mixer does not use is not created (N = 1 has no router).
     """
-    sse = as_sse(mixer)
-    partitions, hidden, heads = sse.num_partitions, dims.hidden, state_heads(dims, sse)
+    partitions, hidden, heads = mixer.num_partitions, dims.hidden, state_heads(dims, mixer)
     query, key = dims.query_heads * dims.head_dim, heads * dims.head_dim
     tensors: list[TensorSpec] = []
     if partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
-        tensors += [TensorSpec("sse_router.bias", (partitions,))] if sse.router_bias else []
-        if sse.balance == "bias":
+        tensors += [TensorSpec("sse_router.bias", (partitions,))] if mixer.router_bias else []
+        if mixer.balance == "bias":
             tensors.append(TensorSpec(ROUTER_BIAS, (partitions,)))
-    if sse.qk_rank:
-        tensors += _low_rank("sse_delta_q", hidden, sse.qk_rank, query, bias=False)
-        tensors += _low_rank("sse_delta_k", hidden, sse.qk_rank, key, bias=False)
-    if sse.decay != "none":
-        decay = key if sse.decay == "gla" else heads
-        tensors += _low_rank("sse_decay", hidden, sse.decay_rank, decay, bias=True)
-        if sse.decay_params == "separate":
-            tensors += _low_rank("sse_shared_decay", hidden, sse.decay_rank, decay, bias=True)
-    if sse.update == "delta":
+    if mixer.qk_rank:
+        tensors += _low_rank("sse_delta_q", hidden, mixer.qk_rank, query, bias=False)
+        tensors += _low_rank("sse_delta_k", hidden, mixer.qk_rank, key, bias=False)
+    if mixer.decay != "none":
+        decay = key if mixer.decay == "gla" else heads
+        tensors += _low_rank("sse_decay", hidden, DECAY_RANK, decay, bias=True)
+        if mixer.decay_params == "separate":
+            tensors += _low_rank("sse_shared_decay", hidden, DECAY_RANK, decay, bias=True)
+    if mixer.update == "delta":
         tensors += _linear("sse_write_strength", hidden, heads)
-        if sse.shared_partition and sse.decay_params == "separate":
+        if mixer.shared_partition and mixer.decay_params == "separate":
             tensors += _linear("sse_shared_write_strength", hidden, heads)
     tensors += [TensorSpec("sse_out_scale", (query,)), TensorSpec("sse_k_scale", (heads,))]
-    if isinstance(sse, SSESlidingMixer):
+    if isinstance(mixer, SSESlidingMixer):
         tensors.append(TensorSpec("sse_window_scale", (dims.query_heads,)))
-    if sse.output_gate:
-        tensors += _low_rank("sse_gate", hidden, sse.decay_rank, query, bias=True)
-    if not sse.shared_params:
+    if mixer.output_gate:
+        tensors += _low_rank("sse_gate", hidden, DECAY_RANK, query, bias=True)
+    if not mixer.shared_params:
         values = dims.kv_heads * dims.head_dim
-        for name, out in (("q", query), ("k", values), ("v", values))[int(sse.shared_queries) :]:
+        for name, out in (("q", query), ("k", values), ("v", values))[int(mixer.shared_queries) :]:
             tensors.append(TensorSpec(f"sse_partition_{name}", (partitions, out, hidden)))
     return tensors
 

@@ -4,12 +4,14 @@ import dataclasses as dc
 import math
 import types
 import typing
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
-from sse_convert.mixers import FULL
+from sse_convert.mixers import BASIC, BUILT_IN, FULL, Mixer
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, suggest
+from sse_convert.recipe.retired import instead
 from sse_convert.recipe.units import parse_count, spelled_float
 
 
@@ -35,6 +37,8 @@ def describe(value: Any) -> str:
 def build(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> Any:
     """`value` as an instance of `annotation`; what does not fit is appended to `problems` and comes back as None."""
     origin = typing.get_origin(annotation)
+    if annotation == Mixer:
+        return _build_mixer(value, path, problems)
     if origin in (typing.Union, types.UnionType):
         return _build_union(typing.get_args(annotation), value, path, problems)
     if origin is typing.Literal:
@@ -63,17 +67,32 @@ def build_dataclass(cls: type[Any], value: Any, path: Path, problems: list[Probl
     return built
 
 
-def build_fields(cls: type[Any], value: Any, path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """The constructor arguments of `cls` from a mapping; what could not be built is None and reported."""
+def build_fields(
+    cls: type[Any], value: Any, path: Path, problems: list[Problem], names: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The constructor arguments of `cls` from a mapping; what could not be built is None and reported.
+
+    Args:
+        cls: a dataclass.
+        value: the mapping.
+        path: where it is.
+        problems: what is wrong is added.
+        names: fields that may be given here; None for all.
+    """
     if not isinstance(value, dict):
         problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
         return {}
-    annotations, fields = typing.get_type_hints(cls), {field.name: field for field in dc.fields(cls)}
-    for key in value.keys() - fields.keys():
+    annotations = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dc.fields(cls) if names is None or field.name in names}
+    old = {key: text for key, item in value.items() if (text := instead((*path, key), item)) is not None}
+    problems.extend(Problem((*path, key), text) for key, text in old.items())
+    for key in value.keys() - fields.keys() - old.keys():
         problems.append(Problem((*path, key), "unknown key" + suggest(key, fields)))
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for name, field in fields.items():
-        if name in value:
+        if name in old:
+            arguments[name] = None
+        elif name in value:
             arguments[name] = build(annotations[name], value[name], (*path, name), problems)
         elif field.default is dc.MISSING and field.default_factory is dc.MISSING:
             problems.append(Problem((*path, name), "required key is missing"))
@@ -81,13 +100,11 @@ def build_fields(cls: type[Any], value: Any, path: Path, problems: list[Problem]
 
 
 def _build_union(options: tuple[Any, ...], value: Any, path: Path, problems: list[Problem]) -> Any:
-    """None where allowed; dataclasses are told apart by `kind`, else the first option that fits."""
+    """None where allowed, else the first option that fits."""
     if value is None and type(None) in options:
         return None
     classes = [option for option in options if dc.is_dataclass(option)]
     others = [option for option in options if option is not type(None) and option not in classes]
-    if len(classes) > 1:
-        return _build_by_kind({_kind(cls): cls for cls in classes}, value, path, problems)
     if classes and (isinstance(value, dict) or not others):
         return build(classes[0], value, path, problems)
     for option in others[:-1]:
@@ -98,12 +115,8 @@ def _build_union(options: tuple[Any, ...], value: Any, path: Path, problems: lis
     return build(others[-1], value, path, problems)
 
 
-def _kind(cls: Any) -> str:
-    return str(next(field.default for field in dc.fields(cls) if field.name == "kind"))
-
-
-def _build_by_kind(by_kind: dict[str, Any], value: Any, path: Path, problems: list[Problem]) -> Any:
-    """A named mixer. `kind` may be left out where the name is a kind; such a name may not mean another kind."""
+def _build_mixer(value: Any, path: Path, problems: list[Problem]) -> Mixer | None:
+    """A named mixer. `kind` may be left out where the name is a built-in one; such a name may not mean another kind."""
     name = str(path[-1])
     if name == FULL:
         problems.append(Problem(path, f"'{FULL}' is the untouched layer and has no settings; choose another name"))
@@ -114,17 +127,34 @@ def _build_by_kind(by_kind: dict[str, Any], value: Any, path: Path, problems: li
         problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
         return None
     kind = value.get("kind", name)
-    if kind not in by_kind:
+    if kind not in BUILT_IN:
         where = (*path, "kind")
         if "kind" in value:
-            problems.append(Problem(where, f"unknown mixer kind {kind!r}" + suggest(kind, by_kind)))
+            problems.append(Problem(where, f"unknown mixer kind {kind!r}" + suggest(kind, BUILT_IN)))
         else:
-            problems.append(Problem(where, f"required, because '{name}' is not one of {', '.join(by_kind)}"))
-    elif name in by_kind and kind != name:
+            problems.append(Problem(where, f"required, because '{name}' is not one of {', '.join(BUILT_IN)}"))
+    elif name in BUILT_IN and kind != name:
         problems.append(Problem((*path, "kind"), f"'{name}' cannot be of kind '{kind}'; choose another name"))
     else:
-        return build(by_kind[kind], {**value, "kind": kind}, path, problems)
+        return _changed_mixer(BUILT_IN[kind], value, path, problems)
     return None
+
+
+def _changed_mixer(built_in: Mixer, value: dict[str, Any], path: Path, problems: list[Problem]) -> Mixer | None:
+    """A built-in mixer with the settings given, those for experts under `advanced`."""
+    before, cls = len(problems), type(built_in)
+    basic = {key: item for key, item in value.items() if key not in ("kind", "advanced")}
+    names = {field.name for field in dc.fields(cls)}
+    given = build_fields(cls, basic, path, problems, [name for name in BASIC if name in names])
+    if (advanced := value.get("advanced")) is not None:
+        given |= build_fields(cls, advanced, (*path, "advanced"), problems, sorted(names.difference(BASIC)))
+    if len(problems) > before:
+        return None
+    try:
+        return dc.replace(built_in, **given)
+    except ValueError as error:  # from __post_init__
+        problems.extend(Problem(path, message) for message in str(error).split("; "))
+        return None
 
 
 def _build_literal(options: tuple[Any, ...], value: Any, path: Path, problems: list[Problem]) -> Any:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sse_convert.mixers import FULL, MIXER_TYPES
+from sse_convert.mixers import BUILT_IN, FULL
 from sse_convert.recipe.pattern import layer_range, mixer_name_problems, pattern_unit
 from sse_convert.recipe.problems import Path, Problem, suggest
 from sse_convert.recipe.schema import (
@@ -24,21 +24,28 @@ from sse_convert.recipe.schema import (
     Stage,
     Train,
 )
+from sse_convert.recipe.stage_settings import Offline, Rope
 from sse_convert.recipe.units import format_count, parse_size
 
 BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton", "fla")
 TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
 """RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
-_ONE_LOSS = {
-    "hidden_loss": "kl",
-    "offline": "kl",
-    "rope": "ce",
-    "skip_below": "layer_mse",
-    "stop": "layer_mse",
-    "layers_at_once": "layer_mse",
-}
+_ONE_LOSS = {"offline": "kl", "rope": "ce", "stop": "layer_mse"}
 """stage keys that one loss alone knows"""
+ROPE_NOT_BUILT = {
+    "dynamic": "its frequencies depend on the longest row seen so far, so a run could not be continued to the bit",
+    "longrope": "its factors per dimension come from a search that sse-convert does not do",
+    "llama3": "it has factors of its own for models that were trained with it",
+}
+"""rope types that transformers has and recipes refuse by name"""
+_ROPE_KEYS = {
+    None: ("rope_theta",),
+    "default": ("rope_theta",),
+    "linear": ("rope_theta", "factor"),
+    "yarn": ("rope_theta", "factor", "original_max_position_embeddings"),
+}
+_ROPE_REQUIRED = {None: ("rope_theta",), "default": (), "linear": ("factor",), "yarn": ("factor",)}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*")
 
@@ -57,6 +64,8 @@ def check(part: Any) -> Iterator[Problem]:
         LMEval: _lm_eval,
         Export: _export,
         Lora: _lora,
+        Offline: lambda part: _at_least(part, 1, "top_k"),
+        Rope: _rope,
         Train: _train,
         Recipe: _recipe,
     }
@@ -71,7 +80,7 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
         if not _MIXER_NAME.fullmatch(str(name)):
             yield Problem(("mixers", name), "a mixer name is letters, digits, -, + and _, starting with a letter")
     if (layers := parts.get("layers")) is not None:
-        for message in mixer_name_problems(layers, dict.fromkeys((*MIXER_TYPES, *map(str, mixers)))):
+        for message in mixer_name_problems(layers, dict.fromkeys((*BUILT_IN, *map(str, mixers)))):
             where, _, text = message.partition(": ")
             yield Problem(tuple(where.split(".")), text)
     stages = parts.get("stages", []) or []
@@ -151,12 +160,14 @@ def _stage(stage: Stage) -> Iterator[Problem]:
     if not _NAME.fullmatch(stage.name):
         yield Problem(("name",), f"{stage.name!r}: expected letters, digits, - and _, starting with a letter")
     yield from _at_least(stage, 1, "tokens", "seq_len", "batch_tokens", "micro_batch", "checkpoint_steps")
-    yield from _at_least(stage, 0, "weight_decay", "hidden_loss", "skip_below")
+    yield from _at_least(stage, 0, "weight_decay")
     yield from _more_than_zero(stage, "clip")
     if not 0 <= stage.warmup < 1:
         yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
     if not 0 <= stage.min_lr <= 1:
         yield Problem(("min_lr",), f"{stage.min_lr} is not a share of the peak, expected 0 to 1")
+    if stage.stop is not None and not 0 <= stage.stop < 1:
+        yield Problem(("stop",), f"{stage.stop} is not a share of the error, expected 0 to less than 1")
     if stage.needle_keys is not None:
         yield from _not_empty(stage, "needle_keys")
         yield from _at_least(stage, 1, "needle_keys")
@@ -199,14 +210,28 @@ def _stage_loss(stage: Stage) -> Iterator[Problem]:
     if stage.loss_mask != "all" and stage.loss != "ce":
         yield Problem(("loss_mask",), f"is for loss ce, this stage's loss is {stage.loss}; remove it")
     for key, loss in _ONE_LOSS.items():
-        if getattr(stage, key) and stage.loss != loss:
+        if getattr(stage, key) is not None and stage.loss != loss:
             yield Problem((key,), f"is for loss {loss}, this stage's loss is {stage.loss}; remove it")
-    if stage.offline and stage.hidden_loss:
-        yield Problem(("hidden_loss",), "needs the teacher's hidden states, which offline does not keep; remove one")
-    if stage.layers_at_once is not None:
-        yield from _at_least(stage, 1, "layers_at_once")
     if stage.loss == "layer_mse" and stage.train != "mixers":
         yield Problem(("train",), f"'{stage.train}': loss layer_mse trains converted layers only; use train: mixers")
+
+
+def _rope(rope: Rope) -> Iterator[Problem]:
+    kind = rope.rope_type
+    if kind in ROPE_NOT_BUILT:
+        why = f"rope_type '{kind}' is not offered: {ROPE_NOT_BUILT[kind]} (use yarn, or rope_theta)"
+        yield Problem(("rope_type",), why)
+        return
+    if kind not in _ROPE_KEYS:
+        yield Problem(("rope_type",), f"unknown rope_type '{kind}'" + suggest(kind, filter(None, _ROPE_KEYS)))
+        return
+    given, name = rope.given().keys() - {"rope_type"}, f"rope_type {kind}" if kind else "without rope_type"
+    yield from (Problem((key,), f"{name} needs {key}") for key in _ROPE_REQUIRED[kind] if key not in given)
+    yield from (Problem((key,), f"{name} has no {key}, remove it") for key in sorted(given - {*_ROPE_KEYS[kind]}))
+    if rope.rope_theta is not None and rope.rope_theta <= 1:
+        yield Problem(("rope_theta",), f"{rope.rope_theta} is too small, expected more than 1")
+    if rope.factor is not None:
+        yield from _at_least(rope, 1, "factor")
 
 
 def _source(source: Source) -> Iterator[Problem]:
@@ -287,6 +312,8 @@ def _lora(lora: Lora) -> Iterator[Problem]:
 def _train(train: Train) -> Iterator[Problem]:
     if train.backend not in BACKENDS:
         yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
+    if train.spikes is not None:
+        yield from _more_than_zero(train, "spikes")
 
 
 def _recipe(recipe: Recipe) -> Iterator[Problem]:

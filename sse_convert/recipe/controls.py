@@ -18,7 +18,7 @@ import dataclasses as dc
 from pathlib import Path
 from typing import get_args
 
-from sse_convert.mixers import FULL, GLAMixer, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
+from sse_convert.mixers import BUILT_IN, FULL, SSE_KINDS, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.recipe.pattern import UNTOUCHED, resolve
 from sse_convert.recipe.schema import Control, Layers, Recipe
 
@@ -26,6 +26,8 @@ CONTROLS = get_args(Control)[1:]
 """names, in the order of the tables"""
 TO_BEAT = CONTROLS[1:]
 """controls that a good hybrid is ahead of; `teacher_tuned` is a second teacher"""
+_OF_GLA = ("k_feature_map", "decay", "state_heads", "rope", "output_gate")
+"""settings that gated linear attention shares with SSE"""
 MEANING = {
     "teacher_tuned": "the teacher through the same training",
     "window": "window and sinks in the same layers, untrained",
@@ -49,7 +51,7 @@ def control_recipes(recipe: Recipe, num_layers: int, positions: int) -> dict[str
     names, mixers = resolve(recipe, num_layers)
     windows = [name for name, mixer in mixers.items() if isinstance(mixer, SlidingMixer)]
     linear = [name for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)]
-    sse = [name for name in linear if isinstance(mixers[name], SSEMixer)]
+    sse = [name for name in linear if mixers[name].kind in SSE_KINDS]
     plain = windows[0] if windows else "sliding"
     window_mixers = {plain: mixers[plain] if windows else recipe.mixers.get("sliding", SlidingMixer())}
     window = dict.fromkeys(linear, plain)
@@ -89,15 +91,14 @@ def _longest_measured(recipe: Recipe) -> int:
     return max(asked, default=0)
 
 
-def as_gla(mixer: Mixer) -> GLAMixer | SSESlidingMixer:
+def as_gla(mixer: Mixer) -> SSEMixer:
     """Gated linear attention with the settings it shares with another linear mixer; beside the same window if any."""
-    shared = {f.name for f in dc.fields(GLAMixer)} & {f.name for f in dc.fields(mixer)} - {"kind"}
-    gla = GLAMixer(**{name: getattr(mixer, name) for name in shared})
+    gla = dc.replace(BUILT_IN["gla"], **{name: getattr(mixer, name) for name in _OF_GLA})
+    assert isinstance(gla, SSEMixer)
     if not isinstance(mixer, SSESlidingMixer):
         return gla
-    settings = {f.name: getattr(gla.as_sse(), f.name) for f in dc.fields(SSEMixer) if f.name != "kind"}
-    branch = {name: getattr(mixer, name) for name in ("window", "sinks", "branch_dropout")}
-    return SSESlidingMixer(**settings, **branch)
+    settings = {f.name: getattr(gla, f.name) for f in dc.fields(gla) if f.name != "kind"}
+    return SSESlidingMixer(**settings, window=mixer.window, sinks=mixer.sinks)
 
 
 def _tuned(recipe: Recipe) -> Recipe | str:

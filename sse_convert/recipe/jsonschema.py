@@ -8,9 +8,11 @@ import types
 import typing
 from typing import Any
 
-from sse_convert.mixers import MIXER_TYPES
+from sse_convert.mixers import BASIC, BUILT_IN, FIXED, MEANING, Mixer, SSEMixer
 from sse_convert.recipe.schema import Recipe
 
+ADVANCED = "advanced_mixer"
+_ADVANCED = "Settings for experts, such as the paper's variants; most recipes have none."
 _COUNT = {
     "anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMBkmb]$"}],
 }
@@ -50,13 +52,10 @@ def _reference(cls: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(cls: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    annotations, docs = typing.get_type_hints(cls), field_docs(cls)
-    properties: dict[str, Any] = {}
-    for field in dc.fields(cls):
-        schema = _schema(annotations[field.name], definitions)
-        if "$ref" in schema:
-            schema = {"allOf": [schema]}  # draft 7 ignores what stands beside $ref
-        properties[field.name] = {"description": docs[field.name], **schema, **_default(field)}
+    properties = {
+        field.name: _property(cls, field.name, definitions) | _default(field.default, field.default_factory)
+        for field in dc.fields(cls)
+    }
     required = [f.name for f in dc.fields(cls) if f.default is dc.MISSING and f.default_factory is dc.MISSING]
     return {
         "description": inspect.getdoc(cls),
@@ -67,18 +66,61 @@ def _object(cls: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _default(field: "dc.Field[Any]") -> dict[str, Any]:
-    if field.default is not dc.MISSING:
-        return {"default": field.default}
-    if field.default_factory is not dc.MISSING:
-        value = field.default_factory()
-        return {"default": dc.asdict(value) if dc.is_dataclass(value) and not isinstance(value, type) else value}
-    return {}
+def _property(cls: type[Any], name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    schema = _schema(typing.get_type_hints(cls)[name], definitions)
+    if "$ref" in schema:
+        schema = {"allOf": [schema]}  # draft 7 ignores what stands beside $ref
+    return {"description": field_docs(cls)[name], **schema}
+
+
+def _default(default: Any, factory: Any = dc.MISSING) -> dict[str, Any]:
+    if factory is not dc.MISSING:
+        default = factory()
+    if default is dc.MISSING:
+        return {}
+    return {"default": dc.asdict(default) if dc.is_dataclass(default) and not isinstance(default, type) else default}
+
+
+def mixer_definition(kind: str) -> str:
+    """Name of the definition of a built-in mixer."""
+    return f"{kind.replace('+', '_')}_mixer"
+
+
+def _mixer(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A reference to the schema of a built-in mixer, which is added to `definitions`; what makes it one is left out."""
+    built_in = BUILT_IN[kind]
+    names = [field.name for field in dc.fields(built_in) if field.name not in ("kind", *FIXED.get(kind, {}))]
+    properties: dict[str, Any] = {
+        "kind": {"description": field_docs(type(built_in))["kind"], "enum": [kind], "default": kind}
+    }
+    properties |= _settings(built_in, [name for name in BASIC if name in names], definitions)
+    if isinstance(built_in, SSEMixer):
+        properties["advanced"] = {"allOf": [_advanced(definitions)], "description": _ADVANCED, "default": {}}
+    found = {"description": MEANING[kind], "type": "object", "properties": properties, "additionalProperties": False}
+    definitions[mixer_definition(kind)] = found
+    return {"$ref": f"#/definitions/{mixer_definition(kind)}"}
+
+
+def _advanced(definitions: dict[str, Any]) -> dict[str, Any]:
+    """A reference to what all linear mixers have under `advanced`; defaults are those of `sse`."""
+    built_in = BUILT_IN["sse"]
+    names = [field.name for field in dc.fields(built_in) if field.name not in BASIC]
+    definitions[ADVANCED] = {
+        "description": f"{_ADVANCED} The defaults are those of `sse` and `sse+sliding`.",
+        "type": "object",
+        "properties": _settings(built_in, names, definitions),
+        "additionalProperties": False,
+    }
+    return {"$ref": f"#/definitions/{ADVANCED}"}
+
+
+def _settings(mixer: Mixer, names: list[str], definitions: dict[str, Any]) -> dict[str, Any]:
+    return {name: _property(type(mixer), name, definitions) | _default(getattr(mixer, name)) for name in names}
 
 
 def _mixers(definitions: dict[str, Any]) -> dict[str, Any]:
     """Names that are kinds need no `kind`; any other name does."""
-    references = {kind: _reference(cls, definitions) for kind, cls in MIXER_TYPES.items()}
+    references = {kind: _mixer(kind, definitions) for kind in BUILT_IN}
     named = [{"allOf": [reference], "required": ["kind"]} for reference in references.values()]
     return {"type": "object", "properties": references, "additionalProperties": {"anyOf": named}}
 
@@ -91,7 +133,7 @@ def _schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0], definitions)}
-    if origin is dict and set(typing.get_args(arguments[1])) == set(MIXER_TYPES.values()):
+    if origin is dict and arguments[1] == Mixer:
         return _mixers(definitions)
     if origin is dict:
         return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}

@@ -11,6 +11,7 @@ from sse_convert.recipe.checks import check, check_together
 from sse_convert.recipe.overrides import apply_overrides
 from sse_convert.recipe.presets import preset_names, preset_path
 from sse_convert.recipe.problems import Path, Problem, location
+from sse_convert.recipe.retired import stored_recipe
 from sse_convert.recipe.schema import Recipe
 from sse_convert.recipe.source import parse
 from sse_convert.recipe.units import parse_count
@@ -48,7 +49,7 @@ def recipe_or_model(source: FilePath | str, overrides: list[str] | None = None) 
     file = FilePath(source)
     if file.suffix in (".yaml", ".yml") or file.is_file() or str(source) in preset_names():
         return load_recipe(source, overrides)
-    bare = {"recipe_version": 1, "model": str(source), "layers": {"pattern": ["sse"]}, "export": {"dir": "out"}}
+    bare = {"recipe_version": 1, "model": str(source), "layers": {"pattern": ["sse+sliding"]}, "export": {"dir": "out"}}
     data, sets = apply_overrides(bare, overrides or [])
     return _checked(data, f"{source} without a recipe", {}, sets)
 
@@ -60,6 +61,18 @@ def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:
         RecipeError: it has problems.
     """
     return _checked(data, origin, {}, {})
+
+
+def recipe_from_checkpoint(sse: dict[str, Any], origin: str) -> Recipe:
+    """The recipe in the field `sse` of a converted checkpoint, whatever version wrote it.
+
+    Raises:
+        RecipeError: it has problems.
+    """
+    try:
+        return recipe_from_dict(stored_recipe(sse), origin)
+    except ValueError as error:
+        raise RecipeError(f"{origin}: {error}", expected="a recipe whose mixers this version offers") from error
 
 
 def recipe_hash(recipe: Recipe) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import FULL, MIXER_TYPES, Mixer
+from sse_convert.mixers import BUILT_IN, FULL, Mixer
 from sse_convert.recipe.problems import suggest
 from sse_convert.recipe.schema import Layers, Recipe
 
@@ -22,7 +22,7 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
     """
     if recipe.layers == UNTOUCHED:
         return [FULL] * num_layers, {}
-    known = {**{name: cls() for name, cls in MIXER_TYPES.items()}, **recipe.mixers}
+    known = {**BUILT_IN, **recipe.mixers}
     names = expand_pattern(recipe.layers, known, num_layers)
     return names, {name: known[name] for name in dict.fromkeys(names) if name != FULL}
 

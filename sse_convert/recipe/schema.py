@@ -3,8 +3,8 @@
 import dataclasses as dc
 from typing import Any, Literal, get_args
 
-from sse_convert.mixers import HOMOGENEOUS, Mixer
-from sse_convert.recipe.stage_settings import Collapse, EarlyStop, Offline, Rope, Spikes
+from sse_convert.mixers import Mixer, mixer_to_dict, recipe_entry
+from sse_convert.recipe.stage_settings import Offline, Rope
 
 RulerName = Literal[
     "niah_single_1",
@@ -78,8 +78,7 @@ class Stage:
     micro_batch: int = 1
     """rows per forward pass and process"""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """adamw, or muon for the matrices of decoder layers and adamw for the rest, at the same learning rates: steps of
-    equal size in all directions of a matrix, which taught more in as many tokens"""
+    """adamw, or muon for the matrices of decoder layers and adamw for the rest, at the same learning rates"""
     warmup: float = 0.05
     """share of the steps with a linearly rising learning rate"""
     min_lr: float = 0.1
@@ -90,16 +89,11 @@ class Stage:
     """gradient norm limit"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass"""
-    hidden_loss: float = 0.0
-    """kl only: weight of an added mean-squared error between hidden states, per converted layer"""
     loss_mask: Literal["all", "assistant"] = "all"
     """ce only: train on every token, or on assistant turns of the chat template (supervised fine-tuning)"""
-    skip_below: float = 0.0
-    """layer_mse only: leave a layer alone whose relative error starts below this (on `data.valid` if there is any)"""
-    stop: EarlyStop | None = None
-    """layer_mse only: stop each layer by itself when it no longer improves; null trains all for the whole budget"""
-    layers_at_once: int | None = None
-    """layer_mse only: layers trained at a time, each group on the whole budget, for a small GPU; null means all"""
+    stop: float | None = None
+    """layer_mse only: stop a layer whose mean error over 50 steps is not lower by this share than over the 50 before,
+    e.g. 0.01; null trains all for the whole budget"""
     offline: Offline | None = None
     """kl only: take the teacher's predictions from disk; made before training where they are missing"""
     rope: Rope | None = None
@@ -171,35 +165,14 @@ class Calibrate:
     """Set new tensors from teacher statistics before training."""
 
     enabled: bool = True
-    """run the calibrate stage, so that training does not begin with what a look at the teacher can settle"""
+    """run the calibrate stage, which sets decays by how far the teacher's heads look back"""
     rows: int = 8
-    """calibration rows, from the training sources; few are enough for means over their tokens"""
+    """calibration rows, from the training sources"""
     seq_len: int = 512
     """tokens per calibration row; distances beyond it are not seen, and attention takes memory by its square"""
-    decay: bool = True
-    """decay bias from the teacher's mean attention distance per head, so that a state remembers about as far as its
-    head looks back: from decays that do not know the teacher, retrieval hardly came about"""
     output_scale: Literal["fit", "size", "none"] = "fit"
     """output scale per head: least squares to the teacher's head outputs, their size, or left alone; beside a window,
-    to what the window misses. Norms hide how loud the teacher's heads are, and heads that do not point there yet should
-    start quietly; beside a window `size` lets SSE learn sooner"""
-    key_scale: Literal["fit", "none"] = "none"
-    """temperature of the keys before their feature map, per state head: the power of two from 1/16 to 16 that brings
-    the head nearest to the teacher's output, or 1. The teacher's keys were made for a softmax over tokens and may be
-    too sharp for a map over channels; relu and identity have no temperature. Off: it lowers the error that alignment
-    starts from, but not always the loss after distillation"""
-    router: Literal["random", "kmeans"] = "random"
-    """router rows: small random, or centroids of the layer's inputs, which would give like tokens one partition from
-    the start; small random ones break ties and have not been beaten"""
-
-    @property
-    def fits_scales(self) -> bool:
-        """Whether the new layers have to run, to see which scales they need."""
-        return self.output_scale != "none" or self.key_scale != "none"
-
-    def fits_keys(self, k_feature_map: str) -> bool:
-        """Whether keys with this feature map get a fitted scale; of some it would only scale the output."""
-        return self.key_scale == "fit" and k_feature_map not in HOMOGENEOUS
+    to what the window misses"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,10 +275,11 @@ class Train:
     """experiment trackers, through Accelerate"""
     lora: Lora = dc.field(default_factory=Lora)
     """used by stages with `train: lora`"""
-    spikes: Spikes = dc.field(default_factory=Spikes)
-    """steps that are left out, and how many may be"""
-    collapse: Collapse = dc.field(default_factory=Collapse)
-    """routers that send everything to the same partitions"""
+    spikes: float | None = None
+    """leave out steps whose loss lies this many robust standard deviations above the median of the last 100, e.g. 20;
+    null leaves out only those that are not finite"""
+    collapse: Literal["warn", "stop"] = "warn"
+    """where a router sends nearly all tokens to the same partitions: say so, or end the stage with an error as well"""
     backend: str = "auto"
     """operator backend"""
     compile: bool = False
@@ -330,7 +304,7 @@ class Recipe:
     layers: Layers
     """which mixer each layer gets"""
     mixers: dict[str, Mixer] = dc.field(default_factory=dict)
-    """named mixers; every kind exists under its name with its defaults, `full` is the untouched layer"""
+    """named mixers; the built-in ones exist under their names, `full` is the untouched layer"""
     calibrate: Calibrate = dc.field(default_factory=Calibrate)
     """initialisation from teacher statistics"""
     stages: list[Stage] = dc.field(default_factory=list)
@@ -348,4 +322,5 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe as plain data."""
-        return dc.asdict(self)
+        mixers = {name: recipe_entry(mixer_to_dict(mixer)) for name, mixer in self.mixers.items()}
+        return {**dc.asdict(self), "mixers": mixers}

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector
-from sse_convert.calibration.initial_values import branch_windows, decay_and_router, key_scales, scales
-from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, SSESlidingMixer, WindowMixer
+from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale
+from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import attention_dims, source_spec
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
-from sse_convert.modeling.tensors import as_sse
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.modeling.window.window_attention import Sees, use_window_attention
 from sse_convert.modeling.window.window_branch import attention_layer
@@ -112,31 +111,17 @@ class Swap:
     @contextmanager
     def keeping(self, kept: Iterable[int]) -> Iterator[PreTrainedModel]:
         """The model with every layer replaced but `kept`."""
-        chosen = set(kept)
-        with self._forwards({i: new for i, new in enumerate(self.stand_ins) if i not in chosen}) as model:
-            yield model
-
-    @contextmanager
-    def mixing(self, gates_L: Tensor) -> Iterator[PreTrainedModel]:
-        """The model with layer outputs g * softmax + (1 - g) * stand-in; gradients flow to the gates [layers]."""
-        pairs = zip(self.softmax, self.stand_ins, gates_L, strict=True)
-        with self._forwards({i: _mixed(*pair) for i, pair in enumerate(pairs)}) as model:
-            yield model
-
-    @contextmanager
-    def _forwards(self, forwards: dict[int, Forward]) -> Iterator[PreTrainedModel]:
-        for layer, forward in forwards.items():
-            self.attention[layer].forward = forward
+        replaced = set(range(len(self.stand_ins))) - set(kept)
+        for layer in replaced:
+            self.attention[layer].forward = self.stand_ins[layer]
         try:
             yield self.model
         finally:
-            for layer in forwards:
+            for layer in replaced:
                 del self.attention[layer].forward
 
 
-def calibrated_layers(
-    model: PreTrainedModel, mixer: RecurrentMixer, recipe: Recipe, rows: Tensor
-) -> list[SSEAttention]:
+def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, rows: Tensor) -> list[SSEAttention]:
     """Untrained recurrent layers on a teacher's modules, their decays and scales set by what it does on `rows`.
 
     Args:
@@ -145,29 +130,27 @@ def calibrated_layers(
         recipe: `calibrate` and the seed are read.
         rows: int64 [R, T] token ids.
     """
-    spec, dims, sse = source_spec(model.config.model_type), attention_dims(model.config), as_sse(mixer)
+    spec, dims = source_spec(model.config.model_type), attention_dims(model.config)
     layers = range(model.config.num_hidden_layers)
     kind = model.config._attn_implementation
-    windows = branch_windows(dict.fromkeys(layers, sse))
-    collector = Collector(model, spec, list(layers), windows=windows, keep_inputs=recipe.calibrate.router == "kmeans")
+    windows = branch_windows(dict.fromkeys(layers, mixer))
+    collector = Collector(model, spec, list(layers), windows=windows)
     _run(collector, rows)
     made = {}
     for i in layers:
-        statistics = collector.statistics[i]
         values = fresh_sse_tensors(dims, mixer, torch.Generator().manual_seed(recipe.train.seed + i))
-        values |= decay_and_router(recipe, sse, dims, statistics)
+        values |= decay_values(mixer, dims, collector.statistics[i])
         if recipe.calibrate.output_scale != "none":
             values["sse_out_scale"] = torch.ones_like(values["sse_out_scale"])
         source = model.get_submodule(spec.attention_path(i))
         layer = attention_layer(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
         layer.load_state_dict(values, strict=False)
         made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
-    if recipe.calibrate.fits_scales:
-        tried = dict.fromkeys(layers, key_scales(recipe, sse))
-        second = Collector(model, spec, list(layers), windows=windows, students=made, key_scales=tried)
+    if (scaled := recipe.calibrate.output_scale) != "none":
+        second = Collector(model, spec, list(layers), windows=windows, students=made)
         _run(second, rows)
         for i, layer in made.items():
-            layer.load_state_dict(scales(recipe, sse, dims, second.statistics[i]), strict=False)
+            layer.load_state_dict(output_scale(scaled, mixer, dims, second.statistics[i]), strict=False)
     model.set_attn_implementation(kind)
     return list(made.values())
 
@@ -177,14 +160,6 @@ def _run(collector: Collector, rows: Tensor) -> None:
     positions = torch.arange(rows.shape[1], device=device)[None]
     for row in rows:
         collector.run({"input_ids": row[None].to(device), "position_ids": positions})
-
-
-def _mixed(softmax: Forward, stand_in: Forward, gate: Tensor) -> Forward:
-    def forward(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        kept, replaced = softmax(*args, **kwargs)[0], stand_in(*args, **kwargs)[0]
-        return torch.lerp(replaced, kept, gate.to(kept.dtype)), None
-
-    return forward
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -50,7 +50,7 @@ def select_layers(
         meter.bar = bar
         recall, nothing = settle_recall(meter, settings.recall_weight)
         methods = usable(settings.methods, meter.recall_weight)
-        choices = [run_method(method, meter, settings, out, bar) for method in methods]
+        choices = [run_method(method, meter, settings.keep) for method in methods]
         report = SelectReport(
             model=recipe.model,
             folder=out,
@@ -94,7 +94,7 @@ def settle_recall(meter: Meter, weight: float) -> tuple[str, Measurement]:
 def _steps(settings: Settings, layers: int) -> int:
     rounds = sum(layers + 1 - i for i in range(settings.keep))
     each = {"greedy": rounds + 1, "kl-restore": layers + 1, "sensitivity": layers + 1, "recall-ratio": layers}
-    each |= {"gates": settings.gate_steps, "uniform": 0}
+    each["uniform"] = 0
     return 3 + sum(each[method] + 1 for method in settings.methods)
 
 
@@ -109,4 +109,4 @@ def _saved(teacher: Teacher, recipe: Recipe) -> list[int]:
 
 def _replacement(recipe: Recipe) -> str:
     """The first mixer of the recipe's pattern: what layers that are not kept become."""
-    return next((name for name in pattern_unit(recipe.layers) if name != FULL), "sse")
+    return next((name for name in pattern_unit(recipe.layers) if name != FULL), "sse+sliding")

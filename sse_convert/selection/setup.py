@@ -12,13 +12,11 @@ import torch
 from sse_convert.checkpoints.identity import checkpoint_identity, digest
 from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
-from sse_convert.console import Bar
 from sse_convert.errors import DataError, OutputError, UsageError
 from sse_convert.files import write_json
-from sse_convert.mixers import MIXER_TYPES, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
-from sse_convert.selection.gates import gates
 from sse_convert.selection.greedy import greedy
 from sse_convert.selection.kl_restore import kl_restore
 from sse_convert.selection.layer_swap import Swap
@@ -36,8 +34,6 @@ METHODS: dict[str, Callable[[Meter, int], Choice]] = {
     "recall-ratio": recall_ratio,
     "uniform": uniform,
 }
-GATES = "gates"
-"""the method that trains"""
 BY_RECALL = ("recall-ratio",)
 """methods whose score is 0 or noise where recall says nothing; the others then go by text alone"""
 INPUTS = "inputs.json"
@@ -62,8 +58,6 @@ class Settings:
     """recall rows"""
     recall_weight: float = 1.0
     """recall beside text, both in nats per token"""
-    gate_steps: int = 64
-    """optimizer steps of the method gates"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,14 +107,10 @@ def set_up(recipe: Recipe, out: Path, settings: Settings, *, text: Path | None, 
     )
 
 
-def run_method(method: str, meter: Meter, settings: Settings, out: Path, bar: Bar | None = None) -> Choice:
+def run_method(method: str, meter: Meter, keep: int) -> Choice:
     """One method's choice, with what it cost and what it is worth."""
     with meter.costing() as cost:
-        if method == GATES:
-            file = out / f"gates-{settings.keep}-{settings.gate_steps}-{meter.recall_weight:g}.pt"
-            choice = gates(meter, settings.keep, steps=settings.gate_steps, file=file, bar=bar)
-        else:
-            choice = METHODS[method](meter, settings.keep)
+        choice = METHODS[method](meter, keep)
     return dc.replace(choice, tokens=cost.tokens, seconds=round(cost.seconds, 1), measured=meter.measure(choice.kept))
 
 
@@ -132,7 +122,7 @@ def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
     """
     left = tuple(method for method in methods if recall_weight > 0 or method not in BY_RECALL)
     if not left:
-        others = [method for method in (*METHODS, GATES) if method not in BY_RECALL]
+        others = [method for method in METHODS if method not in BY_RECALL]
         raise UsageError(
             f"method is {methods[0]!r}, which ranks layers by recall, and recall has weight 0: text alone decides",
             expected=f"one of {', '.join(others)}",
@@ -147,8 +137,8 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
     known = known_mixers(recipe)
     if settings.stand_in not in known:
         raise UsageError(f"stand-in is {settings.stand_in!r}", expected=f"one of {', '.join(known)}")
-    if unknown := [method for method in settings.methods if method not in (*METHODS, GATES)]:
-        raise UsageError(f"method is {unknown[0]!r}", expected=f"one of {', '.join((*METHODS, GATES))}")
+    if unknown := [method for method in settings.methods if method not in METHODS]:
+        raise UsageError(f"method is {unknown[0]!r}", expected=f"one of {', '.join(METHODS)}")
     if not settings.methods or len(set(settings.methods)) < len(settings.methods):
         raise UsageError(f"methods are {list(settings.methods)}", expected="at least one, each once")
     stand_in = known[settings.stand_in]
@@ -170,9 +160,8 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
             expected=f"{shortest}{reason} {bound}",
             fix=fix,
         )
-    for name in ("samples", "gate_steps"):
-        if getattr(settings, name) < 1:
-            raise UsageError(f"{name} is {getattr(settings, name)}", expected="at least 1")
+    if settings.samples < 1:
+        raise UsageError(f"samples is {settings.samples}", expected="at least 1")
     if settings.tokens < settings.length:
         raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
     if settings.recall_weight < 0:
@@ -182,8 +171,8 @@ def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
 
 
 def known_mixers(recipe: Recipe) -> dict[str, Mixer]:
-    """The recipe's mixers, and the defaults beside them."""
-    return {**{name: cls() for name, cls in MIXER_TYPES.items()}, **recipe.mixers}
+    """The recipe's mixers, and the built-in ones beside them."""
+    return {**BUILT_IN, **recipe.mixers}
 
 
 def _sources(recipe: Recipe, text: Path | None) -> list[Source]:

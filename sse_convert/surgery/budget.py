@@ -18,9 +18,9 @@ The operator is counted in its recurrent form; chunk-parallel backends trade mor
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import Mixer, RecurrentMixer, SlidingMixer, WindowMixer
+from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, WindowMixer
 from sse_convert.modeling.architectures import AttentionDims
-from sse_convert.modeling.tensors import as_sse, new_tensors, state_heads, state_shape
+from sse_convert.modeling.tensors import new_tensors, state_heads, state_shape
 
 STATE_BYTES = 4
 LENGTHS = {"4K": 4096, "32K": 32768, "128K": 131072, "1M": 1048576}
@@ -77,7 +77,7 @@ def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
 def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
     """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
     state = state_bytes(geometry, mixer)
-    if isinstance(mixer, RecurrentMixer) and not isinstance(mixer, WindowMixer):
+    if isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer):
         return state
     window = geometry.windows[layer]
     if isinstance(mixer, WindowMixer):
@@ -89,7 +89,7 @@ def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
 
 def state_bytes(geometry: Geometry, mixer: Mixer | None) -> int:
     """Bytes of the recurrent state of one layer for one sequence; 0 where there is none."""
-    if not isinstance(mixer, RecurrentMixer):
+    if not isinstance(mixer, SSEMixer):
         return 0
     return math.prod(state_shape(geometry.dims, mixer)) * STATE_BYTES
 
@@ -128,8 +128,8 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
     """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
     dims = geometry.dims
     recurrent = 0.0
-    if isinstance(mixer, RecurrentMixer):
-        sse = as_sse(mixer)
+    if isinstance(mixer, SSEMixer):
+        sse = mixer
         read = sse.top_k if sse.read_top_k is None else sse.read_top_k
         matrix = dims.head_dim * dims.head_dim
         per_write = 5 if sse.update == "delta" else 3

@@ -11,16 +11,23 @@ from typing import Any
 
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.errors import CheckpointError, RecipeError, UsageError
-from sse_convert.mixers import FULL, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer, mixer_to_dict
+from sse_convert.errors import CheckpointError, RecipeError
+from sse_convert.mixers import (
+    FULL,
+    Mixer,
+    SlidingMixer,
+    SSESlidingMixer,
+    WindowMixer,
+    mixer_to_dict,
+    recipe_entry,
+)
 from sse_convert.modeling.architectures import SSE_PREFIX
-from sse_convert.modeling.configuration import stored_mixers
-from sse_convert.modeling.tensors import as_sse
+from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.schema import Calibrate, Recipe
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
-TRAINING_ONLY = ("balance", "balance_coef", "branch_dropout")
+TRAINING_ONLY = ("balance", "balance_coef")
 """mixer settings that only training reads; but `balance: bias` has a tensor of its own, which generation reads too"""
 MAX_CALIBRATION_LENGTH = 4096
 """tokens; calibration looks at attention weights, whose size is the square of the length"""
@@ -54,24 +61,9 @@ def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
         problems.append(f"window is {mixer.window}, the model has {limit} positions")
     if isinstance(mixer, SlidingMixer):
         return problems
-    sse, head_dim = as_sse(mixer), teacher.dims.head_dim
-    if sse.row_top_k is not None and sse.row_top_k > head_dim:
-        problems.append(f"row_top_k is {sse.row_top_k}, a key has {head_dim} entries")
-    if sse.rope == "keep" and teacher.spec.rotary == "none":
-        problems.append(f"rope is 'keep', and {teacher.spec.model_type} has no rotary embedding; use rope: none")
-    if sse.row_decay == "selected" and not sse.shared_params:
-        problems.append("row_decay is 'selected' with shared_params: false; use row_decay: all, or shared_params: true")
-    return problems + _gate_problems(sse)
+    from sse_convert.modeling.layer import layer_problems
 
-
-def _gate_problems(mixer: SSEMixer) -> list[str]:
-    from sse_convert.kernels.gates import partition_gate
-
-    try:
-        partition_gate(mixer.partition_gate)
-    except UsageError as error:
-        return [f"partition_gate: {error.what}; {error.expected}"]
-    return []
+    return problems + layer_problems(mixer, teacher.spec, teacher.dims.head_dim)
 
 
 def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
@@ -95,8 +87,7 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 
 
 def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -> list[str]:
-    """Calibration rows that are too long, or too short for what is to be measured beside a window; and a key scale that
-    is to be fitted where none matters.
+    """Calibration rows that are too long, or too short for what is to be measured beside a window.
 
     Args:
         recipe: `calibrate` is read.
@@ -111,39 +102,24 @@ def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -
     for name, mixer in mixers.items():
         if isinstance(mixer, SSESlidingMixer):
             problems += _window_problems(recipe.calibrate, f"mixers.{name}", mixer, longest)
-    return problems + _key_scale_problems(recipe.calibrate, mixers)
-
-
-def _key_scale_problems(calibrate: Calibrate, mixers: dict[str, Mixer]) -> list[str]:
-    """A fit that no layer has a use for; where some have, the others are left alone."""
-    maps = {name: as_sse(mixer).k_feature_map for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)}
-    if calibrate.key_scale == "none" or not maps or any(map(calibrate.fits_keys, maps.values())):
-        return []
-    found = ", ".join(f"mixers.{name}.k_feature_map is {kind}" for name, kind in maps.items())
-    return [
-        f"calibrate.key_scale is fit, and {found}: scaled keys only scale the output, which has a scale of its own; "
-        "use calibrate.key_scale: none, or another k_feature_map"
-    ]
+    return problems
 
 
 def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, longest: int) -> list[str]:
     """Rows too short to show what a window misses: two windows for a scale, more than one for a decay."""
-    outputs, decays = calibrate.output_scale != "none", calibrate.decay and mixer.decay != "none"
-    keys = calibrate.fits_keys(mixer.k_feature_map)
+    outputs, decays = calibrate.output_scale != "none", mixer.decay != "none"
     beyond = mixer.window + mixer.sinks + 1
-    of_scale = max(2 * mixer.window, beyond)
-    needed = {"output scale": outputs * of_scale, "key scale": keys * of_scale, "decay": decays * beyond}
+    needed = {"output scale": outputs * max(2 * mixer.window, beyond), "decay": decays * beyond}
     rows, asked = calibrate.seq_len, max(needed.values())
     if rows >= asked:
         return []
     off = {
         "output scale": "calibrate.output_scale: none",
-        "key scale": "calibrate.key_scale: none",
-        "decay": "calibrate.decay: false",
+        "decay": "calibrate.enabled: false",
     }
     short = [name for name, length in needed.items() if rows < length]
     ways = [f"raise calibrate.seq_len to {asked}"] if asked <= longest else []
-    if (window := min(rows // 2, rows - mixer.sinks - 1) if outputs or keys else rows - mixer.sinks - 1) >= 1:
+    if (window := min(rows // 2, rows - mixer.sinks - 1) if outputs else rows - mixer.sinks - 1) >= 1:
         ways.append(f"lower {key}.window to {window}")
     ways.append(f"keep convert's {' and '.join(short)} ({', '.join(off[name] for name in short)})")
     return [
@@ -235,30 +211,45 @@ def match_recipe(recipe: Recipe, files: CheckpointFiles) -> Match:
             found.setdefault(difference, []).append(layer)
     if refused := {difference: layers for difference, layers in found.items() if not difference.trains}:
         raise _refusal(files, names, refused)
+    plain = {name: mixer_to_dict(mixer) for name, mixer in mixers.items()}
     return Match(
         names=names,
         mixers=mixers,
-        sse={**sse, "layers": names, "mixers": {name: mixer_to_dict(mixer) for name, mixer in mixers.items()}},
+        sse={**sse, "format": FORMAT, "layers": names, "mixers": plain},
         training={difference.key: difference.recipe for difference in found},
     )
 
 
 def _differences(name: str, wanted: Mixer | None, stored: Mixer | None) -> list[_Difference]:
-    if wanted is None or stored is None or wanted.kind != stored.kind:
+    if wanted is None or stored is None:
         kinds = [FULL if mixer is None else mixer.kind for mixer in (wanted, stored)]
         return [] if kinds[0] == kinds[1] else [_Difference("", *kinds)]
     mine, theirs = _settings(wanted), _settings(stored)
+    if mine != theirs and _layer(wanted) != _layer(stored):
+        return [_Difference("", wanted.kind, stored.kind)]
     return [_Difference(f"mixers.{name}.{key}", mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]]
 
 
+def _layer(mixer: Mixer) -> str:
+    """The kind, but that the paper's SSE is SSE."""
+    return "sse" if mixer.kind == "paper" else mixer.kind
+
+
 def _settings(mixer: Mixer) -> dict[str, Any]:
-    """The settings under dotted keys, with what an unset one means."""
-    settings: dict[str, Any] = {}
-    for key, value in mixer_to_dict(mixer).items():
-        settings |= {f"{key}.{part}": x for part, x in value.items()} if isinstance(value, dict) else {key: value}
-    if settings.get("read_top_k") == settings.get("top_k"):
-        settings["read_top_k"] = None
-    return settings
+    """The settings under dotted keys as of a recipe, with what an unset one means; without the kind."""
+    plain = mixer_to_dict(mixer)
+    if plain.get("read_top_k") == plain.get("top_k"):
+        plain["read_top_k"] = None
+    del plain["kind"]
+    return _dotted(recipe_entry(plain))
+
+
+def _dotted(settings: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = {f"{key}.{part}": x for part, x in _dotted(value).items()} if isinstance(value, dict) else {key: value}
+        found |= inner
+    return found
 
 
 def _refusal(files: CheckpointFiles, names: list[str], refused: dict[_Difference, list[int]]) -> RecipeError:

@@ -24,7 +24,7 @@ from sse_convert.checkpoints.teacher import Teacher, as_teacher, open_teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
 from sse_convert.checkpoints.weights import check_weights
 from sse_convert.console import progress
-from sse_convert.mixers import FULL, Mixer, RecurrentMixer, mixer_to_dict
+from sse_convert.mixers import FULL, Mixer, SSEMixer, mixer_to_dict
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.remote_code import write_remote_code
@@ -169,9 +169,9 @@ def layout_bytes(layout: Layout) -> int:
     return sum(math.prod(shape) * ITEM_BYTES[dtype] for dtype, shape in layout.values())
 
 
-def _sse_layers(names: list[str], mixers: dict[str, Mixer]) -> Iterator[tuple[int, RecurrentMixer]]:
+def _sse_layers(names: list[str], mixers: dict[str, Mixer]) -> Iterator[tuple[int, SSEMixer]]:
     for layer, name in enumerate(names):
-        if name != FULL and isinstance(mixer := mixers[name], RecurrentMixer):
+        if name != FULL and isinstance(mixer := mixers[name], SSEMixer):
             yield layer, mixer
 
 

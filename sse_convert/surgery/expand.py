@@ -20,12 +20,13 @@ from sse_convert.checkpoints.safetensors_io import Layout, read_header, write_sh
 from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.errors import UsageError
-from sse_convert.mixers import Mixer, SSEMixer, mixer_from_dict, mixer_to_dict
+from sse_convert.mixers import SSE_KINDS, Mixer, SSEMixer, mixer_from_dict, mixer_to_dict, recipe_entry
 from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.configuration import FORMAT
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash
-from sse_convert.recipe.loader import recipe_from_dict
+from sse_convert.recipe.loader import recipe_from_checkpoint
 from sse_convert.recipe.pattern import layer_range
 from sse_convert.report import table
 from sse_convert.surgery.compatibility import converted_field
@@ -137,7 +138,7 @@ def expand_checkpoint(
     return ExpandReport(
         out=out,
         layers=[_summary(i, mixers[sse["layers"][i]], grown[names[i]], growth) for i in chosen],
-        mixers={name: mixer_to_dict(mixer) for name, mixer in grown.items()},
+        mixers={name: recipe_entry(mixer_to_dict(mixer)) for name, mixer in grown.items()},
         linked=linked,
         written=written,
         change=None if rows is None else _change(files.folder, out, rows),
@@ -146,7 +147,7 @@ def expand_checkpoint(
 
 def _chosen(names: list[str], mixers: dict[str, Mixer], layers: Sequence[str]) -> list[int]:
     """Indices of the layers to grow, ascending."""
-    able = [i for i, name in enumerate(names) if isinstance(mixers.get(name), SSEMixer)]
+    able = [i for i, name in enumerate(names) if name in mixers and mixers[name].kind in SSE_KINDS]
     if not able:
         raise UsageError("the checkpoint has no SSE layer", expected="at least one layer with partitions")
     if not layers:
@@ -202,7 +203,7 @@ def _recipe(sse: dict[str, Any], names: list[str], grown: dict[str, SSEMixer], c
     """The recipe in the config, with the grown mixers; None where there is none."""
     if not sse.get("recipe"):
         return None
-    recipe = recipe_from_dict(sse["recipe"])
+    recipe = recipe_from_checkpoint(sse, "sse.recipe in config.json")
     own: dict[int | str, str] = {i: names[i] for i in chosen if names[i] != sse["layers"][i]}
     layers = dc.replace(recipe.layers, overrides={**recipe.layers.overrides, **own})
     return dc.replace(recipe, layers=layers, mixers={**recipe.mixers, **grown})
@@ -248,7 +249,7 @@ def _write_config(
 ) -> None:
     """config.json: as it was, but for layers, mixers and the recipe."""
     used = {name: mixer_to_dict(mixer) for name, mixer in mixers.items() if name in names}
-    sse = {**files.config["sse"], "layers": names, "mixers": used}
+    sse = {**files.config["sse"], "format": FORMAT, "layers": names, "mixers": used}
     if recipe is not None:
         sse |= {"recipe": recipe.to_dict(), "recipe_hash": recipe_hash(recipe)}
     (folder / CONFIG).write_text(json.dumps({**files.config, "sse": sse}, indent=2) + "\n", encoding="utf-8")

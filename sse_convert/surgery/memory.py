@@ -21,8 +21,8 @@ of their own, beside those of plain passes. The constants were fitted to what au
 
 import dataclasses as dc
 
-from sse_convert.mixers import Mixer, RecurrentMixer, SSEMixer, WindowMixer
-from sse_convert.modeling.tensors import as_sse, state_heads
+from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
+from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 
@@ -100,12 +100,11 @@ def stage_memory(
         cuda_graphs: passes are recorded, where the stage can have that.
     """
     element = 2 if bf16 else 4
-    at_once = stage.layers_at_once or len(mixers)
     trained = trained_parameters(geometry, mixers, stage, lora)
     added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
     if stage.loss == "layer_mse":
         each = [geometry.attention_parameters + added_parameters(geometry.dims, m) for m in mixers if m is not None]
-        trained = sum(sorted(each)[-at_once:])
+        trained = sum(each)
     weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     logits = LOGITS_AT_ONCE * _LOGIT_BYTES[stage.loss] + head
@@ -114,7 +113,7 @@ def stage_memory(
     fixed = weights * (6 if bf16 else 4) + trained * 12 + logits + teacher
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(geometry, mixer, element) for mixer in mixers if mixer is not None]
-        kept = 2.0 * element * geometry.dims.hidden * min(at_once, len(layers)) + max(layers)
+        kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
@@ -135,7 +134,7 @@ def _norm_bytes(geometry: Geometry) -> float:
 
 def _attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
     dims = geometry.dims
-    state = _sse_bytes(geometry, as_sse(mixer), element) if isinstance(mixer, RecurrentMixer) else 0.0
+    state = _sse_bytes(geometry, mixer, element) if isinstance(mixer, SSEMixer) else 0.0
     if state and not isinstance(mixer, WindowMixer):
         return state
     softmax = 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)

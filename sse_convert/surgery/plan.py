@@ -5,7 +5,7 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
-from sse_convert.mixers import FULL, Mixer, RecurrentMixer, SSESlidingMixer, WindowMixer
+from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes
@@ -155,13 +155,11 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
 
     F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
     activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing.
-    `layer_mse` runs and trains the converted layers' attention alone; the teacher runs once for each group of layers.
+    `layer_mse` runs and trains the converted layers' attention alone.
     """
     length = stage.seq_len
     plain: Mixers = [None] * len(mixers)
-    converted = sum(mixer is not None for mixer in mixers)
-    turns = -(-converted // (stage.layers_at_once or converted or 1)) or 1
-    teacher = turns * _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
+    teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
     attention = sum(
         2 * geometry.attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
         for i, mixer in enumerate(mixers)
@@ -189,14 +187,14 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     for i, mixer in enumerate(mixers):
         if isinstance(mixer, WindowMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
-    if any(isinstance(mixer, RecurrentMixer) for mixer in mixers) and not recipe.stages:
+    if any(isinstance(mixer, SSEMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
     notes += _idle_branches(recipe, mixers)
     for stage in recipe.stages:
         if (offline := stage.offline) is not None:
             notes.append(
                 f"stage {stage.name}: the teacher's predictions take {offline.bytes_per_token} bytes per token, "
-                f"{format_bytes(_offline_bytes(stage))} in all (top_k {offline.top_k}, {offline.dtype})"
+                f"{format_bytes(_offline_bytes(stage))} in all (top_k {offline.top_k})"
             )
     if teacher.files.pickles:
         notes.append(

@@ -54,7 +54,6 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         f"rope_type {rope} looks at the positions": rope in ("dynamic", "longrope"),
         "a backend other than triton waits for the device": any(x.backend not in ("auto", "triton") for x in layers),
         "balance: bias counts tokens": any(x.mixer.balance == "bias" for x in layers),
-        "branch_dropout changes the layers": any(getattr(x.mixer, "branch_dropout", 0) for x in layers),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

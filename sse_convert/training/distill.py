@@ -1,8 +1,7 @@
 """`kl`: the student learns the teacher's next-token distribution; teacher and student run in one process.
 
-Loss: KL(teacher || student) per token, plus `hidden_loss` times the squared error of each converted layer's output
-relative to the teacher's, plus the balance loss. With `offline` the teacher's predictions come with the batch, cut to
-the likeliest tokens, and no teacher is there.
+Loss: KL(teacher || student) per token, plus the balance loss. With `offline` the teacher's predictions come with the
+batch, cut to the likeliest tokens, and no teacher is there.
 """
 
 from typing import Any
@@ -15,23 +14,20 @@ from transformers import PreTrainedModel
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
-from sse_convert.training.losses import linear_kl, relative_error
+from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import WholeModel, last_hidden
-from sse_convert.training.objective import Batch, Calls, Frozen, frozen_teacher
-from sse_convert.training.setup import compile_layers, converted_attention, decoder_layers
+from sse_convert.training.objective import Batch, Frozen, frozen_teacher
+from sse_convert.training.setup import compile_layers, decoder_layers
 from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
 
 
 class DistillLoss(nn.Module):
     """Student, teacher and loss in one forward; the teacher is not registered, so nobody wraps, moves or saves it."""
 
-    def __init__(self, student: PreTrainedModel, teacher: PreTrainedModel, frozen: Frozen, hidden_loss: float) -> None:
+    def __init__(self, student: PreTrainedModel, teacher: Frozen) -> None:
         super().__init__()
         self.student = student
-        self._teacher = (frozen,)
-        layers = list(converted_attention(student)) if hidden_loss else []
-        self._own = Calls({i: decoder_layers(student)[i] for i in layers})
-        self._theirs = Calls({i: decoder_layers(teacher)[i] for i in layers})
+        self._teacher = (teacher,)
 
     def forward(
         self,
@@ -40,21 +36,13 @@ class DistillLoss(nn.Module):
         position_ids: Tensor | None = None,
         sse_offsets: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """`loss` and `hidden`, summed over tokens, and `balance`; 0-d each."""
+        """`loss`, summed over tokens, and `balance`; 0-d each."""
         with torch.no_grad():
             teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
         hidden = last_hidden(self.student, input_ids, position_ids, sse_offsets)
         student: Any = self.student
-        sums = {
-            "loss": linear_kl(hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head),
-            "balance": student.sse_balance_loss(),
-        }
-        if self._own.last:
-            pairs = [(call.output, self._theirs.last[i].output) for i, call in self._own.last.items()]
-            sums["hidden"] = torch.stack([relative_error(own, theirs) for own, theirs in pairs]).mean()
-            self._own.last.clear()
-            self._theirs.last.clear()
-        return sums
+        loss = linear_kl(hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head)
+        return {"loss": loss, "balance": student.sse_balance_loss()}
 
 
 class Distill(WholeModel):
@@ -79,7 +67,7 @@ class Distill(WholeModel):
         if train.compile:
             compile_layers(teacher)
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
-        super().__init__(accelerator, student, DistillLoss(student, teacher, frozen, stage.hidden_loss), stage, train)
+        super().__init__(accelerator, student, DistillLoss(student, frozen), stage, train)
 
     def count(self, batch: Batch) -> int:
         """All tokens: the teacher has an opinion everywhere."""

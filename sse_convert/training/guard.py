@@ -2,21 +2,20 @@
 
 from typing import Any
 
-from sse_convert.recipe.stage_settings import Collapse, Spikes
 from sse_convert.training.loss_spikes import SpikeWatch
-from sse_convert.training.router_collapse import CollapseWatch
+from sse_convert.training.router_collapse import Action, CollapseWatch
 
 
 class Guard:
     """Both watches of a stage.
 
     Args:
-        spikes: settings.
-        collapse: settings.
+        spikes: limit of a loss, see `SpikeWatch`.
+        collapse: what to do about a collapsed router.
         memory: what an interrupted run remembered.
     """
 
-    def __init__(self, spikes: Spikes, collapse: Collapse, memory: dict[str, Any] | None = None) -> None:
+    def __init__(self, spikes: float | None, collapse: Action, memory: dict[str, Any] | None = None) -> None:
         memory = memory or {"losses": [], "counts": {}}
         self.spikes = SpikeWatch(spikes, list(memory["losses"]))
         self.collapse = CollapseWatch(collapse, {int(i): count for i, count in memory["counts"].items()})

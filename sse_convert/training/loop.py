@@ -20,7 +20,6 @@ from sse_convert.training.guard import Guard
 from sse_convert.training.loss_spikes import NOT_FINITE, SPIKE, check_left_out, last_good
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
-    WITHOUT_WINDOW,
     MetricsLog,
     gradient_norm,
     router_health,
@@ -29,7 +28,7 @@ from sse_convert.training.metrics import (
 )
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.prefetch import Step
-from sse_convert.training.router_collapse import collapse_message, load_spread
+from sse_convert.training.router_collapse import LOOKS, collapse_message, load_spread
 from sse_convert.training.schedule import Schedule
 
 
@@ -43,15 +42,6 @@ class Progress:
     """steps that were left out"""
     bad_in_a_row: int = 0
     """of those, how many came last"""
-    turn: int = 0
-    """groups of layers that were trained before this one"""
-    origin: int = 0
-    """step at which this group began"""
-
-    @property
-    def in_turn(self) -> int:
-        """Optimizer steps of this group."""
-        return self.step - self.origin
 
 
 def train(
@@ -63,7 +53,6 @@ def train(
     log: MetricsLog,
     start: Progress,
     guard: Guard,
-    seed: str,
 ) -> Progress:
     """Train from `start` to the end of the schedule, or until the objective has had enough.
 
@@ -76,7 +65,6 @@ def train(
         log: where to write.
         start: how far an earlier run came.
         guard: leaves out steps and looks at routers.
-        seed: of what steps draw (which layers leave out their window branch): another one in each stage.
 
     Raises:
         TrainingError: too many steps were left out, or a router collapsed and the recipe wants an end then.
@@ -85,31 +73,25 @@ def train(
     accelerator, now = objective.accelerator, start
     with _bar(accelerator, stage, schedule, start) as bar:
         for step in steps:
-            if now.in_turn == schedule.steps or objective.done:
+            if now.step == schedule.steps or objective.done:
                 break
             began = time.monotonic()
-            factor = schedule.factor(now.in_turn)
+            factor = schedule.factor(now.step)
             _set_rates(objective.parts, factor)
-            student: Any = objective.student
-            student.sse_draw_windows(seed, now.in_turn)
             values, tokens = _gradients(objective, step.batches, schedule)
             record: dict[str, Any] = {"step": now.step + 1, "tokens": (now.step + 1) * schedule.step_tokens, **values}
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
-            if now.in_turn % HEALTH_EVERY == 0 or now.in_turn + 1 == schedule.steps:
+            if now.step % HEALTH_EVERY == 0 or now.step + 1 == schedule.steps:
                 record |= _health(objective, guard)
-            if cut := [i for i, layer in sse_layers_of(objective).items() if not getattr(layer, "window_kept", True)]:
-                record[WITHOUT_WINDOW] = cut
             now = _stepped(objective, stage, guard, now, record)
             record["seconds"] = time.monotonic() - began
             log.write(record)
             if bar is not None:
                 bar.update(schedule.step_tokens, note=f"loss {values['loss']:.4f}")
             _report(accelerator, guard, now, record, checkpoints)
-            if now.in_turn % stage.checkpoint_steps == 0 or now.in_turn == schedule.steps or objective.done:
+            if now.step % stage.checkpoint_steps == 0 or now.step == schedule.steps or objective.done:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
-                checkpoints.save(
-                    now.step, objective.parts, {**state, "guard": guard.memory(), "turns": objective.turns}
-                )
+                checkpoints.save(now.step, objective.parts, {**state, "guard": guard.memory()})
     return now
 
 
@@ -147,7 +129,7 @@ def _stepped(objective: Objective, stage: Stage, guard: Guard, now: Progress, re
         record["left_out"] = verdict
         return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
     guard.spikes.accept(loss)
-    record |= objective.after_step(after.in_turn, record)
+    record |= objective.after_step(after.step, record)
     return after
 
 
@@ -225,14 +207,14 @@ def _report(
     if "left_out" in record:
         what = f"step {now.step}: loss {record['loss']}, gradient norm {record['grad_norm']}"
         what = f"{what}: {record['left_out']}"
-        check_left_out(guard.spikes.settings, now.bad_in_a_row, now.skipped, what, checkpoints)
+        check_left_out(now.bad_in_a_row, what, checkpoints)
         if accelerator.is_main_process:
             say(f"{what}, weights left as they are")
     for i in record.get("collapsed", []):
         message = collapse_message(i, record["routers"][str(i)]["load"], now.step)
-        if guard.collapse.settings.action == "stop":
+        if guard.collapse.action == "stop":
             raise TrainingError(message, expected="tokens on all partitions", fix=last_good(checkpoints))
-        if guard.collapse.counts[i] == guard.collapse.settings.looks and accelerator.is_main_process:
+        if guard.collapse.counts[i] == LOOKS and accelerator.is_main_process:
             say(message)
 
 
@@ -244,5 +226,5 @@ def _bar(accelerator: Accelerator, stage: Stage, schedule: Schedule, start: Prog
         yield None
         return
     with progress(stage.name, total) as bar:
-        bar.update(start.in_turn * schedule.step_tokens)
+        bar.update(start.step * schedule.step_tokens)
         yield bar

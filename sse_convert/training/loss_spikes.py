@@ -6,13 +6,16 @@ import statistics
 from typing import Any
 
 from sse_convert.errors import TrainingError
-from sse_convert.recipe.stage_settings import Spikes
 from sse_convert.training.checkpoint import Checkpoints
 
 NOT_FINITE = "not finite"
 SPIKE = "loss spike"
 MAD_TO_SIGMA = 1.4826
 """standard deviation of a normal distribution over its median absolute deviation"""
+WINDOW = 100
+"""accepted steps that median and deviation are taken over; nothing is judged before there are as many"""
+IN_A_ROW = 10
+"""steps left out one after the other after which the stage stops"""
 LEAST_DEVIATION = 1e-3
 """of the median: deviation that a window of nearly equal losses is taken to have"""
 
@@ -21,13 +24,14 @@ LEAST_DEVIATION = 1e-3
 class SpikeWatch:
     """Judges the loss of each step against the accepted ones before it."""
 
-    settings: Spikes
+    limit: float | None
+    """robust standard deviations above the median; None leaves out only what is not finite"""
     losses: list[float] = dc.field(default_factory=list)
-    """accepted losses, the last `window`"""
+    """accepted losses, the last `WINDOW`"""
 
     def zscore(self, loss: float) -> float | None:
         """How many robust standard deviations a loss lies above the median; None while too few are known."""
-        if self.settings.zscore is None or len(self.losses) < self.settings.window or not math.isfinite(loss):
+        if self.limit is None or len(self.losses) < WINDOW or not math.isfinite(loss):
             return None
         median = statistics.median(self.losses)
         deviation = MAD_TO_SIGMA * statistics.median(abs(x - median) for x in self.losses)
@@ -38,37 +42,31 @@ class SpikeWatch:
         if not math.isfinite(loss):
             return NOT_FINITE
         score = self.zscore(loss)
-        limit = self.settings.zscore
-        return SPIKE if score is not None and limit is not None and score > limit else None
+        return SPIKE if score is not None and self.limit is not None and score > self.limit else None
 
     def accept(self, loss: float) -> None:
         """Remember the loss of a step that was made."""
-        if self.settings.zscore is not None:
-            self.losses = [*self.losses, loss][-self.settings.window :]
+        if self.limit is not None:
+            self.losses = [*self.losses, loss][-WINDOW:]
 
 
-def check_left_out(settings: Spikes, in_a_row: int, total: int, what: str, checkpoints: Checkpoints) -> None:
+def check_left_out(in_a_row: int, what: str, checkpoints: Checkpoints) -> None:
     """Give up where too many steps were left out.
 
     Args:
-        settings: the limits.
         in_a_row: steps left out one after the other, up to this one.
-        total: all of them.
         what: the last one, for the message.
         checkpoints: of the stage.
 
     Raises:
-        TrainingError: a limit is reached.
+        TrainingError: `IN_A_ROW` is reached.
     """
-    if in_a_row >= settings.in_a_row:
-        wrong = f"{in_a_row} steps in a row were not finite or had loss spikes"
-    elif settings.total is not None and total >= settings.total:
-        wrong = f"{total} steps of this stage were not finite or had loss spikes"
-    else:
-        return
-    raise TrainingError(
-        f"{wrong}; last, {what}", expected="a finite loss and gradient, without jumps", fix=last_good(checkpoints)
-    )
+    if in_a_row >= IN_A_ROW:
+        raise TrainingError(
+            f"{in_a_row} steps in a row were not finite or had loss spikes; last, {what}",
+            expected="a finite loss and gradient, without jumps",
+            fix=last_good(checkpoints),
+        )
 
 
 def last_good(checkpoints: Checkpoints) -> str:

@@ -83,20 +83,6 @@ def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (wide(output) - target).square().sum() / width, target.square().sum() / width
 
 
-def relative_error(output: Tensor, target: Tensor) -> Tensor:
-    """Squared error of each token over the squared norm of its target, summed over tokens, 0-d.
-
-    Relative per token, so that the few tokens with huge hidden states (attention sinks) do not decide everything.
-
-    Args:
-        output: [..., D], differentiable.
-        target: [..., D].
-    """
-    target = wide(target.detach())
-    size = target.square().sum(-1).clamp_min(torch.finfo(target.dtype).tiny)
-    return ((wide(output) - target).square().sum(-1) / size).sum()
-
-
 @dc.dataclass(frozen=True, slots=True)
 class _CrossEntropy:
     """Loss of a chunk of tokens, and the gradient of its logits."""

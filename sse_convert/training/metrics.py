@@ -16,8 +16,6 @@ HEALTH_EVERY = 10
 """optimizer steps between looks at the routers"""
 DEAD_SHARE = 0.01
 """a partition with less than this share of an even load is called dead"""
-WITHOUT_WINDOW = "without_window"
-"""in a step's record: layers that the step left without their window branch"""
 _ROUTER = "sse_router.weight"
 
 

@@ -43,7 +43,6 @@ class WholeModel(Objective):
     ) -> None:
         super().__init__(accelerator)
         self.student = student
-        self._hidden_loss = stage.hidden_loss
         self._lora = stage.train == "lora"
         prepare_parameters(student, stage, train)
         if stage.gradient_checkpointing:
@@ -79,7 +78,7 @@ class WholeModel(Objective):
         return super().on_device(batch)
 
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
-        """Forward and backward of the whole model. `loss` is per token, without the other two terms."""
+        """Forward and backward of the whole model. `loss` is per token, without the balance loss."""
         (part,) = self.parts
         if self._recorded is not None:
             return self._recorded(batch, weight, share)
@@ -91,13 +90,10 @@ class WholeModel(Objective):
         with self.accelerator.autocast():
             sums = self.parts[0].module(**self.arguments(batch))
         parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
-        total = parts["loss"] + parts["balance"]
-        if "hidden" in parts:
-            total = total + self._hidden_loss * parts["hidden"]
-        self.add_gradients(total)
+        self.add_gradients(parts["loss"] + parts["balance"])
         return {name: value.detach() for name, value in parts.items()}
 
-    def end(self, turn: int) -> None:
+    def close(self) -> None:
         """Free what was recorded, and the objective from what refers to it."""
         self._recorded = None
 

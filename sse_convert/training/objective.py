@@ -44,8 +44,6 @@ class Objective(ABC):
     """what is trained"""
     student: "PreTrainedModel"
     """the converted model, as far as it is not sharded"""
-    turns: int = 1
-    """groups of layers that are trained one after the other, each on the whole schedule"""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -88,17 +86,11 @@ class Objective(ABC):
         Every process must call it.
         """
 
-    def begin(self, turn: int) -> None:  # noqa: B027
-        """Make ready what this turn trains."""
-
-    def end(self, turn: int) -> None:  # noqa: B027
-        """Put away what this turn has trained."""
-
-    def restore(self, turn: int) -> None:  # noqa: B027
-        """Take up what an interrupted run trained in this turn, which it had finished."""
+    def close(self) -> None:  # noqa: B027
+        """Free what only training needs."""
 
     def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Look at the means of an optimizer step of this turn (from 1); returns what the step's record says of it."""
+        """Look at the means of an optimizer step (from 1); returns what the step's record says of it."""
         return {}
 
     def curve(self, records: list[dict[str, Any]]) -> list[float]:

@@ -47,7 +47,7 @@ class TeacherCache:
     """Predictions of the rows of one stage.
 
     Args:
-        offline: tokens kept, their type, the folder.
+        offline: tokens kept, the folder.
         inputs: everything the predictions depend on, JSON-ready.
         rows: rows that the stage reads.
         seq_len: tokens per row (T).
@@ -59,7 +59,7 @@ class TeacherCache:
 
     def __init__(self, offline: Offline, inputs: dict[str, Any], *, rows: int, seq_len: int) -> None:
         self._offline, self._rows, self._seq_len = offline, rows, seq_len
-        self._inputs = json_ready({**inputs, "seq_len": seq_len, "top_k": offline.top_k, "dtype": offline.dtype})
+        self._inputs = json_ready({**inputs, "seq_len": seq_len, "top_k": offline.top_k, "dtype": "float16"})
         below = cache_folder() / "teacher-logits" / digest(self._inputs)[:32]
         self.folder = below if offline.dir is None else Path(offline.dir).expanduser()
         self._shard_rows = max(1, min(MOST_ROWS, SHARD_BYTES // (seq_len * offline.bytes_per_token)))
@@ -178,7 +178,7 @@ class Predictor:
     Args:
         teacher: the frozen teacher.
         accelerator: its precision is that of the stage.
-        offline: tokens kept and their type.
+        offline: tokens kept.
     """
 
     def __init__(self, teacher: Frozen, accelerator: Accelerator, offline: Offline) -> None:
@@ -201,8 +201,7 @@ class Predictor:
         return {name: value.reshape(rows, length, *value.shape[1:]) for name, value in whole.items()}
 
     def _stored(self, found: Truncated) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = getattr(torch, self._offline.dtype)
-        return found.index.int().cpu(), found.log_p.to(dtype).cpu(), found.log_rest.float().cpu()
+        return found.index.int().cpu(), found.log_p.half().cpu(), found.log_rest.float().cpu()
 
 
 def tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -2,16 +2,21 @@
 
 import dataclasses as dc
 import math
-from typing import Any
+from typing import Any, Literal
 
-from sse_convert.recipe.stage_settings import Collapse
+Action = Literal["warn", "stop"]
+ENTROPY = 0.2
+"""a router counts as collapsed where its load's entropy is below: 0 is one partition for all tokens, 1 an even load"""
+LOOKS = 5
+"""looks in a row, one every 10 steps, that must find it so"""
 
 
 @dc.dataclass(slots=True)
 class CollapseWatch:
     """Counts, for each layer, the looks in a row that found its router collapsed."""
 
-    settings: Collapse
+    action: Action
+    """warn, or end the stage"""
     counts: dict[int, int] = dc.field(default_factory=dict)
     """layer -> looks in a row"""
 
@@ -22,8 +27,8 @@ class CollapseWatch:
             spread: of each layer's load, by `load_spread`.
         """
         for i, value in spread.items():
-            self.counts[i] = self.counts.get(i, 0) + 1 if value < self.settings.entropy else 0
-        return [i for i in spread if self.counts[i] >= self.settings.looks]
+            self.counts[i] = self.counts.get(i, 0) + 1 if value < ENTROPY else 0
+        return [i for i in spread if self.counts[i] >= LOOKS]
 
 
 def load_spread(load: list[float], top_k: int) -> float:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from sse_convert.checkpoints.auxiliary_files import copy_companions
 from sse_convert.checkpoints.open import open_checkpoint
@@ -41,7 +40,7 @@ from sse_convert.training.prefetch import Background, Step, steps
 from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
-from sse_convert.training.stage_inputs import check_stage, held_out_batches, stage_inputs, stage_reader, teacher_cache
+from sse_convert.training.stage_inputs import check_stage, stage_inputs, stage_reader, teacher_cache
 from sse_convert.training.stage_record import finished, refuse_changes, write_record
 from sse_convert.training.stage_report import AVERAGED, StageReport
 from sse_convert.training.uptrain import Uptrain
@@ -49,8 +48,6 @@ from sse_convert.training.uptrain import Uptrain
 Loss = Literal["layer_mse", "kl", "ce"]
 INPUTS = "inputs.json"
 TRACKERS = "trackers"
-LAYERS = "layers"
-"""groups of aligned layers that wait for the others"""
 SHARD_SIZE = "5GB"
 
 
@@ -123,8 +120,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     except KeyboardInterrupt:
         if accelerator.is_main_process:
             state = run.checkpoints.newest() or {"step": 0}
-            planned = run.schedule.steps * state.get("turns", 1)
-            say(f"{stage.name}: {state['step']} of {planned} steps are saved in {work}")
+            say(f"{stage.name}: {state['step']} of {run.schedule.steps} steps are saved in {work}")
         raise
     accelerator.free_memory()
     return report
@@ -156,20 +152,10 @@ class _Run:
         now = Progress()
         if state is not None:
             now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
-        for turn in range(objective.turns):
-            if turn < now.turn:
-                objective.restore(turn)
-                continue
-            objective.begin(turn)
-            torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
-            saved = state if state is not None and turn == now.turn and objective.parts else None
-            if saved is not None:
-                self.checkpoints.load(objective.parts)
-            elif turn > now.turn:
-                now = dc.replace(now, turn=turn, origin=now.step, bad_in_a_row=0)
-            if objective.parts:
-                now = self._loop(objective, now, saved)
-            objective.end(turn)
+            self.checkpoints.load(objective.parts)
+        torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
+        now = self._loop(objective, now, state)
+        objective.close()
         return objective, self._report(objective, now)
 
     def write(self, objective: Objective, inputs: dict[str, Any], report: StageReport) -> None:
@@ -199,21 +185,8 @@ class _Run:
         teacher = load_teacher(self.recipe, self.accelerator)
         if self.stage.loss == "kl":
             return Distill(self.accelerator, student, teacher, self.stage, self.recipe.train)
-        measures = memory is None or self.stage.layers_at_once is not None
-        first = next(self._steps(None)).batches if measures else []
-        held_out: list[dict[str, Tensor]] = []
-        if measures and self.stage.skip_below > 0:
-            held_out = held_out_batches(self.recipe, self.stage, self.checkpoint)
-        return Align(
-            self.accelerator,
-            student,
-            teacher,
-            self.stage,
-            first=first,
-            held_out=held_out,
-            memory=memory,
-            folder=self.work / LAYERS,
-        )
+        first = next(self._steps(None)).batches if memory is None else []
+        return Align(self.accelerator, student, teacher, self.stage, first=first, memory=memory)
 
     def _steps(self, position: dict[str, Any] | None) -> Iterator[Step]:
         """The stage's steps from a position of its rows on; the teacher's predictions end with them."""
@@ -235,8 +208,7 @@ class _Run:
         log = MetricsLog(self.work, self.accelerator, now.step)
         try:
             with Background(self._steps(position)) as rows:
-                seed = f"{self.recipe.train.seed} {self.stage.name}"
-                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, seed)
+                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
         finally:
             log.close()
 
@@ -258,7 +230,6 @@ class _Run:
             text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
             left_out=left_out_steps(records),
-            without_window=sum(metrics.WITHOUT_WINDOW in record for record in records),
             collapsed=collapses(records),
         )
 

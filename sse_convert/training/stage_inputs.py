@@ -1,20 +1,17 @@
 """What a stage is checked for before anything is loaded, and everything that decides what it computes."""
 
 import dataclasses as dc
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
-from torch import Tensor
 
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.data.rows import RowReader, stack
+from sse_convert.data.rows import RowReader
 from sse_convert.data.teacher_samples import SamplingTeacher
-from sse_convert.errors import HardwareError, RecipeError, TrainingError
+from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
 from sse_convert.surgery.compatibility import Match
@@ -23,9 +20,8 @@ from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.schedule import Schedule
 
 _FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps", "needle_keys")
-"""stage keys that do not decide what is computed, so they may change between interruption and continuation; but where
-steps draw which layers leave out their window branch, they do so by the stage's name. `needle_keys` decides as a part
-of `data.needles`"""
+"""stage keys that do not decide what is computed, so they may change between interruption and continuation;
+`needle_keys` decides as a part of `data.needles`"""
 
 
 def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
@@ -33,14 +29,7 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
     Raises:
         TrainingError: rows and processes do not go together, or a precision does not go with the loss.
-        HardwareError: layers are to be trained a group at a time under FSDP.
     """
-    if stage.layers_at_once is not None and accelerator.distributed_type == DistributedType.FSDP:
-        raise HardwareError(
-            f"stage {stage.name}: layers_at_once under FSDP, which spreads the layers over the GPUs already",
-            expected="one of the two",
-            fix="remove layers_at_once from the stage, or launch with --multi_gpu",
-        )
     Schedule.of(stage).check_processes(accelerator.num_processes)
     if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
         raise TrainingError(
@@ -52,8 +41,7 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
 def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
-    draws = any(getattr(mixer, "branch_dropout", 0) for mixer in match.mixers.values())
-    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE or (key == "name" and draws)}
+    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
     if stage.offline is not None:
         settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
     train = dc.asdict(recipe.train)
@@ -65,8 +53,8 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
         "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
     }
-    if (spikes := recipe.train.spikes).zscore is not None:
-        inputs["train"]["spikes"] = {"zscore": spikes.zscore, "window": spikes.window}
+    if recipe.train.spikes is not None:
+        inputs["train"]["spikes"] = recipe.train.spikes
     if match.training:
         inputs["mixers"] = match.training
     if stage.loss != "ce":
@@ -119,21 +107,6 @@ def _stretched_config(checkpoint: Path, stage: Stage) -> Any:
     config = AutoConfig.from_pretrained(checkpoint)
     stretch(config, stage)
     return config
-
-
-def held_out_batches(recipe: Recipe, stage: Stage, checkpoint: Path) -> list[dict[str, Tensor]]:
-    """Micro batches of held-out text, as many rows as a step has; none where the recipe names no held-out text.
-
-    Raises:
-        DataError: the text cannot be used.
-    """
-    if not recipe.data.valid:
-        return []
-    teacher = SamplingTeacher(recipe.model, recipe.revision)
-    seed, tokenizer = recipe.data.seed, load_tokenizer(checkpoint)
-    reader = RowReader(recipe.data.valid, tokenizer, stage.seq_len, seed, role="valid", teacher=teacher)
-    rows = list(islice(reader.rows(), Schedule.of(stage).rows))
-    return [stack(rows[i : i + stage.micro_batch]) for i in range(0, len(rows), stage.micro_batch)]
 
 
 def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, precision: str) -> TeacherCache:

@@ -37,8 +37,6 @@ class StageReport:
     """per-layer errors of layer_mse"""
     left_out: list[dict[str, Any]] = dc.field(default_factory=list)
     """step, loss and reason of each step left out"""
-    without_window: int = 0
-    """steps in which some layer was without its window branch"""
     collapsed: list[str] = dc.field(default_factory=list)
     """layers whose router collapsed, each with what to do"""
     already_done: bool = False
@@ -62,15 +60,7 @@ class StageReport:
         bad = f", {self.skipped_steps} steps left out ({why})" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
-        return [head, *self._windows(), *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
-
-    def _windows(self) -> list[str]:
-        if not self.without_window or self.details.get("layers"):  # errors of layers are of those with their window
-            return []
-        return [
-            f"branch_dropout left layers without their window in {self.without_window:,} of these steps, which raises "
-            "the loss there"
-        ]
+        return [head, *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
 
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:
@@ -81,8 +71,7 @@ class StageReport:
         layers = self.details.get("layers", {})
         if not layers:
             return []
-        skipped = set(map(str, self.details["skipped"]))
-        rows = [(i, e["before"], e["after"], "left alone" if i in skipped else _stopped(e)) for i, e in layers.items()]
+        rows = [(i, error["before"], error["after"], _stopped(error)) for i, error in layers.items()]
         lines = table(("layer", "error before", "error after", ""), rows)
         if any("stopped" in layer for layer in layers.values()):
             lines.append(f"{self.details['layer_steps']:,} of {self.details['layer_steps_planned']:,} layer steps made")

@@ -231,7 +231,10 @@ def test_mixed_precision_and_checkpointing_under_the_oldest_fsdp(how, bf16, laun
         for key, tolerance in (("loss", 2**-8), ("grad_norm", 2**-5)):
             expected, found = (torch.tensor(losses(root / stage.name, key)) for root in (tmp_path, launched / OLDEST))
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
-        assert load_pretrained(launched / OLDEST / stage.name).state_dict().keys() == load_pretrained(checkpoint).state_dict().keys()
+        assert (
+            load_pretrained(launched / OLDEST / stage.name).state_dict().keys()
+            == load_pretrained(checkpoint).state_dict().keys()
+        )
     whole, continued = (launched / OLDEST / name for name in ("uptrain", CONTINUED))
     assert losses(continued) == losses(whole)
     assert losses(continued, "grad_norm") == losses(whole, "grad_norm")

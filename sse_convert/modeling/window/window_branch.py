@@ -7,12 +7,11 @@ output projection; SSE's heads join before that projection. The state-dict keys 
 """
 
 import functools
-import random
 from typing import Any
 
 from torch import Tensor, nn
 
-from sse_convert.mixers import RecurrentMixer, SSESlidingMixer
+from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import precise_dtype
@@ -43,7 +42,7 @@ class SSESlidingAttention(SSEAttention):
         layer_idx: int,
         *,
         spec: ArchSpec,
-        mixer: RecurrentMixer,
+        mixer: SSEMixer,
         backend: str = "auto",
     ) -> None:
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)
@@ -51,7 +50,6 @@ class SSESlidingAttention(SSEAttention):
         for name in vars(source).keys() - vars(self).keys() - {_INITIALISED}:
             setattr(self, name, getattr(source, name))
         self._softmax = type(source).forward
-        self.window_kept = True
 
     def forward(
         self,
@@ -76,34 +74,15 @@ class SSESlidingAttention(SSEAttention):
         layer: SSECacheLayer = cache.layers[self.layer_idx].recurrent
         return layer
 
-    def draw_window(self, seed: int | str, step: int) -> None:
-        """Decide whether training keeps the window branch until the next draw, with probability 1 - branch_dropout.
-
-        The draw depends on the seed, the step and the layer alone: all processes, all micro batches of a step, the
-        repetition under gradient checkpointing and a resumed run agree, whatever other random numbers they draw.
-
-        Args:
-            seed: of the training; text where stages draw apart.
-            step: optimizer step.
-        """
-        if self.mixer.branch_dropout:
-            drawn = random.Random(f"{seed} {step} {self.layer_idx}").random()
-            self.window_kept = drawn >= self.mixer.branch_dropout
-
     def _join(self, heads: Tensor, window: Tensor) -> Tensor:
-        """The sum of SSE's heads [B, T, Hq * D] and the window's [B, T, Hq, D], in the latter's form.
-
-        A window that is left out is multiplied by 0, so that every parameter has a gradient in every step.
-        """
+        """The sum of SSE's heads [B, T, Hq * D] and the window's [B, T, Hq, D], in the latter's form."""
         dtype = precise_dtype(window)
         scale = self.sse_window_scale.to(dtype)[:, None]
-        if self.training and not self.window_kept:
-            scale = scale * 0
         return (window.to(dtype) * scale + heads.view(window.shape)).to(window.dtype)
 
 
 def attention_layer(
-    source: nn.Module, config: Any, layer_idx: int, *, spec: ArchSpec, mixer: RecurrentMixer, backend: str = "auto"
+    source: nn.Module, config: Any, layer_idx: int, *, spec: ArchSpec, mixer: SSEMixer, backend: str = "auto"
 ) -> SSEAttention:
     """The layer of a recurrent mixer; see `SSEAttention` for arguments and errors."""
     kind = SSESlidingAttention if isinstance(mixer, SSESlidingMixer) else SSEAttention
