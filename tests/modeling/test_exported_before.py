@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from sse_convert import api
 from sse_convert.errors import CheckpointError, RecipeError
-from sse_convert.modeling.auto import load
 from tests.modeling.test_checkpoint import without_package
 from tools.model_outputs import compute
 
@@ -33,6 +32,9 @@ SETTINGS = {
     "decay_normalizer": ("decay_normalizer",),
     "output_norm": ("output_norm",),
 }
+DROPS_WINDOWS = "rare-settings"
+"""the fixture with branch_dropout, which only training read and which was retired: it trains otherwise"""
+WITHOUT_TRAINING = ("padded", "packed", "tokens", "generated")
 ALL = (*KEPT, *SETTINGS)
 Results = dict[str, Tensor]
 BY_TRANSFORMERS = "qk_rank_on"
@@ -100,7 +102,7 @@ def stored_mixers(name: str) -> dict[str, dict[str, Any]]:
 
 
 def results(folder: Path) -> Results:
-    return compute(load(folder, dtype=torch.float32))
+    return compute(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
 
 
 def unless_refused(call: Callable[[], Any], error: type[Exception]) -> Any:
@@ -137,7 +139,10 @@ def test_the_package_gives_the_same_bits(name: str, own_code: dict[str, Results]
 def test_other_settings_give_the_same_bits_or_are_refused_by_name(name: str, own_code: dict[str, Results]) -> None:
     found = unless_refused(lambda: results(FIXTURES / name), CheckpointError)
     if isinstance(found, dict):
-        assert_same(found, own_code[name])
+        expected = own_code[name]
+        if name == DROPS_WINDOWS:
+            found, expected = ({key: x[key] for key in WITHOUT_TRAINING} for x in (found, expected))
+        assert_same(found, expected)
     else:
         unusual = [key for mixer in stored_mixers(name).values() for key in omitted_defaults(mixer)]
         assert any(key in complaint(found) for key in SETTINGS[name] or unusual), found
@@ -171,7 +176,7 @@ def test_omitted_keys_have_the_defaults_of_that_time(
 def test_a_setting_that_never_was_is_refused_by_name(changed: Callable[..., Path]) -> None:
     mixers = {key: {**mixer, "colour": "red"} for key, mixer in stored_mixers("sse").items()}
     with pytest.raises(CheckpointError, match="colour"):
-        load(changed("sse", mixers))
+        AutoModelForCausalLM.from_pretrained(changed("sse", mixers))
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -180,9 +185,14 @@ def test_inspect_tells_the_same_layers(name: str) -> None:
     assert api.inspect(FIXTURES / name).to_dict()["layers"] == layers
 
 
+def partitions(folder: Path) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return [layer.mixer.num_partitions for layer in model.sse_layers().values()]
+
+
 def test_the_stored_recipe_still_serves(tmp_path: Path) -> None:
     api.expand(FIXTURES / "sse", tmp_path / "grown", num_partitions=8)
-    assert [layer.mixer.num_partitions for layer in load(tmp_path / "grown").sse_layers().values()] == [8]
+    assert partitions(tmp_path / "grown") == [8]
 
 
 def test_a_stored_recipe_with_other_training_serves_or_is_refused_by_name(tmp_path: Path) -> None:
@@ -191,4 +201,4 @@ def test_a_stored_recipe_with_other_training_serves_or_is_refused_by_name(tmp_pa
     if isinstance(found, str):
         assert any(key in complaint(found) for key in ("router", "hidden_loss", "layers_at_once")), found
     else:
-        assert [layer.mixer.num_partitions for layer in load(tmp_path / "grown").sse_layers().values()] == [8]
+        assert partitions(tmp_path / "grown") == [8]
