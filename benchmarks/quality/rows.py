@@ -238,7 +238,7 @@ def _swapped_training(variant: Mapping[str, Any]) -> str:
 
 
 def _key_temperature(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
-    """What `key_temperature.py` writes."""
+    """What a script of 0.1 wrote that fitted the temperature of keys, a setting that is gone."""
     for one in report["runs"]:
         decay = "" if one["decay"] else ", decay not calibrated"
         about = {
