@@ -145,7 +145,8 @@ def _conversion(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
     yield from _models(run, "trained", report["after"], {**about, **trained})
     for control in (report.get("controls") or {}).get("runs", ()):
         if control["status"] == "measured":
-            yield from _control(run, control, {**about, **trained, "teacher": _teacher(report["after"])})
+            where = {"teacher": _teacher(report["after"]), "hardware": _device(report["after"])}
+            yield from _control(run, control, {**about, **trained, **where})
 
 
 def _control(run: str, control: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[Row]:
@@ -188,8 +189,8 @@ def _models(run: str, model: str, report: Mapping[str, Any], about: Mapping[str,
                 figures[f"teacher_{column}"] = caches[length]["teacher_bytes"]
         figures |= student.get(context, {})
         figures |= {f"teacher_{kind}": n for kind, n in teacher.get(context, {}).items() if kind in KINDS}
-        device = report["conditions"]["device"].removeprefix("cuda (").removesuffix(")")
-        yield Row(run=run, model=model, context=context, hardware=device, teacher=_teacher(report), **about, **figures)
+        where = {"hardware": _device(report), "teacher": _teacher(report)}
+        yield Row(run=run, model=model, context=context, **where, **about, **figures)
 
 
 def _swapped(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
@@ -204,7 +205,7 @@ def _swapped(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
             "seed": variant["seed"],
             "hardware": environment["device"],
             "command": environment["command"],
-            "teacher": "teacher-qwen3-32m",
+            "teacher": _swapped_teacher(settings),
             "softmax_layers": f"all but {layers}",
             "other_layers": f"{words.ALONE.get(variant['mixer'], variant['mixer'])}: {variant['name']}",
             "training": _swapped_training(variant),
@@ -225,13 +226,19 @@ def _swapped(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
                 )
 
 
+def _swapped_teacher(settings: Mapping[str, Any]) -> str:
+    """Its name, which is that of the recipe unless the command names another model."""
+    models = [text.partition("=")[2] for text in settings["overrides"] if text.startswith("model=")]
+    return Path(models[-1]).name if models else Path(settings["recipe"]).stem
+
+
 def _swapped_training(variant: Mapping[str, Any]) -> str:
     optimizer = "Muon" if variant.get("optimizer") == "muon" else "AdamW"
     return f"{optimizer}, {variant['trained']['steps']:,} steps, attention of these layers alone"
 
 
 def _key_temperature(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
-    """What `key_temperature.py` writes."""
+    """What a script of 0.1 wrote that fitted the temperature of keys, a setting that is gone."""
     for one in report["runs"]:
         decay = "" if one["decay"] else ", decay not calibrated"
         about = {
@@ -286,6 +293,11 @@ def _needles(needles: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
         row = found.setdefault(needle["length"], {"samples": needle["samples"]})
         row[f"{needle['kind']}_x{needle['keys']}"] = round(needle["correct"])
     return found
+
+
+def _device(report: Mapping[str, Any]) -> str:
+    name = str(report["conditions"]["device"])
+    return name.removeprefix("cuda (").removesuffix(")") if name.startswith("cuda") else name.replace("cpu", "CPU")
 
 
 def _teacher(report: Mapping[str, Any]) -> str:

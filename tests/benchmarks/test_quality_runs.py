@@ -35,6 +35,7 @@ def test_every_row_says_where_it_comes_from() -> None:
         assert row.commit, row
         assert row.command, row
         assert row.teacher, row
+        assert row.hardware, row
         assert row.seed is not None, row
 
 

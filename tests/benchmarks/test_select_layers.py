@@ -1,19 +1,17 @@
-"""The published comparison of layer selection says what its README says, and draws."""
+"""The published comparison of layer selection says what its page says, and draws."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.quality import collect
 from benchmarks.quality.select_layers import draw
-
-RESULT = Path(__file__).parents[2] / "benchmarks" / "quality" / "select_layers.json"
 
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Any]:
-    return json.loads(RESULT.read_text())
+    return collect.reports()["select_layers"]
 
 
 def test_every_method_but_uniform_keeps_the_layer_that_retrieves(data: dict[str, Any]) -> None:
