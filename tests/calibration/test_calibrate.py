@@ -31,7 +31,6 @@ from sse_convert.modeling.layout import document_starts, row_layout
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
 from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
-from sse_convert.surgery.kmeans import spherical_kmeans
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
@@ -56,7 +55,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "gemma2"])
 def test_statistics_by_brute_force(model_type):
     model = tiny_source(model_type)
-    collector = Collector(model, source_spec(model_type), [0, 2], keep_inputs=True)
+    collector = Collector(model, source_spec(model_type), [0, 2])
     (batch,) = batches()
     collector.run(batch)
     with torch.no_grad():
@@ -103,7 +102,7 @@ def test_decay_bias_gives_the_half_life(half_life, normalizer):
 
 
 def test_channels_are_spread_around_the_half_life():
-    bias = half_life_bias(torch.tensor([20.0, 40.0]), 8, 16.0).view(2, 8).double()
+    bias = half_life_bias(torch.tensor([20.0, 40.0]), 8).view(2, 8).double()
     half = math.log(0.5) * 16 / torch.nn.functional.logsigmoid(bias)
     assert torch.allclose(half.log().mean(1).exp(), torch.tensor([20.0, 40.0]).double(), rtol=1e-5)
     assert half[0, 0].item() == pytest.approx(20 / SPREAD, rel=1e-4)
@@ -113,31 +112,6 @@ def test_channels_are_spread_around_the_half_life():
 def test_half_lives_of_shared_states_and_their_bounds():
     assert half_lives(torch.tensor([4.0, 16.0, 0.1, 1e6]), 2).tolist() == pytest.approx([8.0, 64.0])
     assert half_lives(torch.tensor([4.0, 16.0, 0.1, 1e6]), 4).tolist() == pytest.approx([4.0, 16.0, 1.0, 4096.0])
-
-
-def test_kmeans_finds_directions():
-    generator = torch.Generator().manual_seed(0)
-    centers = torch.eye(5)[:3]
-    points = centers.repeat(50, 1) * (1 + torch.rand(150, 1, generator=generator))
-    points += 0.05 * torch.randn(150, 5, generator=generator)
-    first, second = (spherical_kmeans(points, 3, torch.Generator().manual_seed(s)) for s in (1, 1))
-    assert torch.equal(first, second)
-    assert (first @ centers.T).max(1).values.min() > 0.99
-    assert sorted((first @ centers.T).argmax(1).tolist()) == [0, 1, 2]
-
-
-def test_kmeans_with_as_many_clusters_as_points():
-    centroids = spherical_kmeans(torch.eye(4), 4, torch.Generator().manual_seed(0))
-    assert torch.allclose(centroids @ centroids.T, torch.eye(4), atol=1e-6)
-
-
-def test_router_rows():
-    inputs = 5 + torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
-    rows = router_rows(inputs, 4, torch.Generator().manual_seed(0))
-    assert float((inputs @ rows.T).std()) == pytest.approx(1.0, rel=1e-4)
-    assert torch.allclose(rows.mean(0), torch.zeros(16), atol=1e-5)
-    with pytest.raises(CheckpointError, match="3 calibration tokens for 4 router centroids"):
-        router_rows(inputs[:3], 4, torch.Generator())
 
 
 def test_only_new_tensors_change(made, tmp_path):
@@ -160,28 +134,19 @@ def test_only_new_tensors_change(made, tmp_path):
 
 
 def test_settings_choose_what_changes(made, tmp_path):
-    nothing = {"decay": False, "output_scale": "none"}
+    nothing = {"output_scale": "none"}
     calibrate_checkpoint(
         recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches()
     )
     assert digests(tmp_path / "same") == digests(made / "converted")
-    centroids = {**nothing, "router": "kmeans"}
-    for name in "ab":
-        calibrate_checkpoint(
-            recipe(made / "teacher", calibrate=centroids), made / "converted", tmp_path / name, rows=batches()
-        )
-    assert digests(tmp_path / "a") == digests(tmp_path / "b")
-    old, new = (load_file(folder / NEW_SHARD) for folder in (made / "converted", tmp_path / "a"))
-    changed = [name for name in old if not torch.equal(old[name], new[name])]
-    assert changed == ["model.layers.0.self_attn.sse_router.weight"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"output_norm": "none"}, {"output_norm": "none", "rope": "keep"}])
+@pytest.mark.parametrize("settings", [{}, {"rope": "keep"}])
 @pytest.mark.parametrize("model_type", ["llama", "phi3"])
 def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, settings):
     """On the calibration text itself, layer by layer on the teacher's inputs, before the output projection."""
     source = save_source(tmp_path / "teacher", model_type)
-    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}}
+    mixers = {"sse": {"kind": "sse", "qk_rank": 4, **settings}}
     asked = recipe(
         source,
         mixers=mixers,
@@ -210,18 +175,6 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
         teacher(**batch, use_cache=False)
     for layer in (1, 3):
         assert torch.allclose(sizes["student", layer], sizes["teacher", layer], rtol=1e-3)
-
-
-def test_a_teacher_in_bfloat16_is_calibrated_without_output_norm(tmp_path):
-    source = save_source(tmp_path / "teacher", "llama")
-    load_pretrained(source, dtype=torch.bfloat16).save_pretrained(source)
-    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, "output_norm": "none"}}
-    asked = recipe(source, mixers=mixers)
-    convert_checkpoint(asked, tmp_path / "converted")
-    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
-    scales = [layer.sse_out_scale for layer in load_pretrained(tmp_path / "out").sse_layers().values()]
-    assert scales
-    assert all((scale > 0).all() and (scale != 1).any() for scale in scales)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -285,8 +238,8 @@ def test_interrupted_calibration_leaves_nothing(made, tmp_path):
 
 
 BESIDE = {"pattern": ["sse+sliding", "sse", "sse+sliding", "full"]}
-SMALL = {"sse": {"qk_rank": 4, "decay_rank": 4}}
-WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "decay_rank": 4, "window": 4, "sinks": 2}
+SMALL = {"sse": {"qk_rank": 4}}
+WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2"])
@@ -342,19 +295,17 @@ def heads_of_layer_0(model, scale=None):
     "mixer",
     [
         {"kind": "sse", "qk_rank": 4},
-        {"kind": "sse", "qk_rank": 4, "output_norm": "none", "state_heads": "query"},
+        {"kind": "sse", "qk_rank": 4, "state_heads": "query"},
         {"kind": "sse", "output_gate": True},
         {"kind": "gla"},
         {"kind": "gdn"},
         {"kind": "mom"},
         WINDOW,
-        {**WINDOW, "output_norm": "none"},
     ],
 )
 def test_branch_against_what_it_is_to_give(mixer, kind, tmp_path):
     """`fit` leaves an error that is orthogonal to the branch, `size` a branch as large as what it is to give."""
     save_source(tmp_path / "teacher")
-    mixer = {"decay_rank": 4, **mixer}
     asked = recipe(
         tmp_path / "teacher",
         mixers={"x": mixer},
@@ -387,8 +338,8 @@ def statistics(product, square):
         weight_H=zeros,
         square_H=zeros,
         missed_square_H=zeros,
-        student_square_SH=torch.tensor(square, dtype=torch.float64),
-        student_product_SH=torch.tensor(product, dtype=torch.float64),
+        student_square_H=torch.tensor(square, dtype=torch.float64),
+        student_product_H=torch.tensor(product, dtype=torch.float64),
         tokens=1,
     )
 

@@ -24,7 +24,7 @@ from tests.surgery.models import digests, recipe, save_source, tokens
 
 FIT = {"rows": 2, "seq_len": 32, "key_scale": "fit"}
 KNOWN = (4.0, 0.25, 16.0, 0.5)
-SMALL = {"qk_rank": 4, "decay_rank": 4}
+SMALL = {"qk_rank": 4}
 
 
 def new_layer(model, mixer, key_scale=1.0):
@@ -43,9 +43,9 @@ def new_layer(model, mixer, key_scale=1.0):
         SSEMixer(**SMALL),
         SSEMixer(**SMALL, state_heads="query", row_top_k=3),
         SSEMixer(**SMALL, k_feature_map="silu", rope="keep", output_norm="none"),
-        SSEMixer(decay_rank=4, qk_rank=0, shared_params=False, num_partitions=2),
-        GLAMixer(decay_rank=4, state_heads="query"),
-        GDNMixer(decay_rank=4),
+        SSEMixer(qk_rank=0, shared_params=False, num_partitions=2),
+        GLAMixer(state_heads="query"),
+        GDNMixer(),
     ],
 )
 def test_known_temperatures_are_found(mixer):
@@ -104,8 +104,8 @@ def calibrated(folder, mixer, name="out", **settings):
     [
         {"kind": "sse", **SMALL},
         {"kind": "sse", **SMALL, "k_feature_map": "silu", "rope": "keep", "state_heads": "query"},
-        {"kind": "gdn", "decay_rank": 4},
-        {"kind": "mom", "decay_rank": 4},
+        {"kind": "gdn"},
+        {"kind": "mom"},
         WINDOW,
     ],
 )

@@ -44,7 +44,7 @@ def test_body_says_what_a_reader_needs(recipe, config):
     text = model_card("tiny", config, settings, make_report({}).to_dict(), 12345)
     assert "trust_remote_code=True" in text
     assert "| 0 | full | softmax attention, unchanged |" in text
-    assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4, decay_rank=4 |" in text
+    assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4 |" in text
     assert "| 129 | 3.031 | 3.141 | +0.110 | 1.500 | 1.500 |" in text
     assert "| 512 | number | 1 | 20 | 100.0% (84-100) | 75.0% (53-89) | 75.0% |" in text
     assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text

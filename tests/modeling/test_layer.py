@@ -67,7 +67,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 
 def one_mixer(knobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    base = SSE if knobs.get("kind", "sse") == "sse" else {"decay_rank": 4}
+    base = SSE if knobs.get("kind", "sse") == "sse" else {}
     return {"sse": {**base, **knobs}}
 
 

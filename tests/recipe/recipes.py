@@ -6,6 +6,16 @@ from typing import Any
 
 import yaml
 
+from sse_convert.mixers import recipe_entry
+
+PAPER: dict[str, Any] = {
+    "num_partitions": 4,
+    "top_k": 1,
+    "update": "gla",
+    "k_feature_map": "softmax",
+    "state_heads": "kv",
+    "decay_params": "shared",
+}
 SMALL: dict[str, Any] = {
     "recipe_version": 1,
     "model": "some/model",
@@ -30,3 +40,8 @@ def write(folder: Path, recipe: dict[str, Any] | str) -> Path:
 def small(**changes: Any) -> dict[str, Any]:
     """The small recipe with top-level keys replaced."""
     return {**copy.deepcopy(SMALL), **changes}
+
+
+def sse(**settings: Any) -> dict[str, Any]:
+    """A recipe's `sse` or `sse+sliding`: the paper's, small and cheap, but for these settings, `advanced` or not."""
+    return recipe_entry({**PAPER, **settings})

@@ -15,13 +15,13 @@ from tests.surgery.models import recipe, tokens
 
 WINDOW = SlidingMixer(window=4, sinks=2)
 KEPT = {1, 3}
-BESIDE = SSESlidingMixer(qk_rank=4, decay_rank=4, window=4, sinks=2)
+BESIDE = SSESlidingMixer(qk_rank=4, window=4, sinks=2)
 MIXERS = [
-    SSEMixer(qk_rank=4, decay_rank=4),
+    SSEMixer(qk_rank=4),
     BESIDE,
-    GLAMixer(decay_rank=4),
-    GDNMixer(decay_rank=4),
-    MoMMixer(decay_rank=4),
+    GLAMixer(),
+    GDNMixer(),
+    MoMMixer(),
 ]
 
 

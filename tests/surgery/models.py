@@ -12,9 +12,9 @@ from sse_convert.recipe import Recipe, recipe_from_dict
 from tests.modeling.tiny import VOCAB, tiny_source
 
 MIXERS = {
-    "sse": {"qk_rank": 4, "decay_rank": 4},
+    "sse": {"qk_rank": 4},
     "sliding": {"window": 4, "sinks": 2},
-    "gla": {"decay_rank": 4},
+    "gla": {},
 }
 PATTERN = ["sse", "sliding", "gla", "full"]
 

@@ -42,7 +42,7 @@ def geometry(**changes):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model_type", ["qwen3", "gpt2"])
 def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
-    settings = {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **variant}
+    settings = {"kind": "sse", "qk_rank": 4, **variant}
     model = tiny_model(model_type, ("sse", "full", "full", "full"), {"sse": settings})
     built = sum(tensor.numel() for name, tensor in model.state_dict().items() if "sse_" in name)
     assert added_parameters(attention_dims(model.config), mixer_from_dict(settings)) == built

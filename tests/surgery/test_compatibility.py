@@ -16,7 +16,7 @@ from sse_convert.surgery.expand import expand_checkpoint
 from sse_convert.surgery.growth import Growth
 from tests.surgery.models import recipe, recipe_file, save_source
 
-BESIDE = {"kind": "sse+sliding", "qk_rank": 4, "decay_rank": 4, "window": 4, "sinks": 2}
+BESIDE = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
 SLIDING = {"kind": "sliding", "window": 8, "sinks": 1}
 LAYERS = {"pattern": ["sse+sliding", "sse+sliding", "sliding", "full"]}
 
@@ -58,7 +58,7 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
         ({"k_feature_map": "silu"}, "softmax"),
         ({"row_top_k": 2}, "null"),
         ({"qk_rank": 2}, "4"),
-        ({"decay_rank": 2}, "4"),
+        ({}, "4"),
         ({"decay_normalizer": 8.0}, "16.0"),
         ({"state_heads": "query"}, "kv"),
         ({"rope": "keep"}, "none"),

@@ -106,7 +106,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-MIXERS = {"sse": {"qk_rank": 4, "decay_rank": 4}, "sliding": {"window": 8, "sinks": 1}}
+MIXERS = {"sse": {"qk_rank": 4}, "sliding": {"window": 8, "sinks": 1}}
 STAGES = {
     "align": {"loss": "layer_mse", "train": "mixers", "lr": 3e-3},
     "distill": {"loss": "kl", "lr": {"mixers": 3e-3, "rest": 1e-3}},

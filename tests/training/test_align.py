@@ -57,7 +57,7 @@ def test_one_layer_at_a_time_gives_what_all_at_once_give(train):
 def test_windows_beside_sse_are_left_out_at_the_same_steps_in_groups_and_after_a_stop(
     train, make, tmp_path, monkeypatch
 ):
-    mixer = {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
+    mixer = {"qk_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
     beside = {"layers": {"pattern": ["sse+sliding", "sse+sliding", "full"]}, "mixers": {"sse+sliding": mixer}}
     recipes = [
         make(("align", {"checkpoint_steps": 2, **own}), calibrate={"seq_len": 32}, **beside)

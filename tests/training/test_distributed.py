@@ -38,7 +38,7 @@ STAGES = [
 
 WINDOWS = {
     "layers": {"pattern": ["sse+sliding", "sse+sliding", "full"]},
-    "mixers": {"sse+sliding": {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}},
+    "mixers": {"sse+sliding": {"qk_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}},
     "calibrate": {"seq_len": 32},
     "stages": [
         ("align", {**SIZE, "tokens": 384}),

@@ -152,7 +152,7 @@ def collapsed(make, tmp_path):
     """A converted checkpoint whose router sends everything to partition 2, by a bias that is never moved."""
 
     def build(**settings):
-        mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "balance": "bias", "balance_coef": 0.0}}
+        mixers = {"sse": {"qk_rank": 4, "balance": "bias", "balance_coef": 0.0}}
         layers = {"pattern": ["sse", "full", "full"]}
         recipe = make(("distill", {"tokens": 128 * 41}), mixers=mixers, layers=layers, train={"collapse": settings})
         convert_checkpoint(recipe, tmp_path / "collapsed")

@@ -18,7 +18,7 @@ from tests.training.conftest import MIXERS, losses
 from tests.training.test_resume import Killed, same, steps_then
 
 SHORT = {"tokens": 128}
-WINDOW = {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
+WINDOW = {"qk_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
 BESIDE = {"layers": {"pattern": ["sse+sliding", "sse+sliding", "full"]}, "calibrate": {"seq_len": 32}}
 
 

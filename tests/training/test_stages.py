@@ -265,7 +265,7 @@ def test_chat_fine_tuning_counts_assistant_tokens(make, train, tmp_path):
 
 
 def test_balance_by_bias_moves_the_bias(make, train, tmp_path):
-    mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "balance": "bias"}}
+    mixers = {"sse": {"qk_rank": 4, "balance": "bias"}}
     recipe = make(("distill", {"tokens": 384}), mixers=mixers, layers={"pattern": ["sse", "full", "full"]})
     convert_checkpoint(recipe, tmp_path / "bias")
     folder, _ = train("distill", recipe=recipe, checkpoint=tmp_path / "bias")
