@@ -68,7 +68,7 @@ def test_learning_rates_are_told_by_group(recipe, config, settings, told):
 
 
 def test_a_window_beside_sse_is_told_apart_from_training_settings(recipe, config):
-    mixer = {"kind": "sse+sliding", "num_partitions": 2, "window": 32, "sinks": 1, "branch_dropout": 0.3}
+    mixer = {"kind": "sse+sliding", "num_partitions": 2, "window": 32, "sinks": 1}
     beside = {**config, "sse": {**config["sse"], "layers": ["x", "x"], "mixers": {"x": mixer}}}
     text = model_card("tiny", beside, recipe.to_dict(), None, 12345)
     told = "SSE beside softmax attention with window 32 and 1 sinks: num_partitions=2, top_k=1"

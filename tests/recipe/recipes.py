@@ -42,6 +42,12 @@ def small(**changes: Any) -> dict[str, Any]:
     return {**copy.deepcopy(SMALL), **changes}
 
 
-def sse(**settings: Any) -> dict[str, Any]:
-    """A recipe's `sse` or `sse+sliding`: the paper's, small and cheap, but for these settings, `advanced` or not."""
-    return recipe_entry({**PAPER, **settings})
+def entries(mixers: dict[str, Any]) -> dict[str, Any]:
+    """Mixers as a recipe has them, from settings by name: SSE is the paper's, small and cheap, but for those given."""
+    return {name: _entry(name, settings or {}) for name, settings in mixers.items()}
+
+
+def _entry(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    base = PAPER if settings.get("kind", name) in ("sse", "sse+sliding") else {}
+    given = {**base, **settings, **settings.get("advanced", {})}
+    return recipe_entry({key: value for key, value in given.items() if key != "advanced"})

@@ -3,7 +3,7 @@ import dataclasses as dc
 import pytest
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import BUILT_IN, SlidingMixer
+from sse_convert.mixers import BUILT_IN
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.pattern import expand_pattern, layer_range
 from sse_convert.recipe.schema import Layers

@@ -27,7 +27,7 @@ VARIANTS = [
     {"state_heads": "query", "output_gate": True},
     {"decay": "scalar", "decay_params": "separate", "balance": "bias"},
     {"decay": "none", "shared_partition": False, "qk_rank": 0},
-    {"shared_params": False, "qk_rank_on": "sparse"},
+    {"shared_params": False},
     {"kind": "sse+sliding", "window": 4, "sinks": 1},
 ]
 
