@@ -57,7 +57,7 @@ def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
     plain = {"eval": {"perplexity": False}}
     run_recipe(recipe(**plain))
     stages = tmp_path / "out.stages"
-    mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "num_partitions": 8}, "sliding": {"window": 8}}
+    mixers = {"sse": {"qk_rank": 4, "num_partitions": 8}, "sliding": {"window": 8}}
     for change, folder, message in (
         ({"mixers": mixers}, "00-convert", r"mixers\.sse\.num_partitions was 4, is 8"),
         ({"calibrate": {"rows": 3, "seq_len": 32}}, "01-calibrate", r"calibrate\.rows was 2, is 3"),

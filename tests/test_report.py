@@ -2,7 +2,7 @@
 
 import pytest
 
-from sse_convert.mixers import MIXER_TYPES, Gate, SlidingMixer, SSEMixer, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, Gate, SlidingMixer, SSEMixer, mixer_to_dict
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.report import format_mixer
 
@@ -11,8 +11,11 @@ from sse_convert.report import format_mixer
     ("mixer", "text"),
     [
         (SlidingMixer(window=64), "sliding {window: 64}"),
-        (SSEMixer(num_partitions=16, gate=Gate(read=False)), "sse {num_partitions: 16, gate: {read: false}}"),
-        *((kind(), f"{name} (defaults)") for name, kind in MIXER_TYPES.items()),
+        (
+            SSEMixer(kind="paper", num_partitions=16, gate=Gate(read=False)),
+            "paper {num_partitions: 16, advanced: {gate: {read: false}}}",
+        ),
+        *((mixer, f"{name} (defaults)") for name, mixer in BUILT_IN.items()),
     ],
 )
 def test_a_mixer_is_written_as_what_differs_from_its_defaults(mixer, text):
@@ -22,7 +25,7 @@ def test_a_mixer_is_written_as_what_differs_from_its_defaults(mixer, text):
 def test_what_is_written_is_a_recipe_again():
     import yaml
 
-    mixer = SSEMixer(num_partitions=8, top_k=2, decay_normalizer=4.0, gate=Gate(write=False))
+    mixer = SSEMixer(num_partitions=8, top_k=2, decay="scalar", gate=Gate(write=False))
     kind, _, settings = format_mixer(mixer_to_dict(mixer)).partition(" ")
     recipe = recipe_from_dict(
         {

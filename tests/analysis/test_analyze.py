@@ -147,7 +147,7 @@ def test_stored_types(dtype):
     [
         {"state_heads": "query", "k_feature_map": "silu"},
         {"num_partitions": 3, "top_k": 2, "read_top_k": 3, "decay_params": "separate"},
-        {"row_top_k": 3, "row_decay": "selected"},
+        {"row_top_k": 3},
         {"shared_params": False},
         {"shared_partition": False, "qk_rank": 0, "top_k": 2},
         {"decay": "scalar", "rope": "keep", "gate": {"write": True, "read": False}},

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sse_convert.analysis.branches import BranchNorms
-from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.mixers import BUILT_IN, SSEMixer
 from tests.analysis.cases import seen, sizes, text
 
 
@@ -35,5 +35,5 @@ def test_heads_apart():
 
 
 def test_needs_a_shared_partition():
-    assert BranchNorms.absent(GLAMixer().as_sse()) == "no shared partition"
+    assert BranchNorms.absent(BUILT_IN["gla"]) == "no shared partition"
     assert BranchNorms.absent(SSEMixer()) is None

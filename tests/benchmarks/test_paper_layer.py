@@ -8,7 +8,6 @@ import pytest
 from benchmarks.paper import layer
 from benchmarks.paper.comparisons import COMPARISONS
 from benchmarks.quality import swapped_layers
-from sse_convert.mixers import SSEMixer
 
 
 def settings(given, name):
@@ -19,8 +18,7 @@ def settings(given, name):
     found = {}
     for variant, own in COMPARISONS[name].variants.items():
         mixer = swapped_layers._recipe(options, own, 0).mixers[own.mixer]
-        sse = mixer if isinstance(mixer, SSEMixer) else mixer.as_sse()
-        found[variant] = {key: getattr(sse, key) for key in sse.__slots__}
+        found[variant] = {key: getattr(mixer, key) for key in mixer.__slots__ if key != "kind"}
     return found
 
 

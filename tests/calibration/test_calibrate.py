@@ -16,7 +16,6 @@ from sse_convert.calibration.initial_values import (
     half_life_bias,
     half_lives,
     output_scale,
-    router_rows,
 )
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import FILE
@@ -24,14 +23,13 @@ from sse_convert.checkpoints.teacher import source_view
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
-from sse_convert.mixers import SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
+from sse_convert.modeling.architectures import AttentionDims, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.layout import document_starts, row_layout
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
 from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
-from sse_convert.surgery.kmeans import spherical_kmeans
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
@@ -56,7 +54,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "gemma2"])
 def test_statistics_by_brute_force(model_type):
     model = tiny_source(model_type)
-    collector = Collector(model, source_spec(model_type), [0, 2], keep_inputs=True)
+    collector = Collector(model, source_spec(model_type), [0, 2])
     (batch,) = batches()
     collector.run(batch)
     with torch.no_grad():
@@ -72,7 +70,6 @@ def test_statistics_by_brute_force(model_type):
                         total += float(attentions[layer][row, head, t, s]) * (t - s)
             assert float(statistics.mean_distance()[head]) == pytest.approx(total / weight, rel=1e-4)
         assert statistics.tokens == 48
-        assert torch.cat(statistics.inputs).shape == (48, 32)
 
 
 def test_output_rms_by_brute_force():
@@ -94,16 +91,15 @@ def test_hooks_are_gone_after_a_failure():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("normalizer", [1.0, 16.0])
 @pytest.mark.parametrize("half_life", [0.01, 1.0, 30.0, 4096.0])
-def test_decay_bias_gives_the_half_life(half_life, normalizer):
-    bias = half_life_bias(torch.tensor([half_life]), 1, normalizer).double()
-    log_decay = torch.nn.functional.logsigmoid(bias) / normalizer
+def test_decay_bias_gives_the_half_life(half_life):
+    bias = half_life_bias(torch.tensor([half_life]), 1).double()
+    log_decay = torch.nn.functional.logsigmoid(bias) / DECAY_NORMALIZER
     assert float(torch.exp(log_decay * half_life)) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_channels_are_spread_around_the_half_life():
-    bias = half_life_bias(torch.tensor([20.0, 40.0]), 8, 16.0).view(2, 8).double()
+    bias = half_life_bias(torch.tensor([20.0, 40.0]), 8).view(2, 8).double()
     half = math.log(0.5) * 16 / torch.nn.functional.logsigmoid(bias)
     assert torch.allclose(half.log().mean(1).exp(), torch.tensor([20.0, 40.0]).double(), rtol=1e-5)
     assert half[0, 0].item() == pytest.approx(20 / SPREAD, rel=1e-4)
@@ -113,31 +109,6 @@ def test_channels_are_spread_around_the_half_life():
 def test_half_lives_of_shared_states_and_their_bounds():
     assert half_lives(torch.tensor([4.0, 16.0, 0.1, 1e6]), 2).tolist() == pytest.approx([8.0, 64.0])
     assert half_lives(torch.tensor([4.0, 16.0, 0.1, 1e6]), 4).tolist() == pytest.approx([4.0, 16.0, 1.0, 4096.0])
-
-
-def test_kmeans_finds_directions():
-    generator = torch.Generator().manual_seed(0)
-    centers = torch.eye(5)[:3]
-    points = centers.repeat(50, 1) * (1 + torch.rand(150, 1, generator=generator))
-    points += 0.05 * torch.randn(150, 5, generator=generator)
-    first, second = (spherical_kmeans(points, 3, torch.Generator().manual_seed(s)) for s in (1, 1))
-    assert torch.equal(first, second)
-    assert (first @ centers.T).max(1).values.min() > 0.99
-    assert sorted((first @ centers.T).argmax(1).tolist()) == [0, 1, 2]
-
-
-def test_kmeans_with_as_many_clusters_as_points():
-    centroids = spherical_kmeans(torch.eye(4), 4, torch.Generator().manual_seed(0))
-    assert torch.allclose(centroids @ centroids.T, torch.eye(4), atol=1e-6)
-
-
-def test_router_rows():
-    inputs = 5 + torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
-    rows = router_rows(inputs, 4, torch.Generator().manual_seed(0))
-    assert float((inputs @ rows.T).std()) == pytest.approx(1.0, rel=1e-4)
-    assert torch.allclose(rows.mean(0), torch.zeros(16), atol=1e-5)
-    with pytest.raises(CheckpointError, match="3 calibration tokens for 4 router centroids"):
-        router_rows(inputs[:3], 4, torch.Generator())
 
 
 def test_only_new_tensors_change(made, tmp_path):
@@ -160,28 +131,19 @@ def test_only_new_tensors_change(made, tmp_path):
 
 
 def test_settings_choose_what_changes(made, tmp_path):
-    nothing = {"decay": False, "output_scale": "none"}
+    nothing = {"output_scale": "none"}
     calibrate_checkpoint(
         recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches()
     )
     assert digests(tmp_path / "same") == digests(made / "converted")
-    centroids = {**nothing, "router": "kmeans"}
-    for name in "ab":
-        calibrate_checkpoint(
-            recipe(made / "teacher", calibrate=centroids), made / "converted", tmp_path / name, rows=batches()
-        )
-    assert digests(tmp_path / "a") == digests(tmp_path / "b")
-    old, new = (load_file(folder / NEW_SHARD) for folder in (made / "converted", tmp_path / "a"))
-    changed = [name for name in old if not torch.equal(old[name], new[name])]
-    assert changed == ["model.layers.0.self_attn.sse_router.weight"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"output_norm": "none"}, {"output_norm": "none", "rope": "keep"}])
+@pytest.mark.parametrize("settings", [{}, {"rope": "keep"}])
 @pytest.mark.parametrize("model_type", ["llama", "phi3"])
 def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, settings):
     """On the calibration text itself, layer by layer on the teacher's inputs, before the output projection."""
     source = save_source(tmp_path / "teacher", model_type)
-    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}}
+    mixers = {"sse": {"kind": "sse", "qk_rank": 4, **settings}}
     asked = recipe(
         source,
         mixers=mixers,
@@ -210,18 +172,6 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
         teacher(**batch, use_cache=False)
     for layer in (1, 3):
         assert torch.allclose(sizes["student", layer], sizes["teacher", layer], rtol=1e-3)
-
-
-def test_a_teacher_in_bfloat16_is_calibrated_without_output_norm(tmp_path):
-    source = save_source(tmp_path / "teacher", "llama")
-    load_pretrained(source, dtype=torch.bfloat16).save_pretrained(source)
-    mixers = {"sse": {"kind": "sse", "qk_rank": 4, "decay_rank": 4, "output_norm": "none"}}
-    asked = recipe(source, mixers=mixers)
-    convert_checkpoint(asked, tmp_path / "converted")
-    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
-    scales = [layer.sse_out_scale for layer in load_pretrained(tmp_path / "out").sse_layers().values()]
-    assert scales
-    assert all((scale > 0).all() and (scale != 1).any() for scale in scales)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -285,8 +235,8 @@ def test_interrupted_calibration_leaves_nothing(made, tmp_path):
 
 
 BESIDE = {"pattern": ["sse+sliding", "sse", "sse+sliding", "full"]}
-SMALL = {"sse": {"qk_rank": 4, "decay_rank": 4}}
-WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "decay_rank": 4, "window": 4, "sinks": 2}
+SMALL = {"sse": {"qk_rank": 4}}
+WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2"])
@@ -342,19 +292,17 @@ def heads_of_layer_0(model, scale=None):
     "mixer",
     [
         {"kind": "sse", "qk_rank": 4},
-        {"kind": "sse", "qk_rank": 4, "output_norm": "none", "state_heads": "query"},
+        {"kind": "sse", "qk_rank": 4, "state_heads": "query"},
         {"kind": "sse", "output_gate": True},
         {"kind": "gla"},
         {"kind": "gdn"},
         {"kind": "mom"},
         WINDOW,
-        {**WINDOW, "output_norm": "none"},
     ],
 )
 def test_branch_against_what_it_is_to_give(mixer, kind, tmp_path):
     """`fit` leaves an error that is orthogonal to the branch, `size` a branch as large as what it is to give."""
     save_source(tmp_path / "teacher")
-    mixer = {"decay_rank": 4, **mixer}
     asked = recipe(
         tmp_path / "teacher",
         mixers={"x": mixer},
@@ -387,18 +335,19 @@ def statistics(product, square):
         weight_H=zeros,
         square_H=zeros,
         missed_square_H=zeros,
-        student_square_SH=torch.tensor(square, dtype=torch.float64),
-        student_product_SH=torch.tensor(product, dtype=torch.float64),
+        student_square_H=torch.tensor(square, dtype=torch.float64),
+        student_product_H=torch.tensor(product, dtype=torch.float64),
         tokens=1,
     )
 
 
 def test_fitted_scales_of_known_heads():
     """The target itself, twice it, orthogonal to it, and silent."""
-    assert output_scale("fit", SSEMixer(), statistics([1, 2, 0, 0], [1, 4, 1, 0])).tolist() == pytest.approx(
-        [1, 0.5, MIN_SCALE, MIN_SCALE]
-    )
-    assert output_scale("fit", SSEMixer(), statistics([-1] * 4, [1] * 4)).tolist() == pytest.approx([MIN_SCALE] * 4)
+    dims = AttentionDims(hidden=4, query_heads=4, kv_heads=4, head_dim=1)
+    known = output_scale("fit", SSEMixer(), dims, statistics([1, 2, 0, 0], [1, 4, 1, 0]))
+    assert known["sse_out_scale"].tolist() == pytest.approx([1, 0.5, MIN_SCALE, MIN_SCALE])
+    opposed = output_scale("fit", SSEMixer(), dims, statistics([-1] * 4, [1] * 4))
+    assert opposed["sse_out_scale"].tolist() == pytest.approx([MIN_SCALE] * 4)
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -431,8 +380,6 @@ def beside(window, sinks=2, **mixer):
         ({"output_scale": "none"}, 17, None),
         ({"output_scale": "none"}, 29, None),
         ({"output_scale": "none"}, 30, 33),
-        ({"output_scale": "none", "decay": False}, 300, None),
-        ({"decay": False}, 17, 34),
     ],
 )
 def test_rows_need_to_be_as_long_as_what_is_measured(settings, window, asked):
@@ -453,11 +400,10 @@ def test_a_window_above_half_the_positions_has_ways_out_that_work():
     assert "raise" not in problem
     assert problem.endswith(
         "sets SSE's output scale and decay; lower mixers.sse+sliding.window to 128, or keep convert's output scale and "
-        "decay (calibrate.output_scale: none, calibrate.decay: false)"
+        "decay (calibrate.output_scale: none, calibrate.enabled: false)"
     )
     for mixers, settings in (
         (beside(128), {}),
-        (beside(255), {"output_scale": "none", "decay": False}),
         (beside(255, decay="none"), {"output_scale": "none"}),
     ):
         assert not calibration_problems(recipe("x", calibrate={**rows, **settings}), mixers, 256)

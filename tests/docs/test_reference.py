@@ -17,7 +17,7 @@ from docs.results import demoted, linked_files, result_files, scripts_page, with
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
-from sse_convert.mixers import MIXER_TYPES
+from sse_convert.mixers import BUILT_IN
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
 from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.presets import preset_names
@@ -42,7 +42,7 @@ def test_keys_come_with_type_default_and_meaning() -> None:
     assert "| `sinks` | count | `4` | first tokens of the document that stay visible |" in found["mixers: kind sliding"]
     assert "| `lr` | number or [stages[].lr](#stageslr) | required |" in found["stages[]"]
     assert "| `window`" not in found["mixers: kind sse"]
-    assert set(found) >= {f"mixers: kind {kind}" for kind in MIXER_TYPES} | {"Top level", "data.train[]"}
+    assert set(found) >= {f"mixers: kind {kind}" for kind in BUILT_IN} | {"Top level", "data.train[]"}
     assert "&#123;sse: 5, full: 1&#125;" in found["layers"]
 
 

@@ -75,7 +75,7 @@ def make_llama():
     return build_llama
 
 
-SSE = {"kind": "sse", "num_partitions": 2, "qk_rank": 4, "decay_rank": 4}
+SSE = {"kind": "sse", "num_partitions": 2, "qk_rank": 4}
 
 
 @pytest.fixture(scope="session")

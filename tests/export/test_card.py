@@ -44,7 +44,7 @@ def test_body_says_what_a_reader_needs(recipe, config):
     text = model_card("tiny", config, settings, make_report({}).to_dict(), 12345)
     assert "trust_remote_code=True" in text
     assert "| 0 | full | softmax attention, unchanged |" in text
-    assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4, decay_rank=4 |" in text
+    assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4 |" in text
     assert "| 129 | 3.031 | 3.141 | +0.110 | 1.500 | 1.500 |" in text
     assert "| 512 | number | 1 | 20 | 100.0% (84-100) | 75.0% (53-89) | 75.0% |" in text
     assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text
@@ -68,7 +68,7 @@ def test_learning_rates_are_told_by_group(recipe, config, settings, told):
 
 
 def test_a_window_beside_sse_is_told_apart_from_training_settings(recipe, config):
-    mixer = {"kind": "sse+sliding", "num_partitions": 2, "window": 32, "sinks": 1, "branch_dropout": 0.3}
+    mixer = {"kind": "sse+sliding", "num_partitions": 2, "window": 32, "sinks": 1}
     beside = {**config, "sse": {**config["sse"], "layers": ["x", "x"], "mixers": {"x": mixer}}}
     text = model_card("tiny", beside, recipe.to_dict(), None, 12345)
     told = "SSE beside softmax attention with window 32 and 1 sinks: num_partitions=2, top_k=1"

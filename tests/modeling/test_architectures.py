@@ -1,11 +1,13 @@
 """Families as data, and the table of new tensors."""
 
+import dataclasses as dc
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from sse_convert.errors import CheckpointError
-from sse_convert.mixers import GLAMixer, SSEMixer
+from sse_convert.mixers import BUILT_IN, DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, attention_dims, source_spec, spec_for
 from sse_convert.modeling.initialise import decay_bias, fresh_sse_tensors
 from sse_convert.modeling.tensors import new_tensors, state_shape
@@ -64,8 +66,8 @@ def test_paper_layer_of_qwen3_0_6b() -> None:
     assert sizes["sse_delta_q_down.weight"] + sizes["sse_delta_q_up.weight"] == 64 * (1024 + 2048)
     assert sizes["sse_decay_up.bias"] == 8 * 128
     assert state_shape(dims, SSEMixer()) == (5, 8, 128, 128)
-    assert state_shape(dims, GLAMixer(state_heads="query")) == (1, 16, 128, 128)
-    assert "sse_router.weight" not in {spec.name for spec in new_tensors(dims, GLAMixer())}
+    assert state_shape(dims, dc.replace(BUILT_IN["gla"], state_heads="query")) == (1, 16, 128, 128)
+    assert "sse_router.weight" not in {spec.name for spec in new_tensors(dims, BUILT_IN["gla"])}
 
 
 def test_fresh_tensors_are_those_of_the_layer_and_reproducible() -> None:
@@ -86,7 +88,7 @@ def test_half_lives_are_spread_over_the_heads(decay: str) -> None:
     dims = attention_dims(tiny_config("llama", num_attention_heads=8, num_key_value_heads=8))
     mixer = SSEMixer(decay=decay)
     bias = decay_bias(dims, mixer).double().view(8, -1)[:, 0]
-    log_decay = torch.nn.functional.logsigmoid(bias) / mixer.decay_normalizer
+    log_decay = torch.nn.functional.logsigmoid(bias) / DECAY_NORMALIZER
     half_lives = torch.log(torch.tensor(0.5).double()) / log_decay
     expected = torch.logspace(4, 12, 8, base=2, dtype=torch.float64)
     torch.testing.assert_close(half_lives, expected, rtol=1e-4, atol=0)

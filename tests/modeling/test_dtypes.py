@@ -24,7 +24,7 @@ def loss_of(model: PreTrainedModel) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_forward_and_backward_are_finite_and_close_to_float64(model_type: str, dtype: torch.dtype) -> None:
     """Families that norm q and k: without, the output norm of a random model's first tokens is ill-conditioned."""
-    no_router = {"sse": {"kind": "sse", "num_partitions": 1, "qk_rank": 4, "decay_rank": 4}}  # routes may flip
+    no_router = {"sse": {"kind": "sse", "num_partitions": 1, "qk_rank": 4}}  # routes may flip
     models = [tiny_model(model_type, ALL, no_router, dtype=kind) for kind in (torch.float64, dtype)]
     exact, rounded = (loss_of(model) for model in models)
     exact.backward()

@@ -33,13 +33,10 @@ KNOBS: dict[str, dict[str, Any]] = {
     "relu": {"k_feature_map": "relu"},
     "identity": {"k_feature_map": "identity"},
     "rows": {"row_top_k": 3},
-    "rows decay": {"row_top_k": 3, "row_decay": "selected"},
     "no shared": {"shared_partition": False, "qk_rank": 0},
-    "side path on sparse": {"qk_rank_on": "sparse"},
-    "side path, no shared": {"qk_rank_on": "sparse", "shared_partition": False},
     "no side path": {"qk_rank": 0},
     "own projections": {"shared_params": False},
-    "own projections, sparse side path": {"shared_params": False, "qk_rank_on": "sparse", "rope": "keep"},
+    "own projections, rope": {"shared_params": False, "rope": "keep"},
     "scalar decay": {"decay": "scalar"},
     "no decay": {"decay": "none"},
     "separate decays": {"decay_params": "separate"},
@@ -47,7 +44,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "query heads": {"state_heads": "query"},
     "query heads, own projections": {"state_heads": "query", "shared_params": False, "rope": "keep"},
     "rope": {"rope": "keep"},
-    "no norm": {"output_norm": "none"},
     "output gate": {"output_gate": True},
     "bias balance": {"balance": "bias"},
     "l2": {"k_feature_map": "l2"},
@@ -67,7 +63,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 
 def one_mixer(knobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    base = SSE if knobs.get("kind", "sse") == "sse" else {"decay_rank": 4}
+    base = SSE if knobs.get("kind", "sse") == "sse" else {}
     return {"sse": {**base, **knobs}}
 
 
@@ -225,7 +221,7 @@ def test_a_mixture_of_memories_by_its_equations() -> None:
     """arXiv:2502.13685: own keys and values, gated writes into none but the selected, outputs mixed by renormalised
     scores, and the shared memory.
     """
-    layer = model_with({"kind": "mom", "state_heads": "query", "output_norm": "none"}).sse_layers()[0]
+    layer = model_with({"kind": "mom", "state_heads": "query"}).sse_layers()[0]
     T, heads, D, N = 20, 4, 8, 4
     x = torch.randn(T, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     memories, outs = torch.zeros(N + 1, heads, D, D, dtype=x.dtype), []
@@ -281,7 +277,7 @@ def test_a_layer_without_layout_refuses() -> None:
     ("model_type", "knobs", "message"),
     [
         ("gpt2", {"rope": "keep"}, "gpt2 has no rotary embedding"),
-        ("llama", {"row_top_k": 2, "row_decay": "selected", "shared_params": False}, "row_decay is 'selected'"),
+        ("llama", {"row_top_k": 9}, "row_top_k is 9, a key has 8 entries"),
         ("llama", {"partition_gate": "unheard of"}, "'unheard of' is not registered"),
     ],
 )
@@ -296,7 +292,7 @@ def test_settings_that_do_not_fit_are_refused(model_type: str, knobs: dict[str, 
         ({"layers": ["full"] * 3}, "names 3 layers, the model has 4"),
         ({"layers": ["full"] * 3 + ["nope"]}, "'nope'"),
         ({"mixers": {"sse": {"kind": "mamba"}}}, "mixer kind is 'mamba'"),
-        ({"format": 2}, "has format 2, expected 1"),
+        ({"format": 3}, "has format 3, expected 1 or 2"),
         ({"source_model_type": "llama"}, "has source_model_type 'llama', expected 'qwen3'"),
     ],
 )

@@ -50,13 +50,13 @@ _GPT2_NAMES = {
     "intermediate_size": "n_inner",
 }
 FAMILIES = tuple(_FAMILIES)
-SSE = {"kind": "sse", "qk_rank": 4, "decay_rank": 4}
+SSE = {"kind": "sse", "qk_rank": 4}
 MIXERS: dict[str, dict[str, Any]] = {
     "sse": SSE,
     "sliding": {"kind": "sliding", "window": 4, "sinks": 2},
     "sse+sliding": {**SSE, "kind": "sse+sliding", "window": 4, "sinks": 2},
-    "gdn": {"kind": "gdn", "decay_rank": 4},
-    "mom": {"kind": "mom", "decay_rank": 4},
+    "gdn": {"kind": "gdn"},
+    "mom": {"kind": "mom"},
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2"},
 }
 LAYOUT = ("sse", "sliding", "sse", "full")

@@ -6,6 +6,16 @@ from typing import Any
 
 import yaml
 
+from sse_convert.mixers import recipe_entry
+
+PAPER: dict[str, Any] = {
+    "num_partitions": 4,
+    "top_k": 1,
+    "update": "gla",
+    "k_feature_map": "softmax",
+    "state_heads": "kv",
+    "decay_params": "shared",
+}
 SMALL: dict[str, Any] = {
     "recipe_version": 1,
     "model": "some/model",
@@ -30,3 +40,14 @@ def write(folder: Path, recipe: dict[str, Any] | str) -> Path:
 def small(**changes: Any) -> dict[str, Any]:
     """The small recipe with top-level keys replaced."""
     return {**copy.deepcopy(SMALL), **changes}
+
+
+def entries(mixers: dict[str, Any]) -> dict[str, Any]:
+    """Mixers as a recipe has them, from settings by name: SSE is the paper's, small and cheap, but for those given."""
+    return {name: _entry(name, settings or {}) for name, settings in mixers.items()}
+
+
+def _entry(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    base = PAPER if settings.get("kind", name) in ("sse", "sse+sliding") else {}
+    given = {**base, **settings, **settings.get("advanced", {})}
+    return recipe_entry({key: value for key, value in given.items() if key != "advanced"})

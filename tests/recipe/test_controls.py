@@ -1,8 +1,9 @@
+import dataclasses as dc
 import re
 
 import pytest
 
-from sse_convert.mixers import GLAMixer, SlidingMixer, SSEMixer, SSESlidingMixer
+from sse_convert.mixers import BUILT_IN, FIXED, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, resolve
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT, control_recipes
 from sse_convert.recipe.presets import preset_names
@@ -62,24 +63,24 @@ def test_a_recipe_without_window_gets_the_usual_one():
 
 
 def test_gla_keeps_what_it_shares_with_sse():
-    settings = {"num_partitions": 8, "k_feature_map": "silu", "decay_rank": 8, "state_heads": "query", "rope": "keep"}
+    settings = {"num_partitions": 8, "state_heads": "query", "advanced": {"rope": "keep"}}
     _, found = controls(mixers={"sse": settings})
     (gla,) = resolve(found["gla"], 6)[1].values()
-    assert gla == GLAMixer(k_feature_map="silu", decay_rank=8, state_heads="query", rope="keep")
+    assert gla == dc.replace(BUILT_IN["gla"], k_feature_map="l2", state_heads="query", rope="keep")
 
 
 def test_several_sse_mixers_stay_apart():
-    mixers = {"sse": {"decay_rank": 4}, "wide": {"kind": "sse", "num_partitions": 16, "decay_rank": 8}}
+    mixers = {"sse": {"state_heads": "kv"}, "wide": {"kind": "paper", "num_partitions": 16}}
     _, found = controls(layers={"pattern": ["sse", "wide", "full"]}, mixers=mixers)
     assert layers_of(found["gla"]) == ["sse-gla", "wide-gla", "full"] * 2
     used = resolve(found["gla"], 6)[1]
-    assert [used[name].decay_rank for name in ("sse-gla", "wide-gla")] == [4, 8]
+    assert [used[name].k_feature_map for name in ("sse-gla", "wide-gla")] == ["l2", "softmax"]
     assert layers_of(found["pure_sse"]) == ["sse", "wide", "sse"] * 2
     assert isinstance(resolve(found["pure_sse"], 6)[1]["wide"], SSEMixer)
 
 
 def test_a_window_beside_sse_is_in_every_control():
-    mixers = {"sse+sliding": {"window": 32, "sinks": 1, "decay_rank": 8, "branch_dropout": 0.1}}
+    mixers = {"sse+sliding": {"window": 32, "sinks": 1}}
     _, found = controls(layers={"pattern": ["sse+sliding", "sse", "full"]}, mixers=mixers)
     assert layers_of(found["window"]) == ["sse+sliding-window", "sliding", "full"] * 2
     assert resolve(found["window"], 6)[1] == {
@@ -87,10 +88,7 @@ def test_a_window_beside_sse_is_in_every_control():
         "sliding": SlidingMixer(),
     }
     gla = resolve(found["gla"], 6)[1]["sse+sliding-gla"]
-    assert gla == SSESlidingMixer(
-        window=32, sinks=1, branch_dropout=0.1, decay_rank=8, num_partitions=1, shared_partition=False, qk_rank=0,
-        balance="none",
-    )  # fmt: skip
+    assert gla == SSESlidingMixer(**FIXED["gla"], window=32, sinks=1, k_feature_map="l2", state_heads="query")
     assert layers_of(found["pure_sse"]) == ["sse+sliding", "sse", "sse+sliding"] * 2
 
 

@@ -1,9 +1,10 @@
+import dataclasses as dc
 import json
 
 import pytest
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import GDNMixer, GLAMixer, MoMMixer, SlidingMixer, SSEMixer
+from sse_convert.mixers import BUILT_IN, SlidingMixer
 from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, recipe_hash
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import recipe_or_model
@@ -17,7 +18,7 @@ layers:
   patern: [sse]
 mixers:
   sse: {num_partitions: 4, top_k: 9}
-  both: {kind: sse+sliding, window: 0, branch_dropout: 1.0}
+  both: {kind: sse+sliding, window: 0, sinks: -1}
   local: {window: 64}
   full: {}
 stages:
@@ -50,8 +51,8 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
   line 6: mixers.sse: top_k is 9, expected 1 to num_partitions (4)
   line 6: mixers.sse: read_top_k is 9, expected 1 to num_partitions (4)
   line 7: mixers.both: window is 0, expected at least 1
-  line 7: mixers.both: branch_dropout is 1.0, expected at least 0 and less than 1
-  line 8: mixers.local.kind: required, because 'local' is not one of sse, sse+sliding, gla, gdn, mom, sliding
+  line 7: mixers.both: sinks is -1, expected 0 or more
+  line 8: mixers.local.kind: required, because 'local' is not one of sse, sse+sliding, sliding, paper, gla, gdn, mom
   line 9: mixers.full: 'full' is the untouched layer and has no settings; choose another name
   line 11: stages.0.lr: expected a number, got text '1e-3' (YAML reads 1e-3 as text; write 1.0e-3)
   line 12: stages.1.loss: expected one of layer_mse, kl, ce, got text 'klx'; did you mean 'kl'?
@@ -69,7 +70,7 @@ fix: `sse-convert recipes schema` describes every key, `sse-convert recipes show
 def test_a_good_recipe(tmp_path):
     recipe = load_recipe(write(tmp_path, small()))
     assert isinstance(recipe, Recipe)
-    assert recipe.mixers == {"sse": SSEMixer(num_partitions=4, top_k=1)}
+    assert recipe.mixers == {"sse": dc.replace(BUILT_IN["sse"], num_partitions=4, top_k=1)}
     assert recipe.stages[1].lr == LearningRates(mixers=0.001, rest=0.0001)
     assert recipe.export.dtype == "keep"
 
@@ -100,15 +101,15 @@ export: {dir: out}
 
 def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
     mixers = {"wide": {"kind": "sliding", "window": 512}, "gla": {}, "sse": None, "mine": {"kind": "sse", "top_k": 2}}
-    mixers |= {"gdn": {"decay": "none"}, "mom": {"num_partitions": 8}}
+    mixers |= {"gdn": {"advanced": {"decay": "none"}}, "mom": {"num_partitions": 8}}
     recipe = load_recipe(write(tmp_path, small(mixers=mixers)))
     assert recipe.mixers == {
         "wide": SlidingMixer(window=512),
-        "gla": GLAMixer(),
-        "sse": SSEMixer(),
-        "mine": SSEMixer(top_k=2),
-        "gdn": GDNMixer(decay="none"),
-        "mom": MoMMixer(num_partitions=8),
+        "gla": BUILT_IN["gla"],
+        "sse": BUILT_IN["sse"],
+        "mine": dc.replace(BUILT_IN["sse"], top_k=2),
+        "gdn": dc.replace(BUILT_IN["gdn"], decay="none"),
+        "mom": dc.replace(BUILT_IN["mom"], num_partitions=8),
     }
 
 
@@ -140,18 +141,24 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"mixers": {"sse": {"kind": "gla"}}}, "mixers.sse.kind: 'sse' cannot be of kind 'gla'; choose another name"),
         ({"mixers": {"x": {"kind": "sliding", "window": 0}}}, "mixers.x: window is 0, expected at least 1"),
         ({"mixers": {"x": {"kind": "slidng"}}}, "mixers.x.kind: unknown mixer kind 'slidng'; did you mean 'sliding'?"),
-        ({"mixers": {"sse": {"gate": {"wirte": False}}}}, "mixers.sse.gate.wirte: unknown key; did you mean 'write'?"),
         (
-            {"mixers": {"sse": {"decay": "gated"}}},
-            "mixers.sse.decay: expected one of gla, scalar, none, got text 'gated'",
+            {"mixers": {"sse": {"advanced": {"gate": {"wirte": False}}}}},
+            "mixers.sse.advanced.gate.wirte: unknown key; did you mean 'write'?",
         ),
         (
-            {"mixers": {"sse": {"gate": {"write": False}, "shared_partition": False, "qk_rank": 0}}},
-            "mixers.sse: a read gate alone on one partition, without shared partition, cancels in the output norm",
+            {"mixers": {"sse": {"advanced": {"decay": "gated"}}}},
+            "mixers.sse.advanced.decay: expected one of gla, scalar, none, got text 'gated'",
+        ),
+        ({"mixers": {"sse": {"advanced": {"top_k": 2}}}}, "mixers.sse.advanced.top_k: unknown key"),
+        ({"mixers": {"sse": {"advanced": [1]}}}, "mixers.sse.advanced: expected a mapping (key: value), got a list"),
+        ({"mixers": {"sliding": {"advanced": {"rope": "keep"}}}}, "mixers.sliding.advanced.rope: unknown key"),
+        (
+            {"mixers": {"paper": {"qk_rank": 0, "advanced": {"gate": {"write": False}, "shared_partition": False}}}},
+            "mixers.paper: a read gate alone on one partition, without shared partition, cancels in the output norm",
         ),
         (
-            {"mixers": {"sse": {"gate": {"renormalise": True}}}},
-            "mixers.sse: gate.renormalise makes the gate of a single partition 1 and the router learns nothing",
+            {"mixers": {"paper": {"advanced": {"gate": {"renormalise": True}}}}},
+            "mixers.paper: gate.renormalise makes the gate of a single partition 1 and the router learns nothing",
         ),
         ({"mixers": {"mom": {"top_k": 1}}}, "mixers.mom: gate.renormalise makes the gate of a single partition 1"),
         ({"mixers": {"mom": {"num_partitions": 1}}}, "mixers.mom: top_k is 2, expected 1 to num_partitions (1)"),
@@ -160,12 +167,14 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             {"mixers": {"sse": {"update": "delta", "k_feature_map": "silu"}}},
             "keys have norm 1 or less: use l2 or softmax",
         ),
-        ({"mixers": {"gdn": {"decay_rank": 0}}}, "mixers.gdn: decay_rank is 0, expected at least 1"),
-        ({"mixers": {"gla": {"decay_rank": 0}}}, "mixers.gla: decay_rank is 0, expected at least 1"),
-        ({"mixers": {"gdn": {"top_k": 2}}}, "mixers.gdn.top_k: unknown key"),
-        ({"mixers": {"sse": {"shared_queries": True}}}, "mixers.sse: shared_queries is true but shared_params is true"),
+        ({"mixers": {"gdn": {"top_k": 2}}}, "mixers.gdn: top_k is 2, kind gdn has 1"),
+        ({"mixers": {"gla": {"update": "delta"}}}, "mixers.gla: update is delta, kind gla has gla"),
         (
-            {"mixers": {"sse": {"top_k": 2, "gate": {"renormalise": True}, "partition_gate": "mine"}}},
+            {"mixers": {"sse": {"advanced": {"shared_queries": True}}}},
+            "mixers.sse: shared_queries is true but shared_params is true",
+        ),
+        (
+            {"mixers": {"sse": {"top_k": 2, "advanced": {"gate": {"renormalise": True}, "partition_gate": "mine"}}}},
             "mixers.sse: gate.renormalise is for the softmax gate",
         ),
         ({"stages": [STAGE, STAGE]}, "stages.1.name: 's' is already the name of stage 0"),
@@ -193,16 +202,8 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"stages": [{**STAGE, "min_lr": 2}]}, "stages.0.min_lr: 2.0 is not a share of the peak"),
         ({"stages": [{**STAGE, "clip": 0}]}, "stages.0.clip: 0.0 is too small, expected more than 0"),
         (
-            {"stages": [{**STAGE, "loss": "ce", "hidden_loss": 1}]},
-            "stages.0.hidden_loss: is for loss kl, this stage's loss is ce",
-        ),
-        (
             {"stages": [{**STAGE, "loss_mask": "assistant"}]},
             "stages.0.loss_mask: is for loss ce, this stage's loss is kl",
-        ),
-        (
-            {"stages": [{**STAGE, "skip_below": 0.1}]},
-            "stages.0.skip_below: is for loss layer_mse, this stage's loss is kl",
         ),
         (
             {"stages": [{**STAGE, "loss": "layer_mse", "train": "lora"}]},

@@ -1,7 +1,9 @@
+import dataclasses as dc
+
 import pytest
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import SSEMixer
+from sse_convert.mixers import BUILT_IN
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.pattern import expand_pattern, layer_range
 from sse_convert.recipe.schema import Layers
@@ -72,7 +74,7 @@ def test_resolve_gives_the_mixers_in_use(tmp_path):
     recipe = load_recipe(
         write(tmp_path, small(mixers={"mine": {"kind": "sse", "top_k": 2}}, layers={"pattern": ["mine", "full"]}))
     )
-    assert resolve(recipe, 3) == (["mine", "full", "mine"], {"mine": SSEMixer(top_k=2)})
+    assert resolve(recipe, 3) == (["mine", "full", "mine"], {"mine": dc.replace(BUILT_IN["sse"], top_k=2)})
 
 
 @pytest.mark.parametrize(

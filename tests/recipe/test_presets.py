@@ -7,6 +7,7 @@ import pytest
 
 from sse_convert import api
 from sse_convert.errors import OutputError, RecipeError
+from sse_convert.mixers import SSEMixer
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
@@ -85,7 +86,7 @@ def test_the_papers_layouts(name, kept):
     layers = json.loads((CONFIGS / f"{name}.json").read_text())["num_hidden_layers"]
     names, mixers = resolve(load_recipe(name), layers)
     assert [i for i, mixer in enumerate(names) if mixer == "full"] == kept
-    assert (mixers["sse"].num_partitions, mixers["sse"].top_k, mixers["sse"].qk_rank) == (4, 1, 64)
+    assert mixers["paper"] == SSEMixer(kind="paper")
 
 
 def test_names_with_or_without_suffix():

@@ -1,12 +1,8 @@
 """Each method on a table of known figures: which layers it keeps, with which scores, and what it measures."""
 
-import itertools
-
 import pytest
-import torch
 
 from sse_convert.selection.choice import Choice, agreements, best, rank_correlation
-from sse_convert.selection.gates import budgeted
 from sse_convert.selection.greedy import greedy
 from sse_convert.selection.kl_restore import kl_restore
 from sse_convert.selection.measure import Measurement
@@ -108,16 +104,3 @@ def test_agreement_counts_common_layers():
     plain = Choice(method="c", kept=(0, 1), scores={})
     found = {(x.first, x.second): (x.common, x.rank_correlation) for x in agreements([a, b, plain])}
     assert found == {("a", "b"): (1, pytest.approx(-0.5)), ("a", "c"): (1, None), ("b", "c"): (1, None)}
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_gates_sum_to_the_budget_and_so_do_their_gradients(temperature):
-    theta = torch.tensor([0.3, -2.0, 5.0, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
-    for keep in (1, 2, 4):
-        gates = budgeted(theta, keep, temperature)
-        assert gates.sum().item() == pytest.approx(keep, rel=1e-9)
-        (gradient,) = torch.autograd.grad(gates.sum(), theta)
-        assert gradient.abs().max() < 1e-9
-        assert torch.autograd.gradcheck(lambda x, k=keep: budgeted(x, k, temperature), theta, atol=1e-6)
-    pairs = itertools.pairwise(theta.argsort().tolist())
-    assert all(gates[a] < gates[b] for a, b in pairs)

@@ -17,7 +17,6 @@ from sse_convert.errors import DataError, OutputError, RecipeError, TrainingErro
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
-from sse_convert.selection.gates import Training
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.select import settle_recall
@@ -26,7 +25,7 @@ from tests.surgery.models import save_source
 
 SMALL = {"text": TEXT, "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
 WINDOW = ["mixers.sliding.window=32"]
-METHODS = ["greedy", "kl-restore", "sensitivity", "recall-ratio", "gates", "uniform"]
+METHODS = ["greedy", "kl-restore", "sensitivity", "recall-ratio", "uniform"]
 
 
 def choose(out, keep=1, source=TEACHER, overrides=WINDOW, **changes):
@@ -36,7 +35,7 @@ def choose(out, keep=1, source=TEACHER, overrides=WINDOW, **changes):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("select") / "out"
-    return out, choose(out, methods=METHODS, gate_steps=8)
+    return out, choose(out, methods=METHODS)
 
 
 def test_every_method_finds_the_layer_that_retrieves(done):
@@ -51,16 +50,15 @@ def test_every_method_finds_the_layer_that_retrieves(done):
 
 def test_files(done, tmp_path):
     out, report = done
-    assert {path.suffix for path in out.iterdir()} == {".csv", ".json", ".yaml", ".pt"}
+    assert {path.suffix for path in out.iterdir()} == {".csv", ".json", ".yaml"}
     with (out / "scores.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == len(METHODS) * 6
-    assert [r["layer"] for r in rows if r["method"] == "gates" and r["kept"] == "1"] == [str(RETRIEVES)]
     assert all(int(r["cache_bytes_saved"]) == report.cache_bytes_saved[0] > 0 for r in rows)
     assert all(int(r["tokens"]) > 0 and float(r["seconds"]) > 0 for r in rows if r["method"] != "uniform")
     data = json.loads((out / "selection.json").read_text())
     assert data["choices"][0]["kept"] == [RETRIEVES]
-    assert len(data["agreements"]) == 15
+    assert len(data["agreements"]) == 10
     text = "\n".join(report.lines())
     assert f"keep layers {RETRIEVES} (greedy)" in text
     assert "rank correlation" in text
@@ -78,13 +76,13 @@ def test_the_fragment_is_a_recipe_s_layers(done, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text((out / "layers.yaml").read_text() + yaml.safe_dump(rest))
     names, _ = resolve(load_recipe(path), 6)
-    assert names == ["sse"] * RETRIEVES + ["full"] + ["sse"] * (5 - RETRIEVES)
+    assert names == ["sse+sliding"] * RETRIEVES + ["full"] + ["sse+sliding"] * (5 - RETRIEVES)
 
 
 def test_a_finished_run_needs_no_model(done, monkeypatch):
     out, report = done
     monkeypatch.setattr(setup, "load_model", None)
-    again = choose(out, methods=["sensitivity", "gates"], gate_steps=8)
+    again = choose(out, methods=["sensitivity", "uniform"])
     before = {choice.method: choice for choice in report.choices}
     for choice in again.choices:
         assert choice.kept == before[choice.method].kept
@@ -112,25 +110,6 @@ def test_an_interrupted_run_goes_on(done, tmp_path, monkeypatch):
     found = choose(out, methods=["sensitivity"]).chosen
     assert len(measured) == 6 + 2 + 1 - 5  # single layers, all and none, the choice; without the five
     assert found.scores == next(c.scores for c in report.choices if c.method == "sensitivity")
-
-
-def test_interrupted_gates_go_on(done, tmp_path, monkeypatch):
-    _, report = done
-    save = Training.save
-
-    def interrupted(training, file):
-        save(training, file)
-        if training.step == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Training, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        choose(tmp_path / "out", methods=["gates"], gate_steps=8)
-    monkeypatch.setattr(Training, "save", save)
-    found = choose(tmp_path / "out", methods=["gates"], gate_steps=8).chosen
-    expected = next(c for c in report.choices if c.method == "gates")
-    assert found.scores == pytest.approx(expected.scores, rel=1e-5)
-    assert found.tokens == expected.tokens
 
 
 @pytest.mark.parametrize(
@@ -175,7 +154,7 @@ def test_without_recall_no_method_ranks_by_it(random_teacher, tmp_path):
     assert json.loads((out / "selection.json").read_text())["left_out"] == ["recall-ratio"]
     with pytest.raises(UsageError, match="method is 'recall-ratio', which ranks layers by recall") as caught:
         choose(out, methods=["recall-ratio"], **random_teacher)
-    assert caught.value.expected == "one of greedy, kl-restore, sensitivity, uniform, gates"
+    assert caught.value.expected == "one of greedy, kl-restore, sensitivity, uniform"
 
 
 def test_weight_zero_leaves_recall_out_though_the_teacher_recalls(done, tmp_path):

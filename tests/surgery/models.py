@@ -10,11 +10,12 @@ import yaml
 
 from sse_convert.recipe import Recipe, recipe_from_dict
 from tests.modeling.tiny import VOCAB, tiny_source
+from tests.recipe.recipes import entries
 
 MIXERS = {
-    "sse": {"qk_rank": 4, "decay_rank": 4},
+    "sse": {"qk_rank": 4},
     "sliding": {"window": 4, "sinks": 2},
-    "gla": {"decay_rank": 4},
+    "gla": {},
 }
 PATTERN = ["sse", "sliding", "gla", "full"]
 
@@ -50,7 +51,8 @@ def recipe_data(model: Path | str, **changes: Any) -> dict[str, Any]:
         "calibrate": {"rows": 2, "seq_len": 32},
         "export": {"dir": "out/x"},
     }
-    return {**base, **changes}
+    found = {**base, **changes}
+    return {**found, "mixers": entries(found["mixers"])}
 
 
 def recipe_file(path: Path, model: Path | str, **changes: Any) -> Path:

@@ -27,7 +27,7 @@ VARIANTS = [
     {"state_heads": "query", "output_gate": True},
     {"decay": "scalar", "decay_params": "separate", "balance": "bias"},
     {"decay": "none", "shared_partition": False, "qk_rank": 0},
-    {"shared_params": False, "qk_rank_on": "sparse"},
+    {"shared_params": False},
     {"kind": "sse+sliding", "window": 4, "sinks": 1},
 ]
 
@@ -42,7 +42,7 @@ def geometry(**changes):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model_type", ["qwen3", "gpt2"])
 def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
-    settings = {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **variant}
+    settings = {"kind": "sse", "qk_rank": 4, **variant}
     model = tiny_model(model_type, ("sse", "full", "full", "full"), {"sse": settings})
     built = sum(tensor.numel() for name, tensor in model.state_dict().items() if "sse_" in name)
     assert added_parameters(attention_dims(model.config), mixer_from_dict(settings)) == built

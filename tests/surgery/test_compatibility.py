@@ -9,6 +9,7 @@ import pytest
 from sse_convert.checkpoints.open import CONFIG, open_checkpoint
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.export.export import export_checkpoint
+from sse_convert.mixers import BASIC
 from sse_convert.recipe import load_recipe
 from sse_convert.surgery.compatibility import TRAINING_ONLY, match_recipe
 from sse_convert.surgery.convert import convert_checkpoint
@@ -16,7 +17,7 @@ from sse_convert.surgery.expand import expand_checkpoint
 from sse_convert.surgery.growth import Growth
 from tests.surgery.models import recipe, recipe_file, save_source
 
-BESIDE = {"kind": "sse+sliding", "qk_rank": 4, "decay_rank": 4, "window": 4, "sinks": 2}
+BESIDE = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
 SLIDING = {"kind": "sliding", "window": 8, "sinks": 1}
 LAYERS = {"pattern": ["sse+sliding", "sse+sliding", "sliding", "full"]}
 
@@ -58,11 +59,9 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
         ({"k_feature_map": "silu"}, "softmax"),
         ({"row_top_k": 2}, "null"),
         ({"qk_rank": 2}, "4"),
-        ({"decay_rank": 2}, "4"),
-        ({"decay_normalizer": 8.0}, "16.0"),
+        ({"decay": "scalar"}, "gla"),
         ({"state_heads": "query"}, "kv"),
         ({"rope": "keep"}, "none"),
-        ({"output_norm": "none"}, "rms"),
         ({"output_gate": True}, "false"),
         ({"balance": "bias"}, "aux_loss"),
         ({"window": 8}, "4"),
@@ -72,6 +71,7 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
 def test_structural_settings_are_refused_and_the_fix_mends_them(made, tmp_path, setting, stored):
     ((key, value),) = setting.items()
     key, value = (f"{key}.write", value["write"]) if key == "gate" else (key, value)
+    key = key if key in BASIC else f"advanced.{key}"
     with pytest.raises(RecipeError) as caught:
         match(made, **setting)
     spelled = value if isinstance(value, str) else json.dumps(value)
@@ -85,12 +85,12 @@ def test_structural_settings_are_refused_and_the_fix_mends_them(made, tmp_path, 
     match_recipe(load_recipe(file, [shlex.split(fix)[1]]), open_checkpoint(made / "converted"))
 
 
-@pytest.mark.parametrize("setting", [{"branch_dropout": 0.5}, {"balance_coef": 0.5}, {"balance": "none"}])
+@pytest.mark.parametrize("setting", [{"balance_coef": 0.5}, {"balance": "none"}])
 def test_what_only_training_reads_is_taken_from_the_recipe(made, setting):
     ((key, value),) = setting.items()
     found = match(made, **setting)
     assert key in TRAINING_ONLY
-    assert found.training == {f"mixers.sse+sliding.{key}": value}
+    assert found.training == {f"mixers.sse+sliding.advanced.{key}": value}
     assert found.sse["mixers"]["sse+sliding"][key] == value
     stored = open_checkpoint(made / "converted").config["sse"]
     assert {**found.sse, "mixers": stored["mixers"]} == stored
@@ -150,5 +150,5 @@ def test_what_is_no_converted_checkpoint(made, tmp_path):
 def test_export_refuses_another_recipe(made, tmp_path):
     with pytest.raises(RecipeError, match=r"mixers\.sse\+sliding\.window: 8 in the recipe, 4 in the checkpoint"):
         export_checkpoint(asked(made, window=8), made / "converted", tmp_path / "out")
-    export_checkpoint(asked(made, branch_dropout=0.5), made / "converted", tmp_path / "out")
+    export_checkpoint(asked(made, balance_coef=0.5), made / "converted", tmp_path / "out")
     assert json.loads((tmp_path / "out" / CONFIG).read_text())["sse"]["layers"] == LAYERS["pattern"]

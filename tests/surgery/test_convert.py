@@ -268,7 +268,7 @@ def test_nan_weights_are_found_on_request(tmp_path):
 
 
 def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):
-    mixers = {"sse": SSEMixer(qk_rank=4, decay_rank=4, shared_params=False)}
+    mixers = {"sse": SSEMixer(qk_rank=4, shared_params=False)}
     report = convert_layers(open_teacher(teacher), ["sse"] * 4, mixers, tmp_path / "out", recipe=recipe(teacher))
     offsets = {n: v for n, v in load_file(tmp_path / "out" / NEW_SHARD).items() if "sse_partition_" in n}
     assert len(offsets) == 12

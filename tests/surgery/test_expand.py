@@ -34,7 +34,7 @@ def source(tmp_path_factory):
 
 def converted(source, folder, value_size=1.0, **settings):
     """A converted model whose new tensors were moved away from their start, as training would."""
-    mixer = {"kind": "sse", "qk_rank": 4, "decay_rank": 4, **settings}
+    mixer = {"kind": "sse", "qk_rank": 4, **settings}
     layers = {"pattern": [mixer["kind"]]}
     convert_checkpoint(recipe(source, layers=layers, mixers={mixer["kind"]: mixer}), folder / "converted")
     model = load_pretrained(folder / "converted", dtype=torch.float64)

@@ -12,6 +12,7 @@ from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training.metrics import read
 from sse_convert.training.stage import run_stage
+from tests.recipe.recipes import entries
 
 TEXT = "the keeper of lighthouse walked down to harbor before dawn and wrote each ship that passed his ledger"
 TEMPLATE = (
@@ -106,7 +107,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-MIXERS = {"sse": {"qk_rank": 4, "decay_rank": 4}, "sliding": {"window": 8, "sinks": 1}}
+MIXERS = {"sse": {"qk_rank": 4}, "sliding": {"window": 8, "sinks": 1}}
 STAGES = {
     "align": {"loss": "layer_mse", "train": "mixers", "lr": 3e-3},
     "distill": {"loss": "kl", "lr": {"mixers": 3e-3, "rest": 1e-3}},
@@ -131,7 +132,8 @@ def recipe_for(teacher, text, out, *, stages=(), **settings):
         "eval": {"perplexity": False},
         "export": {"dir": str(out)},
     }
-    return recipe_from_dict({**data, **settings})
+    found = {**data, **settings}
+    return recipe_from_dict({**found, "mixers": entries(found["mixers"])})
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from sse_convert.training.cuda_graphs import one_document_per_row, padded_offset
 from sse_convert.training.metrics import read
 from tests.training.conftest import MIXERS, losses, make_text
 
-SETTINGS = {"tokens": 2048, "batch_tokens": 128, "micro_batch": 2, "hidden_loss": 0.1}
+SETTINGS = {"tokens": 2048, "batch_tokens": 128, "micro_batch": 2}
 """16 steps of two micro batches"""
 
 
@@ -99,8 +99,6 @@ def recipe_with(make, tmp_path):
     "settings", [{}, {"train": "lora"}, {"optimizer": "muon"}, {"offline": {"top_k": 16}}], ids=str
 )
 def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, settings):
-    if "offline" in settings:
-        settings = {**settings, "hidden_loss": 0.0}
     plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False, **settings))
     assert player == []
     folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True, **settings))
@@ -170,7 +168,6 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"loss": "ce"}, "ce"),
         ({"balance": "bias"}, "balance: bias"),
-        ({"branch_dropout": 0.1}, "branch_dropout"),
         ({"attention_dropout": 0.1}, "drops out"),
         ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
@@ -181,7 +178,7 @@ def test_why_a_stage_is_not_recorded(change, why):
     """One object in the part of all those that are asked."""
     everything = SimpleNamespace(
         device=torch.device("cuda"), distributed_type=DistributedType.NO, mixed_precision="bf16", loss="kl",
-        gradient_checkpointing=False, balance="aux_loss", branch_dropout=0.0, attention_dropout=0.0, backend="auto",
+        gradient_checkpointing=False, balance="aux_loss", attention_dropout=0.0, backend="auto",
         rope_parameters={"rope_type": "yarn"}, modules=lambda: [torch.nn.Dropout(0.0)],
     )  # fmt: skip
     everything.sse_layers = lambda: {0: everything}

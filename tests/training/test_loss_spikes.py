@@ -9,9 +9,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from sse_convert.errors import TrainingError
-from sse_convert.recipe.stage_settings import Collapse, Spikes
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.training import loop
+from sse_convert.training import loop, loss_spikes
 from sse_convert.training.loss_spikes import SpikeWatch
 from sse_convert.training.metrics import read
 from sse_convert.training.objective import Objective
@@ -19,12 +18,19 @@ from sse_convert.training.router_collapse import CollapseWatch, load_spread
 from tests.training.conftest import losses
 from tests.training.test_resume import same, steps_then
 
-SPIKES = {"spikes": {"zscore": 8.0, "window": 8}}
+SPIKES = {"spikes": 8.0}
 
 
-def test_zscore_is_that_of_a_normal_distribution():
+@pytest.fixture
+def short(monkeypatch):
+    """Few steps are enough to judge by."""
+    monkeypatch.setattr(loss_spikes, "WINDOW", 8)
+
+
+def test_zscore_is_that_of_a_normal_distribution(monkeypatch):
+    monkeypatch.setattr(loss_spikes, "WINDOW", 2001)
     rng = random.Random(0)
-    watch = SpikeWatch(Spikes(zscore=4.0, window=2001))
+    watch = SpikeWatch(4.0)
     for _ in range(2001):
         watch.accept(rng.gauss(3.0, 0.2))
     assert watch.zscore(3.0 + 0.6) == pytest.approx(3.0, abs=0.15)
@@ -34,15 +40,15 @@ def test_zscore_is_that_of_a_normal_distribution():
     assert watch.verdict(math.inf) == watch.verdict(math.nan) == "not finite"
 
 
-def test_nothing_is_judged_before_the_window_is_full_nor_without_zscore():
-    watch = SpikeWatch(Spikes(zscore=4.0, window=8))
+def test_nothing_is_judged_before_the_window_is_full_nor_without_zscore(short):
+    watch = SpikeWatch(4.0)
     for i in range(8):
         assert watch.verdict(100.0 * (i + 1)) is None
         watch.accept(1.0)
     assert watch.zscore(1.0) == 0
     assert watch.verdict(1.1) == "loss spike"  # equal losses are taken to vary by a thousandth
     assert watch.verdict(1.003) is None
-    off = SpikeWatch(Spikes())
+    off = SpikeWatch(None)
     off.accept(1.0)
     assert off.losses == []
     assert off.verdict(1e9) is None
@@ -51,12 +57,11 @@ def test_nothing_is_judged_before_the_window_is_full_nor_without_zscore():
 def test_text_of_another_kind_scores_as_a_spike():
     """Why no limit is the default: one row in 25 with a loss of its own does not move the median deviation."""
     rng = random.Random(0)
-    watch = SpikeWatch(Spikes(zscore=20.0))
+    watch = SpikeWatch(20.0)
     for i in range(100):
         watch.accept(rng.gauss(4.0 if i % 25 == 0 else 1.8, 0.08))
     assert watch.verdict(4.0) == "loss spike"
     assert watch.verdict(2.0) is None
-    assert Spikes().zscore is None
 
 
 def test_spread_of_a_load():
@@ -68,8 +73,9 @@ def test_spread_of_a_load():
 
 
 def test_collapse_needs_looks_in_a_row():
-    watch = CollapseWatch(Collapse(entropy=0.2, looks=2))
-    assert [watch.look({0: spread, 1: 0.9}) for spread in (0.1, 0.3, 0.1, 0.1, 0.1)] == [[], [], [], [0], [0]]
+    watch = CollapseWatch("warn")
+    spreads = (0.1, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    assert [watch.look({0: spread, 1: 0.9}) for spread in spreads] == [[]] * 6 + [[0]] * 2
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def jump(monkeypatch):
     return install
 
 
-def test_a_spike_is_left_out_and_reported(train, make, jump, capsys):
+def test_a_spike_is_left_out_and_reported(short, train, make, jump, capsys):
     jump({10}.__contains__)
     folder, report = train("uptrain", recipe=make(("uptrain", {"tokens": 128 * 12}), train=SPIKES))
     records = read(folder / "metrics.jsonl")
@@ -107,7 +113,7 @@ def test_a_spike_is_left_out_and_reported(train, make, jump, capsys):
     assert "loss spike, weights left as they are" in capsys.readouterr().err
 
 
-def test_watching_changes_nothing_without_spikes(train, make):
+def test_watching_changes_nothing_without_spikes(short, train, make):
     plain, _ = train("uptrain", "plain", tokens=128 * 10)
     watched, report = train("uptrain", "watched", recipe=make(("uptrain", {"tokens": 128 * 10}), train=SPIKES))
     assert report.skipped_steps == 0
@@ -115,25 +121,20 @@ def test_watching_changes_nothing_without_spikes(train, make):
     assert same(plain, watched)
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [({"in_a_row": 2}, "2 steps in a row were"), ({"total": 3}, "3 steps of this stage were")],
-)
-def test_too_many_spikes_end_the_stage_and_name_the_checkpoint(train, make, jump, tmp_path, limit, message):
-    jump(lambda n: n > 8 and (n % 2 or "in_a_row" in limit))
-    settings = {"spikes": {**SPIKES["spikes"], **limit}}
-    recipe = make(("uptrain", {"tokens": 128 * 20, "checkpoint_steps": 4}), train=settings)
-    with pytest.raises(TrainingError, match=message) as caught:
+def test_too_many_spikes_end_the_stage_and_name_the_checkpoint(short, train, make, jump, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_spikes, "IN_A_ROW", 2)
+    jump(lambda n: n > 8)
+    recipe = make(("uptrain", {"tokens": 128 * 20, "checkpoint_steps": 4}), train=SPIKES)
+    with pytest.raises(TrainingError, match="2 steps in a row were") as caught:
         train("uptrain", recipe=recipe)
-    last = 8 if "in_a_row" in limit else 12
-    assert f"last good checkpoint is {tmp_path / 'result.work' / f'step-{last:06d}'}" in caught.value.fix
+    assert f"last good checkpoint is {tmp_path / 'result.work' / 'step-000008'}" in caught.value.fix
 
 
-def test_spikes_interrupted_and_continued(train, make, monkeypatch):
+def test_spikes_interrupted_and_continued(short, train, make, monkeypatch):
     """With a low bar, ordinary steps are left out."""
     recipe = make(
         ("uptrain", {"tokens": 128 * 16, "checkpoint_steps": 5, "lr": 1e-4}),
-        train={"spikes": {"zscore": 0.5, "window": 8}},
+        train={"spikes": 0.5},
     )
     whole, report = train("uptrain", "whole", recipe=recipe)
     assert report.skipped_steps > 0
@@ -151,10 +152,10 @@ def test_spikes_interrupted_and_continued(train, make, monkeypatch):
 def collapsed(make, tmp_path):
     """A converted checkpoint whose router sends everything to partition 2, by a bias that is never moved."""
 
-    def build(**settings):
-        mixers = {"sse": {"qk_rank": 4, "decay_rank": 4, "balance": "bias", "balance_coef": 0.0}}
+    def build(collapse):
+        mixers = {"sse": {"qk_rank": 4, "balance": "bias", "balance_coef": 0.0}}
         layers = {"pattern": ["sse", "full", "full"]}
-        recipe = make(("distill", {"tokens": 128 * 41}), mixers=mixers, layers=layers, train={"collapse": settings})
+        recipe = make(("distill", {"tokens": 128 * 41}), mixers=mixers, layers=layers, train={"collapse": collapse})
         convert_checkpoint(recipe, tmp_path / "collapsed")
         path = next((tmp_path / "collapsed").glob("sse-*.safetensors"))
         state = load_file(path)
@@ -168,10 +169,10 @@ def collapsed(make, tmp_path):
 
 
 def test_a_collapsed_router_is_named(train, collapsed, capsys):
-    recipe, checkpoint = collapsed(looks=3)
+    recipe, checkpoint = collapsed("warn")
     folder, report = train("distill", recipe=recipe, checkpoint=checkpoint)
     found = {record["step"]: record["collapsed"] for record in read(folder / "metrics.jsonl") if "collapsed" in record}
-    assert found == {21: [0], 31: [0], 41: [0]}
+    assert found == {41: [0]}
     assert report.collapsed == [
         "layer 0: router collapsed at step 41, 100% of its load is on partition 2; raise its mixer's balance_coef, "
         "use balance: bias, or lower the mixers' lr"
@@ -181,8 +182,8 @@ def test_a_collapsed_router_is_named(train, collapsed, capsys):
 
 
 def test_a_collapsed_router_ends_the_stage_where_the_recipe_says_so(train, collapsed):
-    recipe, checkpoint = collapsed(looks=2, action="stop")
-    with pytest.raises(TrainingError, match="layer 0: router collapsed at step 11") as caught:
+    recipe, checkpoint = collapsed("stop")
+    with pytest.raises(TrainingError, match="layer 0: router collapsed at step 41") as caught:
         train("distill", recipe=recipe, checkpoint=checkpoint)
     assert "no checkpoint was written yet" in caught.value.fix
 
@@ -231,7 +232,7 @@ def scaled(monkeypatch, scale):
     monkeypatch.setattr(Accelerator, "unscale_gradients", unscale)
 
 
-def test_a_gradient_scaler_gives_the_same_steps(train, make, monkeypatch, jump):
+def test_a_gradient_scaler_gives_the_same_steps(short, train, make, monkeypatch, jump):
     """Scaled by a power of two nothing changes; a spike leaves the scaler ready for the next step."""
     jump({9}.__contains__)
     recipe = make(("uptrain", {"tokens": 128 * 10}), train=SPIKES)

@@ -27,8 +27,8 @@ def folder(tmp_path):
 def distill(train, folder):
     """Distils from the cache in `folder`."""
 
-    def run(out="result", *, top_k=8, dtype="float16", **settings):
-        return train("distill", out, offline={"top_k": top_k, "dtype": dtype, "dir": str(folder)}, **settings)
+    def run(out="result", *, top_k=8, **settings):
+        return train("distill", out, offline={"top_k": top_k, "dir": str(folder)}, **settings)
 
     return run
 

@@ -39,7 +39,6 @@ def logits(model, length=40):
         ({"rope_theta": 5e6}, {"rope_type": "default", "rope_theta": 5e6}, 1024),
         ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}, 2048),
         (YARN, {**YARN, "rope_theta": 1e4, "original_max_position_embeddings": 512}, 2048),
-        (LLAMA3, {**LLAMA3, "rope_theta": 1e4, "original_max_position_embeddings": 512}, 2048),
     ],
 )
 def test_frequencies_are_those_of_transformers(rope, parameters, positions):

@@ -7,18 +7,15 @@ import pytest
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.expand import expand_checkpoint
 from sse_convert.surgery.growth import Growth
-from sse_convert.training import loop, stage
+from sse_convert.training import stage
 from sse_convert.training import stage_inputs as inputs
-from sse_convert.training.metrics import WITHOUT_WINDOW, read
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import MIXERS, losses
-from tests.training.test_resume import Killed, same, steps_then
 
 SHORT = {"tokens": 128}
-WINDOW = {"qk_rank": 4, "decay_rank": 4, "window": 8, "sinks": 1, "branch_dropout": 0.5}
+WINDOW = {"qk_rank": 4, "window": 8, "sinks": 1}
 BESIDE = {"layers": {"pattern": ["sse+sliding", "sse+sliding", "full"]}, "calibrate": {"seq_len": 32}}
 
 
@@ -60,9 +57,8 @@ def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
     assert stored(folder)["balance_coef"] == 0.1
     balance = [losses(tmp_path / name, "balance")[0] for name in ("plain", "heavy")]
     assert balance[1] == pytest.approx(10 * balance[0])
-    assert (plain.without_window, report.without_window) == (0, 0)
     assert train("distill", "heavy", recipe=heavy)[1].already_done
-    with pytest.raises(TrainingError, match=r"mixers\.sse\.balance_coef was 0\.1, is 'unset'"):
+    with pytest.raises(TrainingError, match=r"mixers\.sse\.advanced\.balance_coef was 0\.1, is 'unset'"):
         train("distill", "heavy", recipe=make(("distill", SHORT)))
 
 
@@ -71,50 +67,13 @@ def test_a_grown_checkpoint_trains_on_with_its_settings(make, converted, tmp_pat
     recipe = make(("distill", SHORT))
     with pytest.raises(RecipeError) as caught:
         run_stage(recipe, recipe.stages[0], tmp_path / "grown", tmp_path / "out")
-    assert "--set mixers.sse.num_partitions=8 --set mixers.sse.router_bias=true;" in caught.value.fix
+    assert "--set mixers.sse.num_partitions=8 --set mixers.sse.advanced.router_bias=true;" in caught.value.fix
     recipe = make(("distill", SHORT), mixers=sse(num_partitions=8, router_bias=True))
     run_stage(recipe, recipe.stages[0], tmp_path / "grown", tmp_path / "out")
     assert stored(tmp_path / "out")["num_partitions"] == 8
 
 
-@pytest.fixture
-def beside(make, tmp_path):
-    """Builds recipes with windows beside SSE, for the checkpoint in `tmp_path / "beside"`."""
-
-    def build(name="one", **settings):
-        own = {"name": name, "tokens": 1024, "checkpoint_steps": 2, **settings}
-        return make(("distill", own), mixers={"sse+sliding": WINDOW}, **BESIDE)
-
-    convert_checkpoint(build(), tmp_path / "beside")
-    return build
-
-
-def draws(folder):
-    return [record.get(WITHOUT_WINDOW, []) for record in read(folder / "metrics.jsonl")]
-
-
-def test_stages_leave_out_windows_in_another_order_and_resume_in_their_own(train, beside, monkeypatch, tmp_path):
-    start = {"checkpoint": tmp_path / "beside"}
-    one, report = train("distill", "one", recipe=beside("one"), **start)
-    two, _ = train("distill", "two", recipe=beside("two"), **start)
-    assert draws(one) != draws(two)
-    assert sum(map(len, draws(one))) > 0
-    assert report.without_window == sum(map(bool, draws(one)))
-    assert f"without their window in {report.without_window} of these steps" in "\n".join(report.lines())
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 5, Killed()))
-        with pytest.raises(Killed):
-            train("distill", "stopped", recipe=beside("one"), **start)
-    with pytest.raises(TrainingError, match=r"stage\.name was 'one', is 'two'"):
-        train("distill", "stopped", recipe=beside("two"), **start)
-    stopped, _ = train("distill", "stopped", recipe=beside("one"), **start)
-    assert draws(stopped) == draws(one)
-    assert losses(stopped) == losses(one)
-    assert same(stopped, one)
-
-
-def test_a_recipe_without_branch_dropout_may_rename_a_stage(make, train, converted):
+def test_a_stage_may_be_renamed(make, train, converted):
     first, _ = train("uptrain", recipe=make(("uptrain", {**SHORT, "name": "one"})))
     again = recipe_from_dict(make(("uptrain", {**SHORT, "name": "two"})).to_dict())
     assert run_stage(again, again.stages[0], converted, first).already_done
