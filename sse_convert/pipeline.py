@@ -2,6 +2,15 @@
 
 Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
 the step before it. A step whose inputs changed is refused, with the keys that changed.
+
+A recipe's way from the command line to the training loop, each the caller of the next:
+
+    cli.app                      reads the arguments of `sse-convert run`
+    api.run                      reads and checks the recipe
+    pipeline.run_recipe          opens the teacher, checks everything, runs the steps
+    training.stage.run_stage     checks one stage's inputs, finds what is finished
+    training.stage._StageRun     loads the models, restores, trains
+    training.loop.train          steps: forward and backward, optimizer, log, checkpoint
 """
 
 import dataclasses as dc
@@ -16,7 +25,7 @@ from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity
-from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.rows import check_sources
 from sse_convert.errors import OutputError
@@ -74,56 +83,35 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
             folder exists, UsageError if a control is asked for that the recipe cannot have.
     """
     out = Path(recipe.export.dir)
-    root = stages_folder(out)
-    accelerator = make_accelerator(recipe.train, root)
-    controls = chosen_controls(recipe, open_teacher(recipe.model, recipe.revision))
-    _check(recipe, out, root, accelerator, resume)
-    for control in controls.values():
-        _check_training(control, accelerator)
+    main = _Steps(out, make_accelerator(recipe.train, stages_folder(out)))
+    teacher = open_teacher(recipe.model, recipe.revision)
+    runs = {"": recipe, **chosen_controls(recipe, teacher)}
+    _check(runs, teacher, main, resume)
     evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
-    steps = _Steps(root, accelerator)
-    folder = _train(recipe, steps)
-    figures = _measure(recipe, folder, steps, evaluator)
-    inputs = {"checkpoint": checkpoint_identity(folder), "export": dc.asdict(recipe.export)}
+    figures: Path | None = None
+    for control, chosen in runs.items():
+        steps = _Steps(Path(chosen.export.dir), main.accelerator, f"control {control}") if control else main
+        folder = _initial(chosen, teacher, steps)
+        for stage in chosen.stages:
+            target = steps.announce(stage.name)
+            report = run_stage(chosen, stage, folder, target)
+            steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
+            folder = target
+        measured = _measure(chosen, folder, steps, evaluator)
+        if chosen is recipe:
+            figures = measured
+            _export(recipe, folder, figures, steps)
+    table = None
     if figures is not None:
-        inputs["eval"] = checkpoint_identity(figures.parent)
-    steps.alone("export", inputs, lambda at: _export(recipe, folder, out, at, figures))
-    for name, control in controls.items():
-        if accelerator.is_main_process:
-            say(f"== control {name} -> {stages_folder(control.export.dir)}")
-        control_steps = _Steps(stages_folder(control.export.dir), accelerator)
-        _measure(control, _train(control, control_steps), control_steps, evaluator)
-    table = None if figures is None else control_table(recipe, json.loads(figures.read_text("utf-8")), command)
-    if table is not None and accelerator.is_main_process:
-        table.write(controls_folder(recipe) / COMPARISON)
-    return RunReport(out=str(out), steps=tuple(steps.done), text=tuple(steps.text), controls=table)
+        table = control_table(recipe, teacher, json.loads(figures.read_text("utf-8")), command)
+        if main.accelerator.is_main_process:
+            table.write(controls_folder(recipe) / COMPARISON)
+    return RunReport(out=str(out), steps=tuple(main.done), text=tuple(main.text), controls=table)
 
 
-def _train(recipe: Recipe, steps: "_Steps") -> Path:
-    """Convert, calibrate and every training stage; the folder of the last."""
-    folder = steps.alone("convert", _convert_inputs(recipe), lambda folder: convert_checkpoint(recipe, folder))
-    if recipe.calibrate.enabled:
-        source = folder
-        inputs = _calibrate_inputs(recipe, source)
-        folder = steps.alone("calibrate", inputs, lambda folder: calibrate_checkpoint(recipe, source, folder))
-    for stage in recipe.stages:
-        target = steps.announce(stage.name)
-        report = run_stage(recipe, stage, folder, target)
-        steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
-        folder = target
-    return folder
-
-
-def _measure(recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator]) -> Path | None:
-    """The eval step; the file of its report, or None where nothing is asked for."""
-    if not measures(recipe):
-        return None
-    measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(evaluator(), folder, at))
-    return measured / EVALUATION
-
-
-def _check(recipe: Recipe, out: Path, root: Path, accelerator: Accelerator, resume: bool) -> None:
-    """What can be found wrong before the first step: the recipe, the text, the processes, the folders."""
+def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: bool) -> None:
+    """What can be found wrong before the first step: the recipes, the text, the processes, the folders."""
+    recipe, out, root, accelerator = runs[""], steps.out, steps.root, steps.accelerator
     if not resume and root.exists():
         raise OutputError(
             f"{root} holds an earlier run", expected="no earlier run", fix="delete it, or run with --resume"
@@ -135,30 +123,60 @@ def _check(recipe: Recipe, out: Path, root: Path, accelerator: Accelerator, resu
         )
     if not out.exists() and exported is not None and accelerator.is_main_process:
         shutil.rmtree(exported.parent)  # the result was deleted: make it again
-    _check_training(recipe, accelerator)
+    for chosen in runs.values():
+        for stage in chosen.stages:
+            check_stage(chosen, stage, accelerator)
+        make_plan(chosen, teacher=teacher)
     check_sources([*recipe.data.train, *recipe.data.valid])
     accelerator.wait_for_everyone()
 
 
-def _check_training(recipe: Recipe, accelerator: Accelerator) -> None:
-    for stage in recipe.stages:
-        check_stage(recipe, stage, accelerator)
-    make_plan(recipe)
+def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
+    """Convert and calibrate; the folder that training starts from."""
+    inputs = _convert_inputs(recipe)
+    converted = steps.alone("convert", inputs, lambda at: convert_checkpoint(recipe, at, teacher=teacher))
+    if not recipe.calibrate.enabled:
+        return converted
+    inputs = _calibrate_inputs(recipe, converted)
+    return steps.alone("calibrate", inputs, lambda at: calibrate_checkpoint(recipe, converted, at))
+
+
+def _measure(recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator]) -> Path | None:
+    """The eval step; the file of its report, or None where nothing is asked for."""
+    if not measures(recipe):
+        return None
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(evaluator(), folder, at))
+    return measured / EVALUATION
+
+
+def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
+    """The export step: the result goes to `export.dir`, the step's own folder only says so."""
+
+    def write(folder: Path) -> Report:
+        report = export_checkpoint(recipe, checkpoint, steps.out, evaluation=figures)
+        folder.mkdir(parents=True)
+        return report
+
+    inputs = {"checkpoint": checkpoint_identity(checkpoint), "export": dc.asdict(recipe.export)}
+    if figures is not None:
+        inputs["eval"] = checkpoint_identity(figures.parent)
+    steps.alone("export", inputs, write)
 
 
 class _Steps:
-    """Runs steps in order and keeps what they report."""
+    """Runs the steps of one result in order and keeps what they report. A control says its name first."""
 
-    def __init__(self, root: Path, accelerator: Accelerator) -> None:
-        self._root = root
-        self._accelerator = accelerator
+    def __init__(self, out: Path, accelerator: Accelerator, title: str = "") -> None:
+        self.out, self.root, self.accelerator = out, stages_folder(out), accelerator
+        if title and accelerator.is_main_process:
+            say(f"== {title} -> {self.root}")
         self.done: list[dict[str, Any]] = []
         self.text: list[str] = []
 
     def announce(self, name: str) -> Path:
         """Folder of the next step; says its name unless it is finished."""
-        folder = self._root / f"{len(self.done):02d}-{name}"
-        if self._accelerator.is_main_process and not (folder / STAGE_FILE).is_file():
+        folder = self.root / f"{len(self.done):02d}-{name}"
+        if self.accelerator.is_main_process and not (folder / STAGE_FILE).is_file():
             say(f"== {name} -> {folder}")
         return folder
 
@@ -174,17 +192,17 @@ class _Steps:
             TrainingError: the step is finished and its inputs have changed.
         """
         folder = self.announce(name)
-        if folder.exists() and not (folder / STAGE_FILE).is_file() and self._accelerator.is_main_process:
+        if folder.exists() and not (folder / STAGE_FILE).is_file() and self.accelerator.is_main_process:
             shutil.rmtree(folder)  # a killed run had not finished it
-        self._accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         stored = finished(folder, inputs)
         lines = [f"{name}: done before ({folder})"]
         if stored is None:
-            if self._accelerator.is_main_process:
+            if self.accelerator.is_main_process:
                 report = action(folder)
                 lines = report.lines()
                 write_record(folder, inputs, report.to_dict())
-            self._accelerator.wait_for_everyone()
+            self.accelerator.wait_for_everyone()
         record = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
         self.add(name, folder, record["report"], lines, already_done=stored is not None)
         return folder
@@ -227,11 +245,4 @@ def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path) -> Report:
     folder.mkdir(parents=True)
     report = evaluator.report(checkpoint)
     publish(report, folder / EVALUATION, folder / PLOT)
-    return report
-
-
-def _export(recipe: Recipe, checkpoint: Path, out: Path, folder: Path, figures: Path | None) -> Report:
-    """The result goes to `out`; the step's own folder only says so."""
-    report = export_checkpoint(recipe, checkpoint, out, evaluation=figures)
-    folder.mkdir(parents=True)
     return report

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.comparison import ControlRun, ControlTable
 from sse_convert.recipe.controls import control_recipes
@@ -49,16 +49,16 @@ def chosen_controls(recipe: Recipe, teacher: Teacher) -> dict[str, Recipe]:
     return {name: control for name, control in possible.items() if {"all", name} & set(recipe.controls)}
 
 
-def control_table(recipe: Recipe, figures: Mapping[str, Any], command: str) -> ControlTable:
+def control_table(recipe: Recipe, teacher: Teacher, figures: Mapping[str, Any], command: str) -> ControlTable:
     """The recipe's figures beside those of its controls, as far as they have been run.
 
     Args:
         recipe: the main run.
+        teacher: its model.
         figures: `EvalReport.to_dict()` of the main run.
         command: what started it.
     """
-    controls = _controls(recipe, open_teacher(recipe.model, recipe.revision))
-    return ControlTable(main=figures, runs=tuple(_runs(controls, command)))
+    return ControlTable(main=figures, runs=tuple(_runs(_controls(recipe, teacher), command)))
 
 
 def _controls(recipe: Recipe, teacher: Teacher) -> dict[str, Recipe | str]:

@@ -107,9 +107,10 @@ def evaluate_checkpoint(
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)
-    report = Evaluator(recipe, device).report(checkpoint)
+    evaluator = Evaluator(recipe, device)
+    report = evaluator.report(checkpoint)
     if measures(recipe):
-        report = dc.replace(report, controls=control_table(recipe, report.to_dict(), command))
+        report = dc.replace(report, controls=control_table(recipe, evaluator.source, report.to_dict(), command))
     publish(report, out, plot)
     return report
 
@@ -143,9 +144,9 @@ class Evaluator:
     def __init__(self, recipe: Recipe, device: str | None = None) -> None:
         self._recipe = recipe
         self._place = pick_device(device)
-        self._source = open_teacher(recipe.model, recipe.revision)
-        self._sizes = geometry_of(self._source)
-        self._context = context_limit(self._source.config)
+        self.source = open_teacher(recipe.model, recipe.revision)
+        self._sizes = geometry_of(self.source)
+        self._context = context_limit(self.source.config)
         _check_lengths(recipe, self._context)
         self._tasks: Tasks | None = None
 
@@ -159,7 +160,7 @@ class Evaluator:
             CheckpointError, HubError, DataError: see `evaluate`.
         """
         if self._tasks is None:
-            self._tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), self._source.config.vocab_size)
+            self._tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), self.source.config.vocab_size)
         tasks = self._tasks
         teacher, mixers, states = self._teacher
         watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
@@ -174,7 +175,7 @@ class Evaluator:
 
     @property
     def _dtype(self) -> torch.dtype:
-        return torch.float32 if self._place.type == "cpu" else (self._source.config.dtype or torch.float32)
+        return torch.float32 if self._place.type == "cpu" else (self.source.config.dtype or torch.float32)
 
     @functools.cached_property
     def _teacher(self) -> tuple[ModelScores, Mixers, list[TeacherStates]]:

@@ -77,13 +77,20 @@ class ConvertReport:
 
 
 def convert_checkpoint(
-    recipe: Recipe, out: Path, *, link: Link = "hard", check: bool = False, allow_pickle: bool = False
+    recipe: Recipe,
+    out: Path,
+    *,
+    teacher: Teacher | None = None,
+    link: Link = "hard",
+    check: bool = False,
+    allow_pickle: bool = False,
 ) -> ConvertReport:
     """Convert the recipe's model into a new folder.
 
     Args:
         recipe: model, layers and mixers are read.
         out: the folder to make.
+        teacher: the recipe's model, if it is open already.
         link: hard-link the teacher's shards (copied where links are impossible), or copy them.
         check: stream every shard first: hashes, NaN, Inf.
         allow_pickle: accept a pickled teacher; its weights are stored as safetensors.
@@ -96,7 +103,7 @@ def convert_checkpoint(
     """
     out = Path(out)
     check_output(out)
-    teacher = open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
     names, mixers = resolve(recipe, teacher.num_layers)
     check_fit(recipe, teacher, mixers)
     return convert_layers(teacher, names, mixers, out, recipe=recipe, link=link, check=check)

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator
 
 from sse_convert.checkpoints.auxiliary_files import copy_companions
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
-from sse_convert.data.rows import RowReader
 from sse_convert.errors import RecipeError
 from sse_convert.files import write_json
 from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.surgery.compatibility import Match, match_recipe
+from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.training import metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
@@ -35,7 +33,6 @@ from sse_convert.training.loop import Progress, train
 from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
 from sse_convert.training.objective import Frozen, Objective
-from sse_convert.training.offline import TeacherCache
 from sse_convert.training.prefetch import Background, Step, steps
 from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
@@ -87,78 +84,78 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         OutputError: `out` exists and is no finished stage, or cannot be written.
         HardwareError: a parallel mode, backend or precision is not offered.
     """
-    checkpoint, out = Path(checkpoint), Path(out)
-    work = out.with_name(f"{out.name}.work")
-    accelerator = make_accelerator(recipe.train, work / TRACKERS)
-    check_stage(recipe, stage, accelerator)
-    match = match_recipe(recipe, open_checkpoint(checkpoint))
-    reader = stage_reader(recipe, stage, checkpoint)
-    inputs = stage_inputs(recipe, stage, checkpoint, reader, match)
-    if (done := finished(out, inputs)) is not None:
-        if accelerator.is_main_process:
-            shutil.rmtree(work, ignore_errors=True)  # a killed process may not have come to it
-        return dc.replace(StageReport(**done), already_done=True)
-    cache = None
-    if stage.offline is not None:
-        cache = teacher_cache(recipe, stage, checkpoint, reader, accelerator.mixed_precision)
-    _open_work(work, out, inputs, accelerator)
-    if accelerator.is_main_process and (short := reader.crowding()) is not None:
-        say(f"{stage.name}: {short}")
-    reader.prepare()
-    if cache is not None:
-        cache.fill(
-            accelerator,
-            reader.rows(),
-            lambda: Frozen(load_teacher(recipe, accelerator, whole=True)),
-            stage.micro_batch,
-        )
-    checkpoints = Checkpoints(work, accelerator)
-    run = _Run(recipe, stage, checkpoint, match, out, work, accelerator, reader, checkpoints, cache)
+    run = _StageRun(recipe, stage, Path(checkpoint), Path(out))
+    if (done := run.finished()) is not None:
+        return done
+    run.prepare()
     try:
         objective, report = run.train()
-        run.write(objective, inputs, report)
+        run.write(objective, report)
     except KeyboardInterrupt:
-        if accelerator.is_main_process:
-            state = run.checkpoints.newest() or {"step": 0}
-            say(f"{stage.name}: {state['step']} of {run.schedule.steps} steps are saved in {work}")
+        run.say_where()
         raise
-    accelerator.free_memory()
+    run.accelerator.free_memory()
     return report
 
 
-@dc.dataclass(frozen=True, slots=True)
-class _Run:
-    """A stage in progress."""
+class _StageRun:
+    """A stage in progress. Arguments and errors as of `run_stage`."""
 
-    recipe: Recipe
-    stage: Stage
-    checkpoint: Path
-    match: Match
-    out: Path
-    work: Path
-    accelerator: Accelerator
-    reader: RowReader
-    checkpoints: Checkpoints
-    cache: TeacherCache | None
+    def __init__(self, recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> None:
+        self.recipe, self.stage, self.checkpoint, self.out = recipe, stage, checkpoint, out
+        self.work = out.with_name(f"{out.name}.work")
+        self.schedule = Schedule.of(stage)
+        self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
+        check_stage(recipe, stage, self.accelerator)
+        self.match = match_recipe(recipe, open_checkpoint(checkpoint))
+        self.reader = stage_reader(recipe, stage, checkpoint)
+        self.inputs = stage_inputs(recipe, stage, checkpoint, self.reader, self.match)
 
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule.of(self.stage)
+    def finished(self) -> StageReport | None:
+        """The report of an earlier run that came to the end, if there is one."""
+        if (done := finished(self.out, self.inputs)) is None:
+            return None
+        if self.accelerator.is_main_process:
+            shutil.rmtree(self.work, ignore_errors=True)  # a killed process may not have come to it
+        return dc.replace(StageReport(**done), already_done=True)
+
+    def prepare(self) -> None:
+        """Make the work folder, the text, and the teacher's predictions where the stage reads them from disk."""
+        self.cache = None
+        if self.stage.offline is not None:
+            precision = self.accelerator.mixed_precision
+            self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
+        self._open_work()
+        if self.accelerator.is_main_process and (short := self.reader.crowding()) is not None:
+            say(f"{self.stage.name}: {short}")
+        self.reader.prepare()
+        if self.cache is not None:
+            self.cache.fill(self.accelerator, self.reader.rows(), self._whole_teacher, self.stage.micro_batch)
+        self.checkpoints = Checkpoints(self.work, self.accelerator)
 
     def train(self) -> tuple[Objective, StageReport]:
         """Set up, restore if there is something to restore, and train to the end."""
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
-        now = Progress()
+        now, position, watched = Progress(), None, None
         if state is not None:
             now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
+            position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
         torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
-        now = self._loop(objective, now, state)
+        guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
+        settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
+        self.accelerator.init_trackers("sse-convert", config=settings)
+        log = MetricsLog(self.work, self.accelerator, now.step)
+        try:
+            with Background(self._steps(position)) as rows:
+                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
+        finally:
+            log.close()
         objective.close()
         return objective, self._report(objective, now)
 
-    def write(self, objective: Objective, inputs: dict[str, Any], report: StageReport) -> None:
+    def write(self, objective: Objective, report: StageReport) -> None:
         """Write the finished checkpoint under its own name, then drop the work folder."""
         state = objective.state_dict()
         if self.accelerator.is_main_process:
@@ -171,9 +168,30 @@ class _Run:
                     shutil.copyfile(self.work / metrics.FILE, folder / metrics.FILE)
                 if (self.work / TRACKERS).is_dir():
                     shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
-                write_record(folder, inputs, report.to_dict())
+                write_record(folder, self.inputs, report.to_dict())
             shutil.rmtree(self.work)
         self.accelerator.wait_for_everyone()
+
+    def say_where(self) -> None:
+        """Say where an interrupted stage will go on."""
+        if self.accelerator.is_main_process:
+            state = self.checkpoints.newest() or {"step": 0}
+            say(f"{self.stage.name}: {state['step']} of {self.schedule.steps} steps are saved in {self.work}")
+
+    def _open_work(self) -> None:
+        """Make the work folder, or check that it belongs to these inputs."""
+        path = self.work / INPUTS
+        if path.is_file():
+            refuse_changes(self.work, json.loads(path.read_text(encoding="utf-8")), self.inputs)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process and not path.is_file():
+            check_output(self.out)
+            self.work.mkdir(exist_ok=True)
+            write_json(path, self.inputs)
+        self.accelerator.wait_for_everyone()
+
+    def _whole_teacher(self) -> Frozen:
+        return Frozen(load_teacher(self.recipe, self.accelerator, whole=True))
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
@@ -200,18 +218,6 @@ class _Run:
             beside=None if self.cache is None else self.cache.read,
         )
 
-    def _loop(self, objective: Objective, now: Progress, saved: dict[str, Any] | None) -> Progress:
-        position, watched = (None, None) if saved is None else (saved["position"], saved.get("guard"))
-        guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
-        settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
-        self.accelerator.init_trackers("sse-convert", config=settings)
-        log = MetricsLog(self.work, self.accelerator, now.step)
-        try:
-            with Background(self._steps(position)) as rows:
-                return train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
-        finally:
-            log.close()
-
     def _report(self, objective: Objective, now: Progress) -> StageReport:
         records = metrics.read(self.work / metrics.FILE)
         losses = objective.curve(records)
@@ -232,16 +238,3 @@ class _Run:
             left_out=left_out_steps(records),
             collapsed=collapses(records),
         )
-
-
-def _open_work(work: Path, out: Path, inputs: dict[str, Any], accelerator: Accelerator) -> None:
-    """Make the work folder, or check that it belongs to these inputs."""
-    path = work / INPUTS
-    if path.is_file():
-        refuse_changes(work, json.loads(path.read_text(encoding="utf-8")), inputs)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process and not path.is_file():
-        check_output(out)
-        work.mkdir(exist_ok=True)
-        write_json(path, inputs)
-    accelerator.wait_for_everyone()

@@ -100,7 +100,7 @@ def test_which_controls_are_asked_for_and_found(tmp_path):
     folder = tmp_path / "out.controls" / "gla.stages" / "02-eval"
     folder.mkdir(parents=True)
     (folder / "evaluation.json").write_text(json.dumps(RUNS["gla"]))
-    runs = {run.name: run for run in control_table(recipe, OURS, "sse-convert run r.yaml").runs}
+    runs = {run.name: run for run in control_table(recipe, teacher, OURS, "sse-convert run r.yaml").runs}
     assert runs["gla"].report == RUNS["gla"]
     assert runs["window"].note == "sse-convert run r.yaml --controls window"
     assert runs["teacher_tuned"].status == "none"

@@ -62,7 +62,7 @@ def test_all_controls_are_run_measured_and_compared(recipe, tmp_path, monkeypatc
     teacher = load_pretrained(recipe().model)
     assert not tuned.lm_head.weight.equal(teacher.lm_head.weight)
 
-    for name in ("convert", "calibrate", "Evaluator", "export"):
+    for name in ("convert_checkpoint", "calibrate_checkpoint", "Evaluator", "export_checkpoint"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     assert run_recipe(recipe("all")).controls.to_dict()["judgements"] == report.controls.to_dict()["judgements"]
 

@@ -1,16 +1,18 @@
 """The whole recipe: every step once, finished ones skipped, changed inputs refused, interruptions continued."""
 
+import inspect
 import json
 import shutil
 
 import pytest
 
-from sse_convert import pipeline
+from sse_convert import api, pipeline
+from sse_convert.checkpoints import open as opening
 from sse_convert.errors import DataError, OutputError, TrainingError, VerificationError
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
-from sse_convert.training import loop
+from sse_convert.training import loop, stage
 from tests.training.test_resume import Killed, same, steps_then
 
 TINY = {"tokens": 128, "batch_tokens": 128}
@@ -46,11 +48,49 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch):
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
     assert report.lines()[-1] == f"finished model: {tmp_path / 'out'}"
 
-    for name in ("convert", "calibrate", "Evaluator", "export"):
+    for name in ("convert_checkpoint", "calibrate_checkpoint", "Evaluator", "export_checkpoint"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     again = run_recipe(recipe())
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
+
+
+def test_a_recipe_takes_five_hops_to_the_loop(recipe, monkeypatch):
+    chains = []
+
+    def caught(*args, **kwargs):
+        frames = [info.frame for info in inspect.stack(0)][::-1]
+        names = [f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}" for frame in frames]
+        chains.append([name for name in names if name.startswith("sse_convert.")])
+        raise Killed
+
+    monkeypatch.setattr(stage, "train", caught)
+    with pytest.raises(Killed):
+        api.run(recipe())
+    assert chains == [
+        [  # cli.app calls the first of these, the last one calls training.loop.train
+            "sse_convert.api.run",
+            "sse_convert.pipeline.run_recipe",
+            "sse_convert.training.stage.run_stage",
+            "sse_convert.training.stage._StageRun.train",
+        ]
+    ]
+
+
+def test_the_teacher_is_opened_once_before_conversion(recipe, teacher_folder, monkeypatch):
+    opened, read = [], opening.read_header
+    monkeypatch.setattr(opening, "read_header", lambda path: opened.append(path.parent) or read(path))
+    monkeypatch.setattr(pipeline, "write_record", steps_then(None, 0, Killed()))  # of the step convert
+    with pytest.raises(Killed):
+        run_recipe(recipe(controls=["gla"]))
+    assert opened.count(teacher_folder) == 1
+
+
+def test_plan_opens_the_teacher_once(recipe, teacher_folder, monkeypatch):
+    opened, read = [], opening.read_header
+    monkeypatch.setattr(opening, "read_header", lambda path: opened.append(path.parent) or read(path))
+    api.plan(recipe())
+    assert opened == [teacher_folder]
 
 
 def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
@@ -87,7 +127,7 @@ def test_changed_text_is_refused(recipe, text_folder, tmp_path):
 
 def test_interrupted_in_each_step_and_continued(recipe, tmp_path, monkeypatch):
     settings = {"eval": {"perplexity": True, "tokens": 64}}
-    for name in ("convert", "calibrate", "align", "uptrain", "Evaluator", "export"):
+    for name in ("convert_checkpoint", "calibrate_checkpoint", "align", "uptrain", "Evaluator", "export_checkpoint"):
         with monkeypatch.context() as patch:
             if name in ("align", "uptrain"):
                 patch.setattr(loop, "_gradients", steps_then(loop._gradients, name == "uptrain", KeyboardInterrupt()))
