@@ -1,31 +1,74 @@
-"""The small files that follow a checkpoint: tokenizer, chat template, generation config, licence."""
+"""The small files that follow a checkpoint: tokenizer, chat template, generation config, licence. Data, never code."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 PATTERNS = (
-    "tokenizer*",
-    "vocab*",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model*",
+    "vocab.json",
+    "vocab.txt",
     "merges.txt",
     "*.model",
     "*.tiktoken",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template*",
-    "additional_chat_templates/*",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "generation_config.json",
     "LICENSE*",
     "LICENCE*",
     "NOTICE*",
     "USE_POLICY*",
 )
+"""all that travels from a teacher, beside its weights and its config.json"""
+CODE = (".py", ".pyc", ".so", ".sh", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt")
+"""endings that never travel, whatever the name before them"""
+CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
+"""keys of configuration files that name code"""
 
 
-def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copy the companions of a checkpoint folder to another; their names, sorted."""
-    found = {path for pattern in PATTERNS for path in source.glob(pattern) if path.is_file()}
-    names = sorted(path.relative_to(source).as_posix() for path in found)
+def auxiliary_files(source: Path) -> list[str]:
+    """Names, below a checkpoint folder, of the files that follow it, sorted. Links that leave the folder do not count;
+    those of a hub cache, into its own blobs, do."""
+    found = {path for pattern in PATTERNS for path in source.glob(pattern) if path.suffix.lower() not in CODE}
+    kept = (path for path in found if path.is_file() and stays_inside(path, source))
+    return sorted(path.relative_to(source).as_posix() for path in kept)
+
+
+def copy_auxiliary_files(source: Path, target: Path) -> list[str]:
+    """Copy the files that follow a checkpoint to another folder, JSON without the keys that name code; their names."""
+    names = auxiliary_files(source)
     for name in names:
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, target / name)
+        if name.endswith("_config.json"):
+            _drop_code_keys(target / name)
     return names
+
+
+def without_code_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without the keys that name code."""
+    return {key: value for key, value in config.items() if key not in CODE_KEYS}
+
+
+def stays_inside(path: Path, folder: Path) -> bool:
+    """Whether a file, links followed, lies in `folder`, or in the blobs of the hub cache that `folder` belongs to."""
+    target, snapshot = path.resolve(), folder.absolute()
+    roots = [folder.resolve()]
+    if snapshot.parent.name == "snapshots":
+        roots.append((snapshot.parent.parent / "blobs").resolve())
+    return any(target.is_relative_to(root) for root in roots)
+
+
+def _drop_code_keys(path: Path) -> None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return  # what cannot be read names no code
+    if isinstance(data, dict) and without_code_keys(data) != data:
+        path.write_text(json.dumps(without_code_keys(data), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

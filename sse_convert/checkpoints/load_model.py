@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.errors import CheckpointError, HardwareError
+from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrain
 
     folder = download(open_checkpoint(source, revision)).folder
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(

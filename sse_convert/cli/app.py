@@ -11,6 +11,7 @@ from sse_convert.cli.runner import command, exit_code_table, run_app
 from sse_convert.recipe.presets import preset_names
 from sse_convert.recipe.schema import RulerName
 from sse_convert.report import Report
+from sse_convert.trust import OPTION, trust_code
 
 app = typer.Typer(
     name="",
@@ -89,7 +90,12 @@ def _names(key: str, text: str | None, everything: tuple[str, ...] = ()) -> list
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option(OPTION, help="Let code run that a model or a task file carries. Read it first.")
+    ] = False,
 ) -> None:
+    if trust_remote_code:
+        trust_code()
     if version:
         print(__version__)
         raise typer.Exit

@@ -14,6 +14,7 @@ from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.console import progress
 from sse_convert.data.documents import Document, Ids
 from sse_convert.files import replacing
+from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -52,7 +53,9 @@ class SamplingTeacher:
 
         device = PartialState().device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        model: Any = AutoModelForCausalLM.from_pretrained(self.model, revision=self.revision, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            self.model, revision=self.revision, dtype=dtype, trust_remote_code=trusts_code()
+        )
         frozen: PreTrainedModel = model.eval().requires_grad_(False).to(device)
         return frozen
 

@@ -16,6 +16,7 @@ from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, DependencyError, RecipeError
 from sse_convert.recipe.schema import LMEval, RulerName
+from sse_convert.trust import OPTION, trusts_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -126,6 +127,8 @@ class Harness:
         include = self._settings.include_path
         if include is not None and not Path(include).is_dir():
             raise DataError(f"eval.lm_eval.include_path {include} is no folder", expected="a folder of task YAML files")
+        if include is not None and not trusts_code():
+            _refuse_functions(Path(include))
         for defaults in (False, True) if include else (True,):
             manager = TaskManager(include_path=include, include_defaults=defaults, metadata=self._metadata)
             unknown = [name for name in self.names if name not in manager.all_tasks]
@@ -154,6 +157,17 @@ class Harness:
                 fix="or write a task over a local file and name its folder in eval.lm_eval.include_path",
             ) from error
         return [loaded["groups"][name]] if name in loaded["groups"] else list(loaded["tasks"].values())
+
+
+def _refuse_functions(folder: Path) -> None:
+    """Task files may name Python functions with the tag `!function`; the harness would import and run them."""
+    for path in sorted(folder.rglob("*.y*ml")):
+        if "!function" in path.read_text(encoding="utf-8", errors="replace"):
+            raise DataError(
+                f"{path} names Python functions (!function), which the harness would run",
+                expected="task files without code",
+                fix=f"read them, then allow it: sse-convert {OPTION} eval ...",
+            )
 
 
 def _scores(results: Any) -> Iterator[TaskScore]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
@@ -108,7 +108,7 @@ def export_checkpoint(
         _write_weights(files, folder, shards, dtypes)
         config = _write_config(files, folder, recipe, target)
         write_remote_code(folder)
-        copy_companions(files.folder, folder)
+        copy_auxiliary_files(files.folder, folder)
         _write_provenance(files, folder, recipe)
         (folder / RECIPE).write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False), encoding="utf-8")
         if figures is not None:

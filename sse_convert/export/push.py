@@ -3,13 +3,18 @@
 import dataclasses as dc
 import fnmatch
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints import provenance
+from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
+from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.errors import CheckpointError, HubError, UsageError
+from sse_convert.export.card_figures import FOLDER as PICTURES
+from sse_convert.export.export import CARD, EVALUATION, RECIPE
+from sse_convert.modeling.remote_code import remote_code
 from sse_convert.report import format_bytes, table
 
 if TYPE_CHECKING:
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
 """files of an older upload that this one replaces as a whole"""
+OWN_FILES = (CARD, CONFIG, INDEX, EVALUATION, RECIPE, provenance.FILE)
+"""what `export` writes beside weights, code, pictures and the teacher's small files"""
 EMPTY_REPOSITORY = {".gitattributes", "README.md"}
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
@@ -125,21 +132,43 @@ def check_folder(folder: Path) -> dict[str, int]:
         raise CheckpointError(
             f"{folder} has no model card", expected="README.md", fix="make it with `sse-convert export`"
         )
-    found = {path.relative_to(folder): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    hidden = {path for path in found if any(part.startswith((".", "__pycache__")) for part in path.parts)}
-    files = {path.as_posix(): size for path, size in found.items() if path not in hidden}
-    if pickles := [name for name in files if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]:
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if pickles := [name for name in found if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]:
         raise CheckpointError(
             f"{folder} holds pickles: {', '.join(pickles[:3])}", expected="safetensors only", fix="remove them"
         )
-    weights = [name for name in files if name.endswith(".safetensors")]
+    weights = [name for name in found if name.endswith(".safetensors")]
     if stray := sorted(set(weights) - set(checkpoint.shard_bytes)):
         raise CheckpointError(
             f"{folder} holds safetensors files that its index does not name: {', '.join(stray[:3])}",
             expected="the shards of one model",
             fix="remove them",
         )
-    return files
+    allowed = {*OWN_FILES, *weights, *auxiliary_files(folder), *_own_code(folder, found)}
+    return {name: path.stat().st_size for name, path in found.items() if _is_sent(name, path, folder, allowed)}
+
+
+def _is_sent(name: str, path: Path, folder: Path, allowed: set[str]) -> bool:
+    picture = fnmatch.fnmatch(name, f"{PICTURES}/*.png")
+    return (name in allowed or picture) and stays_inside(path, folder)
+
+
+def _own_code(folder: Path, found: Mapping[str, Path]) -> list[str]:
+    """The Python files that sse-convert wrote into the folder.
+
+    Raises:
+        CheckpointError: one of them is not as it was written, or there are others.
+    """
+    code = remote_code()
+    names = [name for name in found if name.endswith(".py")]
+    texts = {name: found[name].read_text(encoding="utf-8", errors="replace") for name in names}
+    if strange := [name for name, text in texts.items() if text != code.get(name)]:
+        raise CheckpointError(
+            f"{folder} holds code that this version of sse-convert did not write: {', '.join(strange[:3])}",
+            expected="the code that `export` writes, unchanged",
+            fix="export the model again with this version, and push that",
+        )
+    return names
 
 
 def _check_name(repo_id: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import ARCHITECTURES
+from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +81,7 @@ def load_pretrained(
             path,
             dtype="auto" if dtype is None else dtype,
             output_loading_info=True,
+            trust_remote_code=trusts_code(),
             **({} if sse is None else {"sse": sse}),
         )
     except (OSError, ValueError, RuntimeError) as error:

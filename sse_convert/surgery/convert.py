@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, without_code_keys
 from sse_convert.checkpoints.meta_model import check_complete
 from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import Link, check_output, check_space, new_folder, place
@@ -147,7 +147,7 @@ def convert_layers(
         write_index(folder, [*placed, *([NEW_SHARD] if layout else [])])
         _write_config(folder, teacher, names, mixers, recipe)
         write_remote_code(folder)
-        companions = copy_companions(files.folder, folder)
+        companions = copy_auxiliary_files(files.folder, folder)
         digests = check_weights(open_checkpoint(folder)) if check else {}
         _provenance(folder, teacher, recipe, placed, digests).write(folder)
     return ConvertReport(
@@ -231,7 +231,7 @@ def _write_config(folder: Path, teacher: Teacher, names: list[str], mixers: dict
     after = build_config(teacher.config, sse).to_dict()
     changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
     changed.pop("transformers_version", None)
-    config = {**teacher.files.config, **changed}
+    config = {**without_code_keys(teacher.files.config), **changed}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder, place
 from sse_convert.checkpoints.provenance import read_provenance
@@ -130,7 +130,7 @@ def expand_checkpoint(
         linked, written = _write_shards(files, folder, out, changed)
         _write_config(files, folder, names, {**mixers, **grown}, recipe)
         write_remote_code(folder)
-        copy_companions(files.folder, folder)
+        copy_auxiliary_files(files.folder, folder)
         if (provenance := read_provenance(files.folder)) is not None:
             shards = {name: shard for name, shard in provenance.shards.items() if name in linked}
             digest = provenance.recipe_hash if recipe is None else recipe_hash(recipe)

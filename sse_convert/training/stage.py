@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from sse_convert.checkpoints.auxiliary_files import copy_companions
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder
 from sse_convert.checkpoints.provenance import read_provenance
@@ -161,7 +161,7 @@ class _StageRun:
         if self.accelerator.is_main_process:
             with new_folder(self.out) as folder, writing(folder):
                 objective.student.save_pretrained(folder, state_dict=state, max_shard_size=SHARD_SIZE)
-                copy_companions(self.checkpoint, folder)
+                copy_auxiliary_files(self.checkpoint, folder)
                 if (provenance := read_provenance(self.checkpoint)) is not None:
                     dc.replace(provenance, stage=self.stage.name, shards={}).write(folder)
                 if (self.work / metrics.FILE).is_file():

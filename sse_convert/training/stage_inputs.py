@@ -18,6 +18,7 @@ from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.schedule import Schedule
+from sse_convert.trust import trusts_code
 
 _FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps", "needle_keys")
 """stage keys that do not decide what is computed, so they may change between interruption and continuation;
@@ -104,7 +105,7 @@ def _stretched_config(checkpoint: Path, stage: Stage) -> Any:
     from transformers import AutoConfig
 
     register()
-    config = AutoConfig.from_pretrained(checkpoint)
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusts_code())
     stretch(config, stage)
     return config
 

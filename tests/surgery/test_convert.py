@@ -224,7 +224,7 @@ def test_pickles_become_safetensors(tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
-@pytest.mark.parametrize("failing", ["write_shard", "write_index", "write_remote_code", "copy_companions"])
+@pytest.mark.parametrize("failing", ["write_shard", "write_index", "write_remote_code", "copy_auxiliary_files"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypatch, failing, failure):
     def fail(*args, **kwargs):
