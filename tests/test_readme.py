@@ -24,7 +24,7 @@ def test_its_recipe_loads(tmp_path):
 def test_its_commands_exist():
     commands = get_command(app).commands
     used = set(re.findall(r"sse[-_]convert (?!.*=)([a-z]+)", README)) - {"is", "and"}
-    assert {"plan", "run", "push", "recipes"} <= used
+    assert {"plan", "run", "push"} <= used
     assert used <= set(commands)
 
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = "sse_convert"
 ROOMS = (
-    "errors", "mixers", "report", "console", "files", "compat", "recipe", "kernels", "modeling", "checkpoints", "data",
+    "errors", "trust", "mixers", "report", "console", "files", "compat", "recipe", "kernels", "modeling", "checkpoints", "data",
     "surgery", "calibration", "training", "inference", "evaluation", "selection", "analysis", "pages", "export",
     "pipeline", "doctor", "api", "cli",
 )  # fmt: skip
