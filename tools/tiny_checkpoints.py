@@ -3,7 +3,7 @@
     PYTHONPATH=CHECKOUT python tools/tiny_checkpoints.py make FOLDER        # one checkpoint for each case
     PYTHONPATH=CHECKOUT python tools/tiny_checkpoints.py compute FOLDER OUT # its logits, tokens, loss and gradients
 
-Making uses `sse_convert.convert` and the tests' tiny models; computing uses transformers' Auto classes alone.
+Making uses `sse_convert.api.convert` and the tests' tiny models; computing uses transformers' Auto classes alone.
 """
 
 import dataclasses as dc
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, logging
 
-import sse_convert
+from sse_convert import api
 
 CASES = Path(__file__).with_name("compared_checkpoints.yaml")
 
@@ -62,7 +62,7 @@ def read_cases() -> list[Case]:
 
 
 def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
-    """Convert a tiny random teacher with `sse_convert.convert`, and give the new tensors values that are not 0 or 1.
+    """Convert a tiny random teacher with `sse_convert.api.convert`, and give the new tensors values that are not 0 or 1.
 
     Args:
         case: family, layers and mixers.
@@ -83,7 +83,7 @@ def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
         "calibrate": {"seq_len": 64}, "export": {"dir": "exported"}, **case.recipe,
     }  # fmt: skip
     recipe.write_text(yaml.safe_dump(data), encoding="utf-8")
-    sse_convert.convert(recipe, "converted", link="copy")
+    api.convert(recipe, "converted", link="copy")
     for shard in Path("converted").glob("*.safetensors"):
         save_file(_loud(load_file(shard), seed), shard, metadata={"format": "pt"})
     return recipe.resolve(), Path("converted").resolve()
