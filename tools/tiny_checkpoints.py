@@ -117,7 +117,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    print(f"{sys.argv[1]} with {Path(sse_convert.__file__).parent}", file=sys.stderr)
+    print(f"{sys.argv[1]} with {Path(api.__file__).parent}", file=sys.stderr)
     match sys.argv[1:]:
         case ["make", folder]:
             root = Path(folder).resolve()
