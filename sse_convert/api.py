@@ -94,9 +94,9 @@ def select(
     """
     recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
     from sse_convert.selection.select import select_layers
-    from sse_convert.selection.setup import Settings
+    from sse_convert.selection.setup import SelectSettings
 
-    settings = Settings(
+    settings = SelectSettings(
         keep=keep,
         methods=tuple(methods),
         stand_in=stand_in,

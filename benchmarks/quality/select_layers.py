@@ -25,7 +25,7 @@ from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.report import json_ready
 from sse_convert.selection.measure import Measurement
 from sse_convert.selection.select import settle_recall
-from sse_convert.selection.setup import Settings, set_up
+from sse_convert.selection.setup import SelectSettings, set_up
 
 METHODS = ("greedy", "kl-restore", "sensitivity", "recall-ratio", "uniform")
 CHOOSE = {"length": 512, "tokens": 1024, "samples": 6}
@@ -45,7 +45,7 @@ def processor() -> str:
 def compare(options: argparse.Namespace, sets: dict[tuple[int, ...], str]) -> tuple[str, list[dict[str, Any]]]:
     """Every set on rows that no method has seen: what recall was, and one entry per set."""
     recipe = recipe_or_model(options.recipe, [*options.set, f"data.seed={CHECK_SEED}"])
-    settings = Settings(keep=options.keep, **COMPARE)
+    settings = SelectSettings(keep=options.keep, **COMPARE)
     setup = set_up(recipe, options.work / "compare", settings, text=options.check_text, device=options.device)
     recall, _ = settle_recall(setup.meter, 1.0)
     results = []

@@ -8,18 +8,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec
 
 import typer
 from typer.main import get_command
 
+from sse_convert.compat import command_line_error
 from sse_convert.errors import INTERRUPTED_EXIT_CODE, HardwareError, OutputError, SSEConvertError, UsageError
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
 P = ParamSpec("P")
 
-_CLI_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
-"""click's ClickException, or that of the copy inside newer typers"""
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 EXIT_CODES = {
@@ -125,7 +124,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
         return result if isinstance(result, int) else 0
     except typer.Abort:
         return _fail(UserInterruptError("interrupted"), name, as_json)
-    except _CLI_ERROR as error:
+    except command_line_error() as error:
         return _fail(_usage_error(error, name), name, as_json)
     except Exception as error:
         known = _known(error)

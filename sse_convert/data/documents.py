@@ -67,8 +67,7 @@ class Encoder:
             )
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        first = list(tokenizer("")["input_ids"])[:1]
-        self._prefix = first if first == [tokenizer.bos_token_id] else []
+        self._prefix = beginning_ids(tokenizer)
         self._suffix = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:
@@ -171,3 +170,9 @@ def document_from_record(record: dict[str, Any], field: str, *, chat: bool, wher
 
 def _is_message(message: object) -> bool:
     return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
+
+
+def beginning_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The beginning-of-sequence token where the tokenizer puts one before any text, else nothing."""
+    first = list(tokenizer("")["input_ids"])[:1]
+    return first if first == [tokenizer.bos_token_id] else []

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sse_convert.data.documents import beginning_ids
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles
 
@@ -261,12 +262,6 @@ def _questions(
         (prompt, both[len(prompt) :] if both[: len(prompt)] == prompt else answer)
         for prompt, both, answer in zip(encoded[:n], encoded[n : 2 * n], encoded[2 * n :], strict=True)
     ]
-
-
-def beginning_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The beginning-of-sequence token where the tokenizer puts one before any text, else nothing."""
-    first = list(tokenizer("")["input_ids"])[:1]
-    return first if first == [tokenizer.bos_token_id] else []
 
 
 def _stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len: int) -> list[int]:

@@ -11,7 +11,8 @@ import dataclasses as dc
 import random
 from typing import TYPE_CHECKING
 
-from sse_convert.data.needle import beginning_ids, encode
+from sse_convert.data.documents import beginning_ids
+from sse_convert.data.needle import encode
 from sse_convert.errors import DataError
 from sse_convert.evaluation.ruler import RULER_TASKS, Material, RulerTask, RulerText, make_text, more_values
 from sse_convert.recipe.schema import RulerEval

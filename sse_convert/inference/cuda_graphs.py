@@ -18,8 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from sse_convert.compat import is_compiled
 from sse_convert.errors import UsageError
-from sse_convert.inference.fused_norms import fused_norms, is_compiled
+from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer

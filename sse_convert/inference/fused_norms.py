@@ -1,14 +1,14 @@
 """The RMS norms of a model that generates, as one kernel each, where transformers runs up to eight."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.compat import has_compiled_part
 from sse_convert.kernels.triton_backend import fuses
 
 MAX_CHANNELS = 16384
@@ -25,8 +25,7 @@ def fused_norms(model: PreTrainedModel) -> Iterator[None]:
 
     Not in a model with compiled parts, which would be compiled anew when a method of theirs changes.
     """
-    compiled = is_compiled(model.forward) or any(part._compiled_call_impl is not None for part in model.modules())
-    replaced = [] if compiled else [module for module in model.modules() if _known(module)]
+    replaced = [] if has_compiled_part(model) else [module for module in model.modules() if _known(module)]
     for module in replaced:
         module.forward = functools.partial(_norm, module, module.forward)
     try:
@@ -34,11 +33,6 @@ def fused_norms(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module in replaced:
             del module.forward
-
-
-def is_compiled(forward: Callable[..., Any]) -> bool:
-    """Whether torch.compile made a function."""
-    return hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def _known(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sse_convert.compat import add_config, add_model, is_loading
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import ARCHITECTURES
 from sse_convert.trust import trusts_code
@@ -49,7 +50,7 @@ def register() -> None:
 def register_on_import() -> None:
     """Register now if transformers' Auto classes are loaded, else when they are."""
     for name, action in _ACTIONS.items():
-        if (module := sys.modules.get(name)) is not None and not _is_loading(module):
+        if (module := sys.modules.get(name)) is not None and not is_loading(module):
             action(module)
     if not any(isinstance(finder, _AutoFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AutoFinder())
@@ -101,28 +102,19 @@ def load_pretrained(
 
 
 def _register_configs(auto: ModuleType) -> None:
-    mapping = auto.CONFIG_MAPPING
     module = _LazyModule(_CONFIGURATIONS)
     for spec in ARCHITECTURES.values():
-        mapping._mapping[spec.hybrid_type] = spec.hybrid_config
-        mapping._modules[spec.hybrid_type] = module
+        add_config(auto.CONFIG_MAPPING, spec.hybrid_type, spec.hybrid_config, module)
 
 
 def _register_models(auto: ModuleType) -> None:
     module = _LazyModule(_CONFIGURATIONS, "sse_convert.modeling.hybrid")
     for spec in ARCHITECTURES.values():
         for auto_class, name in spec.auto_classes.items():
-            mapping = getattr(auto, auto_class)._model_mapping
-            mapping._reverse_config_mapping[spec.hybrid_config] = spec.hybrid_type
-            mapping._model_mapping[spec.hybrid_type] = name
-            mapping._modules[spec.hybrid_type] = module
+            add_model(getattr(auto, auto_class), spec.hybrid_type, spec.hybrid_config, name, module)
 
 
 _ACTIONS = {_CONFIG_MODULE: _register_configs, _MODEL_MODULE: _register_models}
-
-
-def _is_loading(module: ModuleType) -> bool:
-    return bool(getattr(module.__spec__, "_initializing", False))
 
 
 class _AutoFinder(MetaPathFinder):

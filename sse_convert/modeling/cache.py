@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin, StaticCache
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling.compat import mark_static
 
 Replay = Callable[[Tensor, int], Tensor]
 """(state before a forward, tokens to keep of each row) -> state after them"""
@@ -84,7 +85,7 @@ class _CountingLayer(CacheLayerMixin):
         self.seen = self.seen.to(tensors[0].device)
         if not torch.compiler.is_compiling():
             for tensor in (self.seen, *tensors):
-                torch._dynamo.mark_static_address(tensor)
+                mark_static(tensor)
 
     def _removed(self, tokens_to_remove: int) -> int:
         if tokens_to_remove > 0:

@@ -17,12 +17,12 @@ from transformers import AutoModel, DynamicCache, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
-from transformers.utils import output_capturing
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.mixers import SlidingMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
 from sse_convert.modeling.cache import counting_layer, install
+from sse_convert.modeling.compat import record_outputs
 from sse_convert.modeling.configuration import config_class_for, layer_mixers
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
@@ -210,9 +210,8 @@ class SSEBaseMixin(SSEMixin):
         return bool(self._sse_windows or self._sse_indices)
 
     def _refuse_sharded(self) -> None:
-        for layer in self.sse_layers().values():
+        if (layer := next(iter(self.sse_layers().values()), None)) is not None:
             refuse_sharded(layer, self.config._attn_implementation)
-            return
 
     def _documents(self, mask: Tensor | None, position_ids: Tensor | None, cache: Any, use_cache: bool | None,
                    batch: int, *, look: bool) -> Tensor | None:  # fmt: skip
@@ -321,8 +320,7 @@ class SSECausalLMMixin(SSEHeadMixin):
 def _convert(backbone: Any) -> None:
     """Make a family's backbone one of ours."""
     backbone.__class__ = base_class_for(type(backbone))
-    # the registry of recordable outputs goes by class name and was filled when the backbone was still the source's
-    dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(backbone.__class__), backbone._can_record_outputs)
+    record_outputs(backbone)
     backbone._sse_surgery()
     backbone.post_init()
 

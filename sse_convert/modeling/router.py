@@ -10,6 +10,7 @@ from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.compat import in_backward
 from sse_convert.modeling.initialise import NewTensors
 from sse_convert.modeling.tracing import traced
 
@@ -55,7 +56,7 @@ class RoutedLayer(NewTensors):
         """
         if traced() and not torch.is_grad_enabled():
             return  # a recorded forward is run again without this code, and its tensors are overwritten
-        if not traced() and torch._C._current_graph_task_id() != -1:
+        if not traced() and in_backward():
             return  # checkpointing repeats a forward inside the backward pass; the repetition's graph would stay alive
         self.trace.logits_TN, self.trace.positions_T = logits, positions
         if self.mixer.balance == "bias" and self.training:

@@ -11,7 +11,7 @@ from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.choice import agreements
 from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.selection_report import SelectReport
-from sse_convert.selection.setup import Settings, known_mixers, run_method, set_up, usable
+from sse_convert.selection.setup import SelectSettings, known_mixers, run_method, set_up, usable
 from sse_convert.surgery.budget import layer_bytes
 from sse_convert.surgery.plan import geometry_of
 
@@ -23,7 +23,7 @@ COPY_NATS = 0.1
 
 
 def select_layers(
-    recipe: Recipe, out: Path, settings: Settings, *, text: Path | None = None, device: str | None = None
+    recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | None = None, device: str | None = None
 ) -> SelectReport:
     """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
 
@@ -91,7 +91,7 @@ def settle_recall(meter: Meter, weight: float) -> tuple[str, Measurement]:
     return f"none: {why}, and replacing every layer costs {lost:.2f} nats per copied token. Text alone decides", nothing
 
 
-def _steps(settings: Settings, layers: int) -> int:
+def _steps(settings: SelectSettings, layers: int) -> int:
     rounds = sum(layers + 1 - i for i in range(settings.keep))
     each = {"greedy": rounds + 1, "kl-restore": layers + 1, "sensitivity": layers + 1, "recall-ratio": layers}
     each["uniform"] = 0

@@ -41,7 +41,7 @@ MEASUREMENTS = "measurements.csv"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class SelectSettings:
     """How layers are chosen."""
 
     keep: int
@@ -71,7 +71,7 @@ class Setup:
     """device, dtype and text, for reports"""
 
 
-def set_up(recipe: Recipe, out: Path, settings: Settings, *, text: Path | None, device: str | None) -> Setup:
+def set_up(recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | None, device: str | None) -> Setup:
     """Check everything, make the rows and open the folder. The model is loaded when something has to be measured.
 
     Args, Raises: see `select.select`.
@@ -131,7 +131,7 @@ def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
     return left
 
 
-def _checked(recipe: Recipe, settings: Settings, teacher: Teacher) -> Mixer:
+def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher) -> Mixer:
     """The stand-in, after a look at everything that can be found wrong without text."""
     layers, limit = teacher.num_layers, context_limit(teacher.config)
     known = known_mixers(recipe)

@@ -22,6 +22,7 @@ of their own, beside those of plain passes. The constants were fitted to what au
 import dataclasses as dc
 
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
+from sse_convert.modeling.head import LOGITS_AT_ONCE
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
@@ -31,8 +32,6 @@ GPU_GIB = (24, 48, 80, 141)
 """memory sizes of the tables"""
 USABLE = 0.92
 """share of a GPU's memory that training can use; the rest is the driver's, the library's and fragmentation"""
-LOGITS_AT_ONCE = 2**26
-"""logits that exist at a time in the chunked losses"""
 _LOGIT_BYTES = {"layer_mse": 0, "ce": 12, "kl": 20}
 """bytes per logit of a chunk: logits of student (and teacher), their exponentials, a gradient"""
 STATE_CHUNK = 64

@@ -20,6 +20,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import masking_utils
 
+from sse_convert.compat import end_allocation
 from sse_convert.console import say
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.router import RouterTrace
@@ -119,11 +120,11 @@ class CudaDevice:
         return graph.replay, found
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed, and the allocation in its pool, which torch 2.11 would go on with."""
+        """End a capture that failed, and the allocation in its pool."""
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
         with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+            end_allocation(self._stream.device_index, self._pool)
         torch.cuda.synchronize()
 
 

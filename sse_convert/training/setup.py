@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sse_convert.checkpoints.open import download, open_checkpoint
+from sse_convert.compat import configure_compile, has_cpp_compiler
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.auto import load_pretrained
@@ -215,21 +216,14 @@ def compile_layers(model: PreTrainedModel) -> None:
     Raises:
         DependencyError: on a CPU, there is no C++ compiler.
     """
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
+    if not has_cpp_compiler():
         raise DependencyError(
             "train.compile needs a C++ compiler, and none is found",
             expected="g++ or clang++ on the PATH, or named by CXX",
             fix="install one, or set train.compile: false",
-        ) from error
-    # what routers remember of a forward is not to be remembered again when a gradient checkpoint repeats it
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+        )
     # layers of all kinds, of teacher and student, with and without masks and windows, are programs of one function
-    torch._dynamo.config.recompile_limit = max(MOST_PROGRAMS, torch._dynamo.config.recompile_limit)
+    configure_compile(MOST_PROGRAMS)
     for layer in decoder_layers(model):
         layer.compile()
 

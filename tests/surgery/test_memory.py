@@ -10,7 +10,6 @@ from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import GIB, LOGITS_AT_ONCE, USABLE, StageMemory, stage_memory, trained_parameters
-from sse_convert.training import losses
 from tests.modeling.tiny import spec_for, tiny_config
 
 SIZES = {
@@ -99,7 +98,6 @@ def test_fixed_bytes():
     mixer = mixer_from_dict({"kind": "sse"})
     added = added_parameters(geometry().dims, mixer)
     weights, head = 2_000_000 + added, 97 * 256 * 4
-    assert LOGITS_AT_ONCE == losses.LOGITS_AT_ONCE
     assert memory([mixer, None]).fixed == weights * (4 + 2 + 12) + 12 * LOGITS_AT_ONCE + head
     assert memory([mixer, None], bf16=False).fixed == weights * (4 + 12) + 12 * LOGITS_AT_ONCE + head
     kl = weights * 18 + 20 * LOGITS_AT_ONCE + head + 2 * 2_000_000

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sse_convert.errors import ShapeError
+from sse_convert.modeling import head as modeling_head
 from sse_convert.training import losses
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
@@ -12,7 +13,7 @@ from tests.training.test_losses import HEADS, D, T, V, dense_logits, gradients, 
 
 @pytest.fixture(params=[1, 4 * V, 10**6], ids=["one", "ragged4", "whole"])
 def _chunk(request, monkeypatch):
-    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", request.param)
+    monkeypatch.setattr(modeling_head, "LOGITS_AT_ONCE", request.param)
 
 
 def models(kind="plain", dtype=torch.float64):

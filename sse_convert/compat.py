@@ -1,0 +1,88 @@
+"""Every use of a private API of a library, apart from those that travel inside checkpoints (`modeling.compat`).
+
+An update of a library that breaks something is mended here. Nothing heavy is imported before it is needed.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_loading(module: ModuleType) -> bool:
+    """Whether Python is still executing a module (importlib says so in its spec alone)."""
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+def add_config(mapping: Any, model_type: str, name: str, module: Any) -> None:
+    """Enter a configuration class by name in transformers' CONFIG_MAPPING, whose `register` wants the class itself.
+
+    Args:
+        mapping: the table.
+        model_type: of config.json.
+        name: of the class.
+        module: has the class as an attribute.
+    """
+    mapping._mapping[model_type] = name
+    mapping._modules[model_type] = module
+
+
+def add_model(auto_class: Any, model_type: str, config_name: str, name: str, module: Any) -> None:
+    """Enter a model class by name in the table of an auto class of transformers. Arguments as of `add_config`."""
+    mapping = auto_class._model_mapping
+    mapping._reverse_config_mapping[config_name] = model_type
+    mapping._model_mapping[model_type] = name
+    mapping._modules[model_type] = module
+
+
+def command_line_error() -> type[Exception]:
+    """Click's ClickException, or that of the copy inside newer typers."""
+    import typer
+
+    base: type[Exception] = typer.BadParameter.__mro__[2]
+    return base
+
+
+def is_compiled(forward: Callable[..., Any]) -> bool:
+    """Whether torch.compile made a function."""
+    return hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def has_compiled_part(model: "torch.nn.Module") -> bool:
+    """Whether torch.compile made a model's forward, or that of one of its modules."""
+    return is_compiled(model.forward) or any(part._compiled_call_impl is not None for part in model.modules())
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler, which it needs on CPUs."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+def configure_compile(programs: int) -> None:
+    """Let torch.compile make this many programs of a function, and leave out what a forward writes on Python's side, as
+    routers do, when a gradient checkpoint repeats it."""
+    import torch
+
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    torch._dynamo.config.recompile_limit = max(programs, torch._dynamo.config.recompile_limit)
+
+
+def end_allocation(device: int, pool: Any) -> None:
+    """End the allocation of a failed CUDA graph capture in its pool, which torch 2.11 would go on with.
+
+    Raises:
+        RuntimeError: it has ended.
+        AttributeError: this torch has another way.
+    """
+    import torch
+
+    torch._C._cuda_endAllocateToPool(device, pool)
