@@ -9,6 +9,7 @@ from typer.main import get_command
 from sse_convert.cli.app import app
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.presets import preset_names
+from tests.test_rooms import ROOMS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,3 +40,13 @@ def test_its_recipes_and_paths_exist():
 def test_its_make_targets_exist(target):
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+def test_its_tree_is_that_of_the_folders():
+    """Every package stands in it, in the order in which they may import each other, and nothing that does not exist."""
+    section = README.partition("\n## The code\n")[2].partition("\n## ")[0]
+    entries = re.findall(r"^    (\S+) +\S", section, flags=re.MULTILINE)
+    assert [entry for entry in entries if not (ROOT / entry).exists()] == []
+    rooms = [Path(entry).stem for entry in entries if entry.startswith("sse_convert/")]
+    assert rooms == sorted(rooms, key=ROOMS.index)
+    assert {path.parent.name for path in ROOT.glob("sse_convert/*/__init__.py")} <= set(rooms)
