@@ -87,7 +87,8 @@ def select(
         overrides: `a.b=c` assignments (for a file, a name or a model).
 
     Raises:
-        UsageError: a setting is out of range, or recall-ratio is the only method and there is no recall.
+        UsageError: a setting is out of range, or needs what the model has not; or every method ranks by recall, and the
+            model recalls nothing.
         RecipeError: the recipe is malformed.
         TrainingError: `out` was made from other inputs.
         DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
@@ -129,8 +130,8 @@ def convert(
 
     Raises:
         RecipeError: the recipe is malformed or does not fit the model.
-        CheckpointError, HubError: the teacher cannot be read or converted.
-        OutputError: `out` exists or cannot be written; nothing is left behind.
+        CheckpointError, HubError: the teacher cannot be read or converted, or `check` found NaN or Inf.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
     recipe = _recipe(recipe, overrides)
     from sse_convert.surgery.convert import convert_checkpoint
@@ -150,8 +151,9 @@ def calibrate(
         overrides: `a.b=c` assignments (for a file or a name).
 
     Raises:
-        RecipeError: the recipe is malformed.
-        CheckpointError: a checkpoint cannot be loaded.
+        RecipeError: the recipe is malformed, gives the model other layers than the checkpoint has, or rows that are too
+            long, or too short for what a window misses.
+        CheckpointError: a checkpoint cannot be loaded, or is not a converted, untrained one.
         DataError: the text cannot be used.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
@@ -262,14 +264,15 @@ def evaluate(
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
-        checkpoint: converted model, folder or hub id.
+        checkpoint: converted model, or a plain one to set beside the teacher; folder or hub id.
         overrides: `a.b=c` assignments (for a file or a name).
         out: JSON file for the report; an older one is replaced.
         plot: PNG file for the plot.
         device: unset picks the accelerator, or the CPU.
 
     Raises:
-        RecipeError: the recipe is malformed, or a length is beyond the teacher's context.
+        RecipeError: the recipe is malformed; a length is beyond the teacher's context, unless a stage's `rope`
+            stretches the student's; or the checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
         DataError: there is no usable held-out text.
         OutputError: the report or the plot cannot be written.
@@ -302,7 +305,8 @@ def export(
 
     Raises:
         RecipeError: the recipe is malformed or describes another conversion.
-        CheckpointError, HubError: not a converted checkpoint, damaged, or it cannot be read.
+        CheckpointError, HubError: not a converted checkpoint, damaged, unmerged adapters, NaN, Inf or overflow in the
+            weights, or it cannot be read.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     recipe = _recipe(recipe, overrides)
@@ -320,7 +324,18 @@ def push(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> "PushReport":
-    """Upload an exported checkpoint to the hub; see `sse_convert.export.push`.
+    """Upload an exported checkpoint to the hub as one commit.
+
+    A repository that already has a model is left alone unless a revision or a pull request is asked for; weights and
+    code of the older upload are then replaced as a whole.
+
+    Args:
+        folder: result of `export`.
+        repo_id: `owner/name`, or `name` for the logged-in user.
+        private: create the repository as private.
+        dry_run: check the folder and list what would be sent, without asking the hub anything.
+        revision: branch to commit to; made if it does not exist.
+        create_pr: open a pull request instead of committing.
 
     Raises:
         CheckpointError: the folder is not an exported model, is damaged, or holds pickles.
@@ -378,6 +393,10 @@ def chat(
 
 def inspect(checkpoint: Path | str, *, revision: str | None = None) -> "InspectReport":
     """What a checkpoint is, converted or not: family, layers, new tensors, where it comes from.
+
+    Args:
+        checkpoint: local folder or hub id.
+        revision: hub revision.
 
     Raises:
         CheckpointError: it cannot be opened, or its family is unknown.
@@ -516,7 +535,8 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
 
     Args:
         checkpoint: the folder.
-        teacher: the teacher's folder or hub id; unset looks where the checkpoint was made from.
+        teacher: the teacher's folder or hub id; unset looks where the checkpoint was made from. Shards that are the
+            same file on disk are not read, others are compared bit by bit.
 
     Raises:
         VerificationError: something is wrong; the message lists what.

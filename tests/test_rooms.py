@@ -10,10 +10,33 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "sse_convert"
-ROOMS = (
-    "errors trust mixers report console files compat recipe kernels modeling checkpoints data surgery calibration "
-    "training inference evaluation selection analysis pages export pipeline doctor api cli"
-).split()
+ROOMS = [
+    "errors",
+    "trust",
+    "mixers",
+    "report",
+    "console",
+    "files",
+    "compat",
+    "recipe",
+    "kernels",
+    "modeling",
+    "checkpoints",
+    "data",
+    "surgery",
+    "calibration",
+    "training",
+    "inference",
+    "evaluation",
+    "selection",
+    "analysis",
+    "pages",
+    "export",
+    "pipeline",
+    "doctor",
+    "api",
+    "cli",
+]
 """packages and modules of the top level, each below those that may import it"""
 SHARED_WITH_KERNELS = {"Problem", "run", "select"}
 """public names that still mean two things, one of them at least in the kernels"""

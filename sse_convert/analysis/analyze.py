@@ -62,23 +62,7 @@ def analyze_model(
     """Analyse a converted model.
 
     The model runs in float32 on a CPU and in its stored type elsewhere; what is measured is summed in float64.
-
-    Args:
-        model: converted checkpoint, folder or hub id.
-        text: UTF-8 file.
-        teacher: the model it was made from, for output errors and attention distances.
-        tokens: of the text, at most.
-        length: tokens per row; None for 2048, or the model's context or the text if they are shorter.
-        out: new folder for the report, its arrays and figures.
-        device: unset picks the accelerator, or the CPU.
-
-    Raises:
-        DataError: the text is missing, empty, not UTF-8, or shorter than a row.
-        CheckpointError, HubError: a model cannot be read, is not converted, or is not this model's teacher.
-        UsageError: `tokens` or `length` is out of range.
-        HardwareError: the device does not exist here.
-        DependencyError: `out` is given and matplotlib is not installed.
-        OutputError: `out` exists or cannot be written; nothing is left behind.
+    Arguments and errors as of `api.analyze`.
     """
     check_file(text)
     files = _converted(model)

@@ -84,21 +84,11 @@ def _range(bounds: tuple[float, float] | None) -> str:
 def calibrate_checkpoint(
     recipe: Recipe, checkpoint: Path, out: Path, *, rows: Iterable[dict[str, Tensor]] | None = None
 ) -> CalibrateReport:
-    """Calibrate a converted checkpoint into a new folder.
+    """Calibrate a converted checkpoint into a new folder. Other arguments and errors as of `api.calibrate`.
 
     Args:
-        recipe: `calibrate`, layers, mixers and data are read.
-        checkpoint: what `convert` wrote.
-        out: the folder to make.
         rows: batches with `input_ids` and `position_ids` [B, T]; unset takes `calibrate.rows` rows of the recipe's
             training text.
-
-    Raises:
-        CheckpointError: the folder is not a converted, untrained checkpoint.
-        RecipeError: the recipe gives the model other layers than the checkpoint has, or rows that are too long, or too
-            short for what a window misses.
-        DataError: the training text cannot be used.
-        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
     out = Path(out)
     check_output(out)

@@ -87,23 +87,10 @@ def evaluate_checkpoint(
     """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
 
     Both models run in float32 on a CPU and in the teacher's stored type elsewhere, one after the other.
+    Other arguments and errors as of `api.evaluate`.
 
     Args:
-        recipe: `eval`, `data.valid`, `data.needles.words` and `model` are used; its layers must be the checkpoint's.
-        checkpoint: converted model, or a plain one to set beside the teacher; folder or hub id.
-        out: JSON file for the report; an older one is replaced.
-        plot: PNG file for the plot.
-        device: unset picks the accelerator, or the CPU.
         command: what runs the recipe, to say how a control would be run. Controls that were are in the result's table.
-
-    Raises:
-        RecipeError: a length is beyond the teacher's context, unless a stage's `rope` stretches the student's; or the
-            checkpoint was converted with other layers or mixers.
-        CheckpointError, HubError, HardwareError: a model cannot be loaded.
-        DataError: there is no usable held-out text.
-        OutputError: the report or the plot cannot be written.
-        VerificationError: a limit of `eval.gate` is missed (the report is written first).
-        DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)

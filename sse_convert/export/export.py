@@ -77,21 +77,11 @@ def export_checkpoint(
     max_shard_size: str | None = None,
     evaluation: dict[str, Any] | Path | None = None,
 ) -> ExportReport:
-    """Write the final folder of a converted checkpoint.
+    """Write the final folder of a converted checkpoint. Other arguments and errors as of `api.export`.
 
     Args:
-        recipe: travels with the model; `export` gives the defaults of `dtype` and `max_shard_size`.
-        checkpoint: converted (and trained) model, folder or hub id.
-        out: the folder to make.
         dtype: keep (the teacher's, tensor by tensor), float32, bfloat16 or float16.
         max_shard_size: largest shard, for example 5GB; a larger tensor gets a shard of its own.
-        evaluation: JSON form of an `EvalReport`, or its file; unset looks for `evaluation.json` in the checkpoint.
-
-    Raises:
-        CheckpointError: not a converted checkpoint, damaged, unmerged adapters, NaN, Inf or overflow in the weights.
-        RecipeError: the recipe describes another conversion, or a setting is malformed.
-        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
-        HubError: the hub refused or cannot be reached.
     """
     out = Path(out)
     check_output(out)

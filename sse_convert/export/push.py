@@ -70,21 +70,10 @@ def push_folder(
     """Upload an exported folder as one commit.
 
     A repository that already has a model is left alone unless a revision or a pull request is asked for; weights and
-    code of the older upload are then replaced as a whole.
+    code of the older upload are then replaced as a whole. Other arguments and errors as of `api.push`.
 
     Args:
-        folder: result of `export`.
-        repo_id: `owner/name`, or `name` for the logged-in user.
-        private: create the repository as private.
-        dry_run: check the folder and list what would be sent, without asking the hub anything.
-        revision: branch to commit to; made if it does not exist.
-        create_pr: open a pull request instead of committing.
         message: commit message.
-
-    Raises:
-        CheckpointError: the folder is not an exported model, is damaged, or holds pickles.
-        UsageError: the repository name is malformed, or `revision` and `create_pr` are both given.
-        HubError: not logged in, no permission, the repository exists, or the hub cannot be reached.
     """
     files = check_folder(Path(folder))
     if revision is not None and create_pr:

@@ -92,15 +92,7 @@ def compare_runs(sources: Sequence[str | Path], *, out: Path | None = None) -> C
     """Set runs, checkpoints and evaluations side by side.
 
     Figures that were measured on other text, with other samples or another teacher stand in rows of their own.
-
-    Args:
-        sources: runs, checkpoints, or JSON files of `eval`; at least two.
-        out: also write this HTML page; an older one is replaced.
-
-    Raises:
-        UsageError: fewer than two sources, one twice, one that is nothing of this, or no figure in common.
-        CheckpointError: a file is damaged or of another version.
-        OutputError: the page cannot be written.
+    Arguments and errors as of `api.compare`.
     """
     if len(sources) < 2:
         raise UsageError(f"{len(sources)} to compare", expected="at least two runs, checkpoints or evaluation files")

@@ -64,20 +64,7 @@ def write_report(
 ) -> PageReport:
     """Write the page of a run, finished or not, or of a converted checkpoint alone.
 
-    Args:
-        run: `export.dir` of the recipe, the `.stages` folder beside it, or a converted checkpoint.
-        out: the HTML file; unset takes `<run>.report.html`. An older one is replaced.
-        beside: runs or evaluation files to set beside it in the table of quality (controls).
-        text: text file to analyse the model with first; the analysis stays in the run.
-        prompts: texts to continue first with all models; the samples stay in the run.
-        max_new_tokens: of each sample.
-        device: for `text` and `prompts`; unset picks the accelerator, or the CPU.
-
-    Raises:
-        UsageError: there is no run, a model that is not converted, or nothing to compare with in `beside`.
-        CheckpointError: a file of the run is damaged or of another version.
-        OutputError: the page cannot be written, or `text` is given and the run has an analysis.
-        SSEConvertError: those of `analyze` and `generate`, with `text` and `prompts`.
+    Arguments and errors as of `api.report`.
     """
     found = collect(run)
     if found.model is not None and not found.model.converted:

@@ -28,21 +28,10 @@ def select_layers(
     """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
 
     The model runs in float32 on a CPU and in its stored type elsewhere.
+    Other arguments and errors as of `api.select`.
 
     Args:
-        recipe: `model`, `layers.pattern`, `mixers`, `data`, `calibrate` and `train.seed` are read.
-        out: folder for the results.
         settings: methods and sizes.
-        text: file or folder to use in place of the recipe's `data.valid`.
-        device: unset picks the accelerator, or the CPU.
-
-    Raises:
-        UsageError: a setting is out of range, or needs what the model has not; or every method ranks by recall, and the
-            model recalls nothing.
-        TrainingError: `out` was made from other inputs.
-        OutputError: `out` is something else, or cannot be written.
-        DataError: there is no usable text, or too little.
-        CheckpointError, HubError, HardwareError: the model cannot be used here.
     """
     setup = set_up(recipe, out, settings, text=text, device=device)
     meter, layers = setup.meter, setup.teacher.num_layers

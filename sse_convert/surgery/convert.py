@@ -85,21 +85,10 @@ def convert_checkpoint(
     check: bool = False,
     allow_pickle: bool = False,
 ) -> ConvertReport:
-    """Convert the recipe's model into a new folder.
+    """Convert the recipe's model into a new folder. Other arguments and errors as of `api.convert`.
 
     Args:
-        recipe: model, layers and mixers are read.
-        out: the folder to make.
         teacher: the recipe's model, if it is open already.
-        link: hard-link the teacher's shards (copied where links are impossible), or copy them.
-        check: stream every shard first: hashes, NaN, Inf.
-        allow_pickle: accept a pickled teacher; its weights are stored as safetensors.
-
-    Raises:
-        RecipeError: the recipe does not fit the model.
-        CheckpointError: the teacher cannot be converted, or `check` found NaN or Inf.
-        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
-        HubError: the hub refused or cannot be reached.
     """
     out = Path(out)
     check_output(out)

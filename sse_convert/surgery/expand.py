@@ -99,18 +99,10 @@ def expand_checkpoint(
 ) -> ExpandReport:
     """Write a converted checkpoint again with more partitions; shards without changed tensors are linked.
 
-    Args:
-        checkpoint: folder or hub id, trained or not.
-        out: the folder to make.
-        growth: to what, and how.
-        layers: indices or ranges such as 3-5; empty takes every SSE layer.
-        text: file to measure the change of the logits on.
+    Other arguments and errors as of `api.expand`.
 
-    Raises:
-        UsageError: a number would shrink or stay; a layer does not exist or is no SSE layer.
-        CheckpointError: not a converted checkpoint.
-        DataError: the text cannot be used.
-        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+    Args:
+        growth: to what, and how.
     """
     check_output(out)
     files = download(open_checkpoint(checkpoint))

@@ -82,16 +82,7 @@ class InspectReport:
 
 
 def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> InspectReport:
-    """Look at a checkpoint, converted or not.
-
-    Args:
-        checkpoint: local folder or hub id.
-        revision: hub revision.
-
-    Raises:
-        CheckpointError: it cannot be opened, or its family is unknown.
-        HubError: the hub refused or cannot be reached.
-    """
+    """Look at a checkpoint, converted or not. Arguments and errors as of `api.inspect`."""
     files = open_checkpoint(checkpoint, revision)
     view = source_view(files)
     geometry = geometry_of(view)

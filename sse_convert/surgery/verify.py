@@ -49,14 +49,7 @@ class VerifyReport:
 def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
     """Verify a converted checkpoint folder. All checks run; a failure reports every one that did not pass.
 
-    Args:
-        checkpoint: the folder.
-        teacher: the teacher's folder or hub id; unset looks where the checkpoint was made from. Shards that are the
-            same file on disk are not read, others are compared bit by bit.
-
-    Raises:
-        VerificationError: something is wrong; the message lists what.
-        CheckpointError: the folder cannot be opened, or is not a converted checkpoint.
+    Arguments and errors as of `api.verify`.
     """
     files = open_checkpoint(checkpoint)
     if not files.model_type.startswith(SSE_PREFIX):
