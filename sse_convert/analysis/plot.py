@@ -204,9 +204,14 @@ def _receptive_field(layers: list[Layer], arrays: Arrays) -> "Figure":
         widths = [(x + (i - 0.5) * 0.36, array.flatten().tolist()) for x, array in found if array is not None]
         if widths:
             drawn = axis.boxplot(
-                [values for _, values in widths], positions=[x for x, _ in widths], widths=0.3, whis=(0, 100),
-                patch_artist=True, manage_ticks=False, medianprops={"color": "black"},
-            )  # fmt: skip
+                [values for _, values in widths],
+                positions=[x for x, _ in widths],
+                widths=0.3,
+                whis=(0, 100),
+                patch_artist=True,
+                manage_ticks=False,
+                medianprops={"color": "black"},
+            )
             for box in drawn["boxes"]:
                 box.set_facecolor(colour)
             drawn["boxes"][0].set_label(name)
@@ -345,8 +350,10 @@ def _memory(layers: list[Layer], arrays: Arrays) -> "Figure":
     for shift, label, key, colour in parts:
         middle, low, high = (_values(layers, "half_life", key, level) for level in ("median", "p10", "p90"))
         if _any(middle):
-            spread = [[m - lo for m, lo in zip(middle, low, strict=True)],
-                      [hi - m for m, hi in zip(middle, high, strict=True)]]  # fmt: skip
+            spread = [
+                [m - lo for m, lo in zip(middle, low, strict=True)],
+                [hi - m for m, hi in zip(middle, high, strict=True)],
+            ]
             places = [x + shift for x in range(len(layers))]
             style: dict[str, Any] = {"fmt": "o", "color": colour, "markersize": 4, "capsize": 2}
             axis.errorbar(places, middle, yerr=spread, label=f"{label} (80% of the channels)", **style)

@@ -91,13 +91,17 @@ def load_pretrained(
             expected="a causal language model checkpoint with config.json and safetensors weights",
             fix=f"sse-convert verify {path}",
         ) from error
-    problems = [f"{kind}: {', '.join(sorted(map(str, info[kind]))[:5])}" for kind in
-                ("missing_keys", "unexpected_keys", "mismatched_keys") if info[kind]]  # fmt: skip
+    problems = [
+        f"{kind}: {', '.join(sorted(map(str, info[kind]))[:5])}"
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if info[kind]
+    ]
     if problems:
         raise CheckpointError(
-            f"{path}: {'; '.join(problems)}", expected="exactly the tensors of the model",
+            f"{path}: {'; '.join(problems)}",
+            expected="exactly the tensors of the model",
             fix=f"sse-convert verify {path}",
-        )  # fmt: skip
+        )
     return (model if device is None else model.to(device)).eval()
 
 

@@ -90,9 +90,10 @@ class _CountingLayer(CacheLayerMixin):
     def _removed(self, tokens_to_remove: int) -> int:
         if tokens_to_remove > 0:
             raise UsageError(
-                f"crop({tokens_to_remove})", expected="0, or a negative number of tokens to take back",
+                f"crop({tokens_to_remove})",
+                expected="0, or a negative number of tokens to take back",
                 fix="crop(length - cache.get_seq_length())",
-            )  # fmt: skip
+            )
         if tokens_to_remove < 0 and not self.record_past:
             raise UsageError(
                 f"crop({tokens_to_remove}) of a cache that does not record its past",
@@ -302,9 +303,10 @@ class SlidingCacheLayer(_CountingLayer):
         """
         if self.is_static:
             raise UsageError(
-                "a static cache cannot take tokens back from sliding layers", expected="a dynamic cache",
+                "a static cache cannot take tokens back from sliding layers",
+                expected="a dynamic cache",
                 fix="leave cache_implementation unset for assisted decoding",
-            )  # fmt: skip
+            )
         super().activate_past_recording()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -438,9 +440,10 @@ def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, t
         return
     if not isinstance(cache, Cache):
         raise UsageError(
-            f"past_key_values is a {type(cache).__name__}", expected="a transformers Cache",
+            f"past_key_values is a {type(cache).__name__}",
+            expected="a transformers Cache",
             fix="pass DynamicCache(config=model.config), or leave it out",
-        )  # fmt: skip
+        )
     if cache.layer_class_to_replicate is not None and not cache.layers:
         cache.layers.extend(DynamicCache(config=config).layers)
     is_static = isinstance(cache, StaticCache)
@@ -449,9 +452,10 @@ def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, t
     for index in (*sse_layers, *windows):
         if getattr(cache.layers[index], "is_initialized", False):
             raise UsageError(
-                f"past_key_values already holds keys of layer {index}", expected="a fresh cache, or one of this model",
+                f"past_key_values already holds keys of layer {index}",
+                expected="a fresh cache, or one of this model",
                 fix="pass DynamicCache(config=model.config), or leave it out",
-            )  # fmt: skip
+            )
     for index in sse_layers:
         cache.layers[index] = SSECacheLayer(static_length=static_length)
     for index, (window, sinks) in windows.items():

@@ -120,9 +120,10 @@ class SSEBaseMixin(SSEMixin):
         offsets = kwargs.pop(OFFSETS, None)
         if offsets is not None and position_ids is None:
             raise UsageError(
-                f"{OFFSETS} without position_ids", expected="both",
+                f"{OFFSETS} without position_ids",
+                expected="both",
                 fix="pass position_ids that restart with each document, or cu_seq_lens_q alone",
-            )  # fmt: skip
+            )
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
         mask = starts = None
@@ -169,9 +170,17 @@ class SSEBaseMixin(SSEMixin):
             states = [index for index in self._sse_indices if index < running]
             install(cache, self.config, states, self._sse_running_windows())
 
-    def _sse_masks(self, shape: tuple[int, int], device: torch.device, attention_mask: Any, cache: Any,
-                  mask: Tensor | None, starts: Tensor | None, offsets: Tensor | None,
-                  weights: bool) -> dict[str, Any]:  # fmt: skip
+    def _sse_masks(
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        attention_mask: Any,
+        cache: Any,
+        mask: Tensor | None,
+        starts: Tensor | None,
+        offsets: Tensor | None,
+        weights: bool,
+    ) -> dict[str, Any]:
         """The keyword arguments that converted layers need, made once for all layers.
 
         Args:
@@ -213,8 +222,16 @@ class SSEBaseMixin(SSEMixin):
         if (layer := next(iter(self.sse_layers().values()), None)) is not None:
             refuse_sharded(layer, self.config._attn_implementation)
 
-    def _documents(self, mask: Tensor | None, position_ids: Tensor | None, cache: Any, use_cache: bool | None,
-                   batch: int, *, look: bool) -> Tensor | None:  # fmt: skip
+    def _documents(
+        self,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Any,
+        use_cache: bool | None,
+        batch: int,
+        *,
+        look: bool,
+    ) -> Tensor | None:
         """Starts of packed documents, bool [B, T]; None if each row is one document."""
         if cache is not None and cache.get_seq_length() > 0:
             return None
@@ -226,14 +243,16 @@ class SSEBaseMixin(SSEMixin):
             if not bool(jumps.any()):
                 return None  # positions stand still in the padding
             raise UsageError(
-                "position_ids restart inside a padded row", expected="packed documents without padding",
+                "position_ids restart inside a padded row",
+                expected="packed documents without padding",
                 fix="drop attention_mask and fill rows with documents, or pass one document per row",
-            )  # fmt: skip
+            )
         if cache is not None or use_cache:
             raise UsageError(
-                "position_ids restart (packed documents) and a cache is asked for", expected="use_cache=False",
+                "position_ids restart (packed documents) and a cache is asked for",
+                expected="use_cache=False",
                 fix="pass use_cache=False, or one document per row",
-            )  # fmt: skip
+            )
         return starts
 
 
@@ -366,9 +385,10 @@ def model_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
         spec = spec_for(source.config_class.model_type)
         if source.__name__ != spec.causal_lm_class:
             raise CheckpointError(
-                f"model class {source.__name__}", expected=f"{spec.causal_lm_class} for {spec.model_type}",
+                f"model class {source.__name__}",
+                expected=f"{spec.causal_lm_class} for {spec.model_type}",
                 fix="convert the checkpoint of the causal language model",
-            )  # fmt: skip
+            )
         _CLASSES[source] = _derive(spec.hybrid_causal_lm, SSECausalLMMixin, source)
         # by these names the Trainer knows whose labels it must shift when it computes the loss itself
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(spec.hybrid_type, spec.hybrid_causal_lm)

@@ -149,8 +149,9 @@ class SSEAttention(RoutedLayer):
         mixer = self.mixer
         flat_q, flat_k, flat_v = self.project(x)
         side = self._side_path(x)
-        offset_q, offset_k, offset_v = (self._offset(flat, x, name) for flat, name in
-                                        ((flat_q, "q"), (flat_k, "k"), (flat_v, "v")))  # fmt: skip
+        offset_q, offset_k, offset_v = (
+            self._offset(flat, x, name) for flat, name in ((flat_q, "q"), (flat_k, "k"), (flat_v, "v"))
+        )
         q, k = sparse = self._queries_and_keys(offset_q, offset_k, None, rotation)
         precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")

@@ -85,9 +85,14 @@ def make_probe(
     """
     count, seed = tokens // length, recipe.data.seed
     reader = RowReader(
-        sources, tokenizer, length, seed, role="valid", teacher=SamplingTeacher(recipe.model, recipe.revision),
+        sources,
+        tokenizer,
+        length,
+        seed,
+        role="valid",
+        teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=vocab_size,
-    )  # fmt: skip
+    )
     read = stack(list(itertools.islice(reader.rows(), 2 * count + 2)))["input_ids"]
     if len(read) < count + 2:
         raise DataError(

@@ -73,14 +73,16 @@ class SelectReport:
             f"wrote {self.folder}: keep layers {layers} ({self.chosen.method}), {FRAGMENT}, {SCORES}, {REPORT}",
             f"recall: {self.recall}",
             *(f"{name} left out: it ranks layers by recall, which has weight 0 here" for name in self.left_out),
-            *table(("kept", "by", "text loss", "text KL", "recall loss", "recalled", "longest run", "cost", "seconds"),
-                   [*self._rows(), *self._bounds()]),
+            *table(
+                ("kept", "by", "text loss", "text KL", "recall loss", "recalled", "longest run", "cost", "seconds"),
+                [*self._rows(), *self._bounds()],
+            ),
             f"no training yet: replaced layers are {format_mixer(self.stand_in)}; cost in tokens read; "
             f"the choice saves {format_bytes(self.saved(self.chosen))} of cache at {self.cache_length:,} tokens",
             *self._length_lines(),
             *self._agreement_lines(),
             f"next: sse-convert plan RECIPE --set 'layers={{pattern: [{self.mixer}], keep: {list(self.chosen.kept)}}}'",
-        ]  # fmt: skip
+        ]
 
     def _rows(self) -> list[tuple[object, ...]]:
         return [

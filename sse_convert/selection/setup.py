@@ -81,9 +81,14 @@ def set_up(recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | 
     stand_in = _checked(recipe, settings, teacher)
     sources = _sources(recipe, text)
     probe = make_probe(
-        recipe, load_tokenizer(recipe.model, recipe.revision), sources, tokens=settings.tokens,
-        length=settings.length, samples=settings.samples, vocab_size=teacher.config.vocab_size,
-    )  # fmt: skip
+        recipe,
+        load_tokenizer(recipe.model, recipe.revision),
+        sources,
+        tokens=settings.tokens,
+        length=settings.length,
+        samples=settings.samples,
+        vocab_size=teacher.config.vocab_size,
+    )
     dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
     _open_folder(out, _inputs(recipe, stand_in, probe, place, dtype))
 

@@ -66,8 +66,9 @@ def make_sliding(attention: nn.Module, layer_idx: int, window: int, sinks: int) 
     attention.register_forward_pre_hook(SlidingHook(layer_idx, window, sinks), with_kwargs=True)
 
 
-def training_mask(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int,
-                  device: torch.device) -> Tensor:  # fmt: skip
+def training_mask(
+    mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int, device: torch.device
+) -> Tensor:
     """Who sees whom in a batch without cache, of all keys.
 
     Args:
@@ -85,8 +86,9 @@ def training_mask(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, 
     return all_keys(columns, shape[1], window)[:, None]
 
 
-def training_sees(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int,
-                  device: torch.device) -> Sees:  # fmt: skip
+def training_sees(
+    mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], window: int, sinks: int, device: torch.device
+) -> Sees:
     """As `training_mask`; in blocks for rows of more than two windows, so that memory and time are linear in T."""
     length = shape[1]
     if length <= 2 * window:
@@ -101,8 +103,9 @@ def training_sees(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, 
     return in_blocks(columns, far, found.clamp_max(length - 1), length, window, 0)
 
 
-def _row_columns(mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], sinks: int,
-                 device: torch.device) -> tuple[Columns, Tensor]:  # fmt: skip
+def _row_columns(
+    mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int], sinks: int, device: torch.device
+) -> tuple[Columns, Tensor]:
     """The columns of rows without past; and how many real tokens [B, T] of the row precede a token's document."""
     real = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device)
     rank = real.long().cumsum(1)
@@ -121,8 +124,14 @@ def _out_of_reach(columns: Tensor, first: Any, window: int) -> Tensor:
     return far[:, :, None]
 
 
-def cached_sees(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: int, length: int,
-                device: torch.device, whole: bool = False) -> tuple[Sees, Tensor]:  # fmt: skip
+def cached_sees(
+    layer: SlidingCacheLayer,
+    attention_mask: Tensor | None,
+    batch: int,
+    length: int,
+    device: torch.device,
+    whole: bool = False,
+) -> tuple[Sees, Tensor]:
     """Who sees whom when `layer` holds the past.
 
     Args:
@@ -160,9 +169,16 @@ def cached_sees(layer: SlidingCacheLayer, attention_mask: Tensor | None, batch: 
     return in_blocks(columns, far, stored, length, window, layer.sinks), sink_columns
 
 
-def sliding_masks(windows: dict[int, tuple[int, int]], cache: Any, attention_mask: Tensor | None,
-                  mask: Tensor | None, starts: Tensor | None, shape: tuple[int, int],
-                  device: torch.device, whole: bool = False) -> dict[str, Sees]:  # fmt: skip
+def sliding_masks(
+    windows: dict[int, tuple[int, int]],
+    cache: Any,
+    attention_mask: Tensor | None,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    shape: tuple[int, int],
+    device: torch.device,
+    whole: bool = False,
+) -> dict[str, Sees]:
     """The masks of one forward, one per (window, sinks); with a cache, its layers learn where their sinks are.
 
     Args:

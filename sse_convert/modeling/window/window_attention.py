@@ -101,8 +101,15 @@ def window_attention(
     return heads if join is None else join(heads), weights
 
 
-def _in_blocks(attend: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-               window: WindowBlocks, kwargs: dict[str, Any]) -> Tensor:  # fmt: skip
+def _in_blocks(
+    attend: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: WindowBlocks,
+    kwargs: dict[str, Any],
+) -> Tensor:
     """Attention with each block of queries as a row: [B, T, Hq, D]."""
     batch, _, length, _ = query.shape
     size = window.sees.shape[2]
