@@ -1,6 +1,5 @@
-"""The tiny models, tokenizers and texts of the training tests, and the text between needles of the evaluation tests."""
+"""The tiny models, tokenizers and texts of the training tests."""
 
-from tests.evaluation.conftest import haystack
 from tests.training.conftest import (
     _own_cache,
     bos_tokenizer,
@@ -16,7 +15,6 @@ __all__ = [
     "_own_cache",
     "bos_tokenizer",
     "converted",
-    "haystack",
     "make",
     "teacher_folder",
     "text_folder",
