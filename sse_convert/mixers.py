@@ -263,10 +263,9 @@ _RETIRED = {
     "decay_normalizer": 16.0,
     "output_norm": "rms",
     "row_decay": "all",
+    "branch_dropout": 0.0,
 }
 """settings that old checkpoints store, and the one value of each that layers still have"""
-_RETIRED_IN_TRAINING = ("branch_dropout",)
-"""those that only training read"""
 
 
 def _class_of(kind: Any) -> type[Mixer]:
@@ -286,8 +285,7 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     kind = data.get("kind")
     cls = _class_of(kind)
     values = {**data, **data.get("advanced", {})}
-    for name in ("advanced", *_RETIRED_IN_TRAINING):
-        values.pop(name, None)
+    values.pop("advanced", None)
     for name in _RETIRED.keys() & values.keys():
         if (value := values.pop(name)) != _RETIRED[name]:
             raise ValueError(

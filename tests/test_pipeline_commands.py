@@ -10,6 +10,7 @@ from sse_convert import api
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.evaluation.report import EvalReport
+from tests.recipe.recipes import entries
 from tests.surgery.models import recipe_data, save_source
 
 STAGE = {"tokens": 128, "seq_len": 32, "batch_tokens": 64, "micro_batch": 2, "lr": 0.001}
@@ -86,7 +87,7 @@ def test_baseline_mixers_step_by_step(place, does):
     }
     recipe, folder, layers = place / "baselines.yaml", place / "baselines", [*kinds, "full"]
     data = yaml.safe_load((place / "r.yaml").read_text())
-    recipe.write_text(yaml.safe_dump({**data, "layers": {"pattern": layers}, "mixers": kinds}))
+    recipe.write_text(yaml.safe_dump({**data, "layers": {"pattern": layers}, "mixers": entries(kinds)}))
     folder.mkdir()
     heads, matrix, float32 = 2, 8 * 8, 4
     states = [row["constant_bytes"] for row in does("plan", recipe)["layers"]]
@@ -95,7 +96,6 @@ def test_baseline_mixers_step_by_step(place, does):
     assert all(check["passed"] for check in does("verify", folder / "0", "--teacher", place / "teacher")["checks"])
     assert does("inspect", folder / "0")["mixers"].keys() == kinds.keys()
     calibrated = does("calibrate", recipe, "-c", folder / "0", "-o", folder / "1")["layers"]
-    assert [layer["router"] for layer in calibrated] == ["none", "random", "random"]
     assert all(layer["half_life"] and layer["output_scale"] for layer in calibrated)
     for number, stage in enumerate(STAGES[:2], start=1):
         assert does(stage["name"], recipe, "-c", folder / str(number), "-o", folder / str(number + 1))["steps"] == 2

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sse_convert.mixers import BUILT_IN, SSESlidingMixer, mixer_from_dict, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, format_rate
 
 TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
@@ -123,7 +123,8 @@ def _settings(mixer: dict[str, Any] | None) -> str:
     built = mixer_from_dict(mixer)
     if built.kind == "sliding":
         return f"softmax attention, window {built.window}, {built.sinks} sinks"
-    kind, told, default = str(built.kind), {"kind"}, BUILT_IN[built.kind]
+    default = type(built)() if built.kind in SSE_KINDS else BUILT_IN[built.kind]  # SSE as it differs from the paper's
+    kind, told = str(built.kind), {"kind"}
     if isinstance(built, SSESlidingMixer):
         kind = f"SSE beside softmax attention with window {built.window} and {built.sinks} sinks:"
         told |= {"window", "sinks"}

@@ -110,7 +110,7 @@ def test_notes():
         ({"mixers": {"sse": {"kind": "sse", "partition_gate": "mine"}}}, "mixers.sse.partition_gate: .*'mine'"),
         (
             {"mixers": {"sse": {"kind": "sse", "partition_gate": "mine"}}},
-            "mixers.sse.partition_gate: 'mine' is not registered",
+            "mixers.sse.partition_gate: partition gate 'mine' is not registered",
         ),
         ({"stages": [{**STAGE, "seq_len": 1024}]}, "stages.0.seq_len is 1024, beyond the 512 positions of the teacher"),
         (

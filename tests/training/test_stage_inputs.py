@@ -50,9 +50,9 @@ def test_eval_refuses_other_layers_before_it_measures(make, converted, monkeypat
 
 
 def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
-    _, plain = train("distill", "plain", recipe=make(("distill", SHORT)))
+    train("distill", "plain", recipe=make(("distill", SHORT)))
     heavy = make(("distill", SHORT), mixers=sse(balance_coef=0.1))
-    folder, report = train("distill", "heavy", recipe=heavy)
+    folder, _ = train("distill", "heavy", recipe=heavy)
     assert stored(tmp_path / "plain")["balance_coef"] == 0.01
     assert stored(folder)["balance_coef"] == 0.1
     balance = [losses(tmp_path / name, "balance")[0] for name in ("plain", "heavy")]
