@@ -81,6 +81,7 @@ done
 install_torch
 say "installing sse-convert${extras:+ with $extras}"
 pip_install -e ".${extras:+[$extras]}"
+case ",$extras," in *,dev,*) "$venv/bin/python" tools/upstream_tests.py ;; esac
 {
     echo "$inputs"
     for extra in $installed $missing; do echo "$extra"; done

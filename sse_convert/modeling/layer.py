@@ -129,7 +129,7 @@ class SSEAttention(RoutedLayer):
         inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
         if inputs["partition_gate"] is not None:
             inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
-        self.remember(inputs["router_logits"], inputs.get("positions"))
+        self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
         return self.scaled(o, x, dtype), sse_layout
@@ -213,16 +213,16 @@ class SSEAttention(RoutedLayer):
         }
         if layer is None:
             return sse_attention(**inputs, **sequences)[0]
-        state = layer.state
+        state, padded = layer.state, layout.real is not None
         o, final = sse_attention(
             **inputs,
             **sequences,
-            initial_state=state,
+            initial_state=state if state is None or not padded else torch.cat([state, torch.zeros_like(state[:1])]),
             output_final_state=True,
-            inplace_state=self._may_overwrite(state, layer.record_past),
+            inplace_state=not padded and self._may_overwrite(state, layer.record_past),
         )
         assert final is not None
-        layer.write(final, length, Replay(inputs, layout, length, self.backend))
+        layer.write(final[: layout.sequences], length, Replay(inputs, layout, length, self.backend))
         return o
 
     @staticmethod

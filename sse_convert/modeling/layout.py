@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling.tracing import traced
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -20,15 +21,25 @@ class SequenceLayout:
     """int64 [S + 1], offsets of the sequences among the real tokens, on the device of the tokens"""
     max_seqlen: int
     """no sequence is longer; the host knows it without asking the device"""
+    real: Tensor | None = None
+    """bool [B * T], False for padding, which then is packed too: last, as a sequence of its own. A forward that is
+    traced packs so, since its shapes cannot depend on a mask. None where no padding is packed"""
+
+    @property
+    def sequences(self) -> int:
+        """S, sequences of real tokens."""
+        return self.cu_seqlens.shape[0] - 1 - (self.real is not None)
 
     def pack(self, x: Tensor) -> Tensor:
-        """Real tokens [tokens, ...] of x [B, T, ...]."""
+        """Real tokens [tokens, ...] of x [B, T, ...], and padding where that is packed."""
         flat: Tensor = x.flatten(0, 1)
         return flat if self.tokens is None else flat.index_select(0, self.tokens.to(x.device))
 
     def unpack(self, x: Tensor, batch: int, length: int) -> Tensor:
         """[B, T, ...] with the real tokens in their places and zeros in the padding."""
         flat = x
+        if self.real is not None:
+            x = torch.where(self.real.to(x.device).view(-1, *[1] * (x.dim() - 1)), x, 0)
         if self.tokens is not None:
             flat = x.new_zeros(batch * length, *x.shape[1:]).index_copy(0, self.tokens.to(x.device), x)
         return flat.view(batch, length, *x.shape[1:])
@@ -48,6 +59,10 @@ def row_layout(
     if mask is None:
         return SequenceLayout(None, torch.arange(batch + 1, device=device) * length, length)
     ends = mask.sum(1).cumsum(0)
+    if traced():
+        order, total = torch.sort(~mask.flatten(), stable=True).indices, batch * length
+        real = torch.arange(total, device=mask.device) < ends[-1]
+        return SequenceLayout(order, F.pad(F.pad(ends, (1, 0)), (0, 1), value=total), total, real)
     return SequenceLayout(mask.flatten().nonzero()[:, 0], F.pad(ends, (1, 0)), length)
 
 
@@ -91,7 +106,7 @@ def padding_mask(attention_mask: Any, length: int) -> Tensor | None:
         length: T.
 
     Returns:
-        bool [B, T], or None if nothing is padded.
+        bool [B, T], or None if nothing is padded, which a forward that is traced cannot know.
 
     Raises:
         UsageError: the mask is a custom one (4D or not a tensor), which recurrent layers cannot follow.
@@ -106,7 +121,7 @@ def padding_mask(attention_mask: Any, length: int) -> Tensor | None:
             fix="pass a padding mask, or position_ids that restart at each packed document",
         )
     mask = attention_mask[:, -length:].bool()
-    return None if bool(mask.all()) else mask
+    return mask if traced() or not bool(mask.all()) else None
 
 
 def positions_from_offsets(cu_seq_lens: Tensor, length: int) -> Tensor:

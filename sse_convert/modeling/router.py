@@ -25,6 +25,8 @@ class RouterTrace:
         """tokens per partition, summed over training forwards since the last bias update"""
         self.positions_T: Tensor | None = None
         """positions of those tokens, for partition gates"""
+        self.real_T: Tensor | None = None
+        """False for what is padding among those tokens after all; None for nothing (see `SequenceLayout.real`)"""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return RouterTrace, ()
@@ -47,25 +49,26 @@ class RoutedLayer(NewTensors):
         self.layer_idx = layer_idx
         self.trace = RouterTrace()
 
-    def remember(self, logits: Tensor, positions: Tensor | None) -> None:
+    def remember(self, logits: Tensor, positions: Tensor | None, real: Tensor | None) -> None:
         """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.
 
         Args:
             logits: [T, N] of the real tokens.
             positions: [T] of those tokens, needed by partition gates only.
+            real: bool [T], False for padding among those tokens; None for none.
         """
         if traced() and not torch.is_grad_enabled():
             return  # a recorded forward is run again without this code, and its tensors are overwritten
         if not traced() and in_backward():
             return  # checkpointing repeats a forward inside the backward pass; the repetition's graph would stay alive
-        self.trace.logits_TN, self.trace.positions_T = logits, positions
+        self.trace.logits_TN, self.trace.positions_T, self.trace.real_T = logits, positions, real
         if self.mixer.balance == "bias" and self.training:
-            self._count(logits.shape[0])
+            self._count(logits.shape[0] if real is None else real.sum())
 
     @torch.no_grad()
-    def _count(self, tokens: int) -> None:
+    def _count(self, tokens: int | Tensor) -> None:
         if (routing := self.routing()) is not None:
-            count = load(routing) * tokens
+            count = load(routing, self.trace.real_T) * tokens
             self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
 
     def routing(self) -> Routing | None:
@@ -100,7 +103,7 @@ class RoutedLayer(NewTensors):
                 expected="non-reentrant checkpointing, or balance: bias or none",
                 fix='gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})',
             )
-        return self.mixer.balance_coef * balance_loss(routing)
+        return self.mixer.balance_coef * balance_loss(routing, self.trace.real_T)
 
     def router_stats(self) -> dict[str, Any] | None:
         """Health of the last forward's routing; None without a router.
@@ -111,12 +114,12 @@ class RoutedLayer(NewTensors):
         with torch.no_grad():
             if (routing := self.routing()) is None:
                 return None
-            share = load(routing)
+            share, written = load(routing, self.trace.real_T), routing.gate_TN.gather(1, routing.write_TK)
             p = share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
             return {
                 "load": share,
                 "entropy": float(torch.special.entr(p).sum()),
-                "gate_mean": float(routing.gate_TN.gather(1, routing.write_TK).mean()),
+                "gate_mean": float((written if self.trace.real_T is None else written[self.trace.real_T]).mean()),
             }
 
     @torch.no_grad()

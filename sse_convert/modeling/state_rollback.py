@@ -24,8 +24,8 @@ class Replay:
 
     def __call__(self, state: Tensor, tokens: int) -> Tensor:
         """State after the first `tokens` columns, from the state before the forward."""
-        offsets, real = self._layout.cu_seqlens.tolist(), self._layout.tokens
-        columns = (torch.arange(offsets[-1]) if real is None else real.cpu()) % self._length
+        offsets, real = self._layout.cu_seqlens[: self._layout.sequences + 1].tolist(), self._layout.tokens
+        columns = (torch.arange(offsets[-1]) if real is None else real[: offsets[-1]].cpu()) % self._length
         kept = columns < tokens
         counts = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets)])
         index = kept.nonzero()[:, 0].to(state.device)

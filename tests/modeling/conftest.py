@@ -31,3 +31,9 @@ def quiet() -> Iterator[None]:
     yield
     transformers.logging.set_verbosity(verbosity)
     transformers.logging.enable_progress_bar()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Marks of transformers' own checks."""
+    for mark in ("accelerate_tests", "flash_attn_test", "flash_attn_3_test", "flash_attn_4_test", "torch_compile_test"):
+        config.addinivalue_line("markers", f"{mark}: set by transformers")
