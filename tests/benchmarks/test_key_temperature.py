@@ -29,6 +29,7 @@ def test_the_fit_lowers_the_error_that_alignment_starts_from() -> None:
     assert all(fit < none for fit, none in zip(first["fit"], first["none"], strict=True))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("teacher", TEACHERS)
 def test_cases_are_recipes(teacher: str, tmp_path: Path) -> None:
     case = Case(teacher=teacher, k_feature_map="silu", decay=False, seed=3)

@@ -41,6 +41,7 @@ def found(run: dict[str, Any], kind: str, length: int) -> str:
     return ", ".join(f"{scores[kind, length, keys]:.0%}" for keys in (1, 8))
 
 
+@pytest.mark.smoke
 def test_most_runs_have_a_row() -> None:
     rest = {name for name in RUNS if name.startswith("keep-") and name not in ROWS}
     assert rest == {f"keep-0-7_seed{seed}" for seed in (1, 2, 3, 4)}  # one row for all of them
