@@ -1,5 +1,5 @@
 # make demo    the whole conversion on a small model, offline, under five minutes after installation
-# make test    all tests
+# make test    all tests but those of experiments;  make quick  those of a minute;  make test-experiments  the others
 # make check   lint and types;  make wheel  builds dist/;  make docs  the documentation in site/
 # make clean   removes what these made
 # Each does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
@@ -8,16 +8,25 @@ PYTHON ?=
 VENV ?= .venv
 WORKERS ?= 2
 TESTS ?= tests
+QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recipe surgery)
 PY := $(VENV)/bin/python
 export PYTHON VENV
 
-.PHONY: demo test check wheel docs setup clean
+.PHONY: demo test quick test-experiments check wheel docs setup clean
 
 demo: setup
 	$(PY) demo/run.py
 
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal
+
 test: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+	$(PYTEST) -m "not experiment" $(TESTS)
+
+quick: setup-dev
+	$(PYTEST) -m "not experiment and not slow" $(QUICK)
+
+test-experiments: setup-dev
+	$(PYTEST) -m experiment $(TESTS)
 
 check: setup-dev
 	$(PY) -m ruff check .

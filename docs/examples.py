@@ -12,11 +12,14 @@ import dataclasses as dc
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+
+from docs import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "pages"
@@ -28,6 +31,11 @@ LINKED = ("demo", "recipes", "benchmarks")
 """folders of the checkout that commands find beside them"""
 TIMEOUT = 600
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+_PYTHON_CALL = re.compile(
+    r"""(?P<call>(?:sse-convert|python)\ (?:[^|<>&;'"`$]|'[^']*'|"[^"`$]*")+?)
+        (?:\ >\ (?P<file>\S+))?(?P<merged>\ 2>&1)?(?:\ \|\ (?P<rest>.*))?""",
+    re.VERBOSE,
+)
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
 
 _PROGRESS = re.compile(r"[\w ]+: \d+/\d+( |$)")
@@ -133,6 +141,30 @@ def commands(body: str) -> list[Command]:
     return found
 
 
+@dc.dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A command line that begins with a Python process."""
+
+    arguments: list[str]
+    """what follows `python`"""
+    file: str | None
+    """where stdout goes, None for what `rest` reads"""
+    merged: bool
+    """whether stderr goes where stdout goes"""
+    rest: str
+    """shell command that reads its stdout, empty for none"""
+
+    @classmethod
+    def parse(cls, command: str) -> "PythonCall | None":
+        """The call, or None for anything else: the shell starts that."""
+        found = _PYTHON_CALL.fullmatch(command.replace("\\\n", " "))
+        if found is None:
+            return None
+        program, *words = shlex.split(found["call"])
+        module = ["-m", "sse_convert"] if program == "sse-convert" else []
+        return cls([*module, *words], found["file"], found["merged"] is not None, found["rest"] or "")
+
+
 class Workplace:
     """An empty folder in which the blocks of one page run, in order.
 
@@ -165,20 +197,40 @@ class Workplace:
         Raises:
             RuntimeError: it failed (or succeeded, if it should fail); the message holds what it printed.
         """
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=self.folder,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-        if (done.returncode != 0) != fails:
-            raise RuntimeError(f"exit code {done.returncode} of: {command}\n{done.stdout}")
-        return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines() if not _PROGRESS.match(line))
+        printed = self.folder.parent / "printed"
+        printed.write_text("")
+        code = self._run(command, printed)
+        text = printed.read_text(encoding="utf-8")
+        if (code != 0) != fails:
+            raise RuntimeError(f"exit code {code} of: {command}\n{text}")
+        return "".join(f"{line.rstrip()}\n" for line in text.splitlines() if not _PROGRESS.match(line))
+
+    def _run(self, command: str, printed: Path) -> int:
+        """Exit code of a command line whose output goes to a file; a Python process at its head starts warm."""
+        call = PythonCall.parse(command)
+        if call is None:
+            return self._shell(command, printed)
+        piped = self.folder.parent / "piped"
+        piped.write_text("")
+        out = self.folder / call.file if call.file else piped if call.rest else printed
+        if call.file:
+            out.write_text("")
+        error = out if call.merged else printed
+        code = warm.run(call.arguments, self.folder, self._environment(), out, error, timeout=TIMEOUT)
+        return (self._shell(call.rest, printed, piped) or code) if call.rest else code
+
+    def _shell(self, command: str, printed: Path, stdin: Path = Path(os.devnull)) -> int:
+        with printed.open("a") as out, stdin.open() as given:
+            return subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=given,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=TIMEOUT,
+                check=False,
+            ).returncode
 
     def run_script(self, block: Block) -> str:
         """Run a python block; returns what it printed.
@@ -206,13 +258,10 @@ class Workplace:
             "PATH": f"{self._programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "SSE_CONVERT_CACHE": str(self.folder.parent / "cache"),
-            "CUDA_VISIBLE_DEVICES": "",
             "HF_HOME": str(self.folder.parent / "huggingface"),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "OMP_NUM_THREADS": "1",
             "COLUMNS": "120",
             "NO_COLOR": "1",
+            **warm.FIXED,
         }
 
 

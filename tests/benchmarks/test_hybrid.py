@@ -153,6 +153,7 @@ def test_softmax_layers_attend_to_every_slot_on_request():
     assert not torch.allclose(found["default", 20], found["default", 30], atol=1e-4)
 
 
+@pytest.mark.smoke
 def test_teacher_and_hybrid_share_their_first_weights_and_the_loss_starts_at_chance():
     teacher, student = tiny("teacher"), tiny("hybrid-kv")
     assert torch.equal(teacher.get_input_embeddings().weight, student.get_input_embeddings().weight)

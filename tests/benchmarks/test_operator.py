@@ -126,6 +126,7 @@ def test_the_floor_is_each_tensor_once() -> None:
     assert sse_operator.floor_bytes(p, backward=True) == 2 * forward + gradients
 
 
+@pytest.mark.smoke
 def test_inputs_are_the_same_every_time_and_never_zero() -> None:
     first, second = (make(case(), CPU) for _ in range(2))
     for name, leaf in first.leaves.items():

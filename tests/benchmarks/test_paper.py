@@ -58,6 +58,7 @@ def test_a_figure_with_other_settings_is_not_mixed_in(tmp_path, capsys):
     assert out.read_bytes() == before
 
 
+@pytest.mark.smoke
 def test_the_default_rows_are_a_quarter():
     options = mqar_topk.parser().parse_args(["--out", "x"])
     settings = mqar_topk.ModelSettings(mixer="gla", width=64, vocab_size=100)

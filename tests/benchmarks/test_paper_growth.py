@@ -37,6 +37,7 @@ def test_verdicts_of_made_up_losses(losses, outcomes):
     assert found["ways"][0]["better_by"] == pytest.approx(2.001 - sum(losses) / 2)
 
 
+@pytest.mark.smoke
 def test_everything_that_is_trained_is_grown_first():
     assert set(growth.TRAINED) <= set(growth.WAYS)
 

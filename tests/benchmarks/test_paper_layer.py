@@ -47,6 +47,7 @@ def test_separate_parameters_are_two_steps_from_the_paper_s_sse(given):
     assert different(found["shared"], found["separate"]) == {"shared_params"}
 
 
+@pytest.mark.smoke
 def test_both_rules_are_expanded_alike(given):
     """SSE is GLA with more states, and SSE over the delta rule is the gated delta rule with the same."""
     found = settings(given, "conversion")

@@ -9,6 +9,7 @@ def apart(by, doubt=0.1):
     return Difference(better="a", worse="b", by=by, doubt=doubt)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("ahead", "not_behind", "outcome"),
     [

@@ -13,6 +13,7 @@ TABLE = rows.read(collect.TABLE)
 REPORTS = collect.reports()
 
 
+@pytest.mark.smoke
 def test_the_table_is_what_the_kept_files_say() -> None:
     assert collect.collected() == TABLE, "if the new rows are right: python -m benchmarks.quality.collect"
 

@@ -31,6 +31,7 @@ def test_the_choice_beats_uniform_and_random_sets_on_other_rows(data: dict[str, 
         assert chosen["recall_accuracy"] >= entry["recall_accuracy"]
 
 
+@pytest.mark.smoke
 def test_it_was_made_and_compared_on_different_text(data: dict[str, Any]) -> None:
     assert data["compare"]["text"] not in data["choose"]["conditions"]["text"]
     assert len(data["commit"]) >= 7

@@ -32,6 +32,7 @@ def arguments(given, out, *more):
     return ["capacity", "--recipe", str(given), "--layers", "1", "--tiny", "--out", str(out), *more]
 
 
+@pytest.mark.smoke
 def test_every_variant_is_trained_and_scored_and_a_run_goes_on(given, tmp_path, capsys):
     out = tmp_path / "result.json"
     assert swapped_layers.main(arguments(given, out, "--variants", "gla")) == 0

@@ -1,7 +1,6 @@
 """The built site: complete, without warnings, and without anything from the network."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.examples import ROOT
+from tests.pages.browser import needs_browser, open_browser, shown
 
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 pytestmark = pytest.mark.slow
@@ -49,11 +49,8 @@ def test_results_come_with_their_files(site: Path) -> None:
     assert 'src="../files/benchmarks/kernels/operator_h200.png"' in (site / "results/speed.html").read_text()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_the_search_works_from_disk(site: Path, tmp_path: Path) -> None:
-    quiet = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    browser = ["chromium", "--headless", "--no-sandbox", *quiet, f"--user-data-dir={tmp_path}"]
-    address = f"file://{site}/index.html?q=decay"
-    command = [*browser, "--virtual-time-budget=20000", "--dump-dom", address]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert "md-search-result__item" in page
+@needs_browser
+def test_the_search_works_from_disk(site: Path) -> None:
+    with open_browser() as browser, shown(browser, site / "index.html", width=1280) as tab:
+        tab.page.goto(f"{(site / 'index.html').as_uri()}?q=decay")
+        tab.page.wait_for_selector(".md-search-result__item", state="attached")

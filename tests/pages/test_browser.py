@@ -7,9 +7,9 @@ import pytest
 from sse_convert.pages.compare import compare_runs
 from sse_convert.pages.generate import make_samples
 from sse_convert.pages.run_page import write_report
-from tests.pages.browser import EXECUTABLE, NAMES, open_browser
+from tests.pages.browser import needs_browser, open_browser, shown
 
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason=f"needs one of {', '.join(NAMES)}")
+pytestmark = needs_browser
 
 CONTRAST = """
 (() => {
@@ -58,9 +58,9 @@ WIDER = """
 
 
 @pytest.fixture(scope="module")
-def tab():
+def browser():
     with open_browser() as browser:
-        yield browser.page()
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -83,31 +83,31 @@ def pages(made, tmp_path_factory):
 @pytest.mark.parametrize("name", ["report", "compare"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_page(tab, pages, name, width, dark):
+def test_page(browser, pages, name, width, dark):
     path = pages / f"{name}.html"
-    tab.open(path, width=width, dark=dark)
-    assert tab.value("document.documentElement.scrollWidth") <= width, "the page is wider than the window"
-    assert tab.value(WIDER) == []
-    assert tab.complaints == []
-    assert [address for address in tab.requests if not address.startswith("data:")] == [path.as_uri()]
-    figures = tab.value(FIGURES)
-    assert len(figures) >= (15 if name == "report" else 2)
-    assert all(w > 200 and h > 100 and label for _, w, h, label in figures), figures
-    assert tab.value(CONTRAST) == []
-    assert tab.value(SMALL_LETTERS) == 0
-    assert tab.value(FIGURE_TEXT) == ("rgb(231, 234, 237)" if dark else "rgb(28, 31, 35)")
-    assert tab.value("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size") == tab.value(
-        "document.querySelectorAll('[id]').length"
-    )
+    with shown(browser, path, width=width, dark=dark) as tab:
+        assert tab.value("document.documentElement.scrollWidth") <= width, "the page is wider than the window"
+        assert tab.value(WIDER) == []
+        assert tab.complaints == []
+        assert [address for address in tab.requests if not address.startswith("data:")] == [path.as_uri()]
+        figures = tab.value(FIGURES)
+        assert len(figures) >= (15 if name == "report" else 2)
+        assert all(w > 200 and h > 100 and label for _, w, h, label in figures), figures
+        assert tab.value(CONTRAST) == []
+        assert tab.value(SMALL_LETTERS) == 0
+        assert tab.value(FIGURE_TEXT) == ("rgb(231, 234, 237)" if dark else "rgb(28, 31, 35)")
+        assert tab.value("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size") == tab.value(
+            "document.querySelectorAll('[id]').length"
+        )
 
 
-def test_sections_open_by_their_anchors(tab, pages):
-    tab.open(pages / "report.html", width=1280)
-    links = tab.value("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
-    assert len(links) == 11
-    assert all(tab.value(f"document.querySelector({json.dumps(link)}) !== null") for link in links)
+def test_sections_open_by_their_anchors(browser, pages):
+    with shown(browser, pages / "report.html", width=1280) as tab:
+        links = tab.value("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+        assert len(links) == 11
+        assert all(tab.value(f"document.querySelector({json.dumps(link)}) !== null") for link in links)
 
 
-def test_wide_tables_scroll_inside(tab, pages):
-    tab.open(pages / "compare.html", width=390)
-    assert tab.value("[...document.querySelectorAll('.scroll')].some(e => e.scrollWidth > e.clientWidth)")
+def test_wide_tables_scroll_inside(browser, pages):
+    with shown(browser, pages / "compare.html", width=390) as tab:
+        assert tab.value("[...document.querySelectorAll('.scroll')].some(e => e.scrollWidth > e.clientWidth)")

@@ -63,6 +63,7 @@ def gsa(m: GSA, r: int, x: Tensor) -> Tensor:
     return rms(F.silu(torch.cat(o, -1))) @ m.out.weight[r]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("name", "equations"), [("gla", gla), ("gla_softmax", gla), ("metala", metala), ("gsa", gsa)])
 def test_mixer_equals_its_equations(name, equations) -> None:
     mixer = build_mixer(name, W, H, UPDATES).double()

@@ -61,6 +61,7 @@ def test_the_convolution_sees_as_many_tokens_as_it_says() -> None:
     torch.testing.assert_close(convolution(x)[0, 0, 3], torch.nn.functional.silu(newest))
 
 
+@pytest.mark.smoke
 def test_state_sizes() -> None:
     assert settings("gla").state_size == 2 * 2 * 4 * 4
     assert settings("gsa", width=16, layers=1).state_size == 2 * 2 * 8 * 8

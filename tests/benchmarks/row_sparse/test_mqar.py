@@ -28,6 +28,7 @@ def test_rows_are_the_published_ones_bit_for_bit(length: int, pairs: int) -> Non
     assert digest(mqar(MQAR(length=length, pairs=pairs), 200, 123)) == PUBLISHED[length, pairs]
 
 
+@pytest.mark.smoke
 def test_a_small_row_is_the_published_one() -> None:
     examples = mqar(MQAR(length=16, pairs=2, vocab_size=20), 1, 0)
     assert examples.inputs.tolist() == [[8, 13, 3, 11, 0, 0, 3, 0, 0, 0, 8, 0, 0, 0, 0, 0]]

@@ -61,6 +61,7 @@ def test_gated_slot_attention_equals_the_recurrence(T: int, strength: float) -> 
     assert_results_agree(fast, by_head(gated_slot_attention_steps, q, k, v, strengths, log_decay), [q, k, v, gate])
 
 
+@pytest.mark.smoke
 def test_the_sse_operator_computes_the_same() -> None:
     """One partition, no gates, a row-sparse key and decay: what `sse_attention` does on long rows."""
     T = 70

@@ -31,6 +31,7 @@ def test_statement(number, statement, expected, sampler, seed) -> None:
     assert bool((margins >= -propositions.ROUNDING).all()) == expected
 
 
+@pytest.mark.smoke
 def test_all_four_propositions_are_checked() -> None:
     checks = check_all(500)
     assert {check.proposition for check in checks} == {1, 2, 3, 4}

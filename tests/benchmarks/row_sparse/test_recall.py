@@ -65,6 +65,7 @@ def test_the_balance_loss_acts_on_row_sparse_models_alone(questions: Questions) 
     assert not all(torch.equal(a[1], b[1]) for a, b in pairs)
 
 
+@pytest.mark.smoke
 def test_models_learn_to_recall() -> None:
     task = MQAR(length=8, pairs=2, vocab_size=10)
     settings = ModelSettings(mixer="gsa", width=16, vocab_size=10)

@@ -56,6 +56,7 @@ def test_claims_hold_where_everything_is_as_the_paper_says() -> None:
     }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("sparse", "dense", "outcome"),
     [

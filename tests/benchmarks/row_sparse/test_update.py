@@ -11,6 +11,7 @@ def keys() -> torch.Tensor:
     return torch.randn(4, 5, 6, dtype=torch.float64)
 
 
+@pytest.mark.smoke
 def test_each_model_has_its_own_update() -> None:
     k, log_decay = keys(), -torch.rand(4, 5, 6, dtype=torch.float64) - 0.1
     sparse_k, sparse_decay = apply_updates(k, log_decay, UPDATES)

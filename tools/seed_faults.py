@@ -1,0 +1,94 @@
+"""Seed the faults of tests/faults.yaml one at a time in a copy of the checkout, and see whether their tests fail.
+
+    python tools/seed_faults.py [--only kernels/triton] [--out tests/faults.json]
+
+Results of faults that are not tried again are kept in the output file; exit code 1 if one of the tried was missed.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / "tests" / "faults.yaml"
+TESTS_FAILED = 1
+"""pytest's exit code"""
+
+Fault = dict[str, Any]
+
+
+def faults() -> list[Fault]:
+    """All: `file`, `old` text that it holds once, `new` text, `tests` of which one must fail, `match` (pytest's -k)."""
+    found: list[Fault] = yaml.safe_load(FAULTS.read_text(encoding="utf-8"))
+    return found
+
+
+def seeded(text: str, fault: Fault) -> str:
+    """A file's text with the fault.
+
+    Raises:
+        ValueError: the old text is not there, or several times.
+    """
+    if text.count(fault["old"]) != 1:
+        raise ValueError(f"{fault['file']} holds {text.count(fault['old'])} times, expected once: {fault['old']}")
+    return text.replace(fault["old"], fault["new"])
+
+
+def copy_checkout(folder: Path) -> Path:
+    """Copy what git tracks, with changes that are not committed."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def attempt(fault: Fault, checkout: Path) -> dict[str, Any]:
+    """Seed a fault, run its tests up to the first failure, and take the fault out again."""
+    path = checkout / fault["file"]
+    sound = path.read_text(encoding="utf-8")
+    path.write_text(seeded(sound, fault), encoding="utf-8")
+    try:
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault["tests"]]
+        command += ["-k", fault["match"]] if "match" in fault else []
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    outcome = {0: "missed", TESTS_FAILED: "caught"}.get(done.returncode, f"pytest ended with {done.returncode}")
+    return {**fault, "outcome": outcome, "failed": failed[1] if failed else None}
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="faults whose file's path holds this text")
+    parser.add_argument("--out", type=Path, default=FAULTS.with_suffix(".json"), help="file of results")
+    arguments = parser.parse_args()
+    before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else []
+    results = {(r["file"], r["old"], r["new"]): r for r in before}
+    tried = [fault for fault in faults() if arguments.only in fault["file"]]
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = copy_checkout(Path(folder))
+        for fault in tried:
+            result = results[fault["file"], fault["old"], fault["new"]] = attempt(fault, checkout)
+            print(f"{result['outcome']:8} {fault['file']}: {fault['new'].strip()}", flush=True)
+            known = [(f["file"], f["old"], f["new"]) for f in faults()]
+            kept = [results[key] for key in known if key in results]
+            arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return int(any(results[f["file"], f["old"], f["new"]]["outcome"] != "caught" for f in tried))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
