@@ -1,4 +1,4 @@
-"""FSDP2 on two GPUs with a packaged recipe as it is: each loss a few steps beside one GPU, a kill in the middle, export.
+"""FSDP2 on two GPUs with a packaged recipe as it is: a few steps of each loss beside one GPU, a kill, an export.
 
     python benchmarks/training/fsdp_smoke.py qwen3-0.6b --config tests/fixtures/configs/qwen3-0.6b.json --out smoke.json
     python benchmarks/training/fsdp_smoke.py qwen3-8b --config tests/fixtures/configs/qwen3-8b.json --out smoke.json \\
@@ -25,7 +25,6 @@ import platform
 import random
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import transformers
 import yaml
@@ -142,7 +142,7 @@ def make_text(folder: Path, documents: int) -> PreTrainedTokenizerFast:
 
 
 def make_recipe(name: str, work: Path, arguments: argparse.Namespace) -> tuple[Path, dict[str, int]]:
-    """Write the recipe with this model, this text and few tokens. Returns its file, and the tokens of a step by stage."""
+    """Write the recipe with this model, this text and few tokens. Returns its file, and tokens per step by stage."""
     recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
     distill = next(stage for stage in recipe["stages"] if stage["loss"] == "kl")
     align = {"name": "align", "loss": "layer_mse", "train": "mixers", "lr": 1e-3, "batch_tokens": "32K"}
@@ -181,9 +181,7 @@ def run(setting: Setting, part: str, *, stop_at: int | None, options: Sequence[s
     visible = {} if gpu is None or not torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": str(gpu)}
     began, log = time.monotonic(), setting.work / f"{part}.log"
     with Memory() as memory, log.open("a") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, **visible}
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **visible})
         how = wait(process, out, stop_at, setting.until)
     place = out if out.is_dir() else out.with_name(f"{part}.work")
     records = read(place / "metrics.jsonl")
@@ -194,7 +192,7 @@ def run(setting: Setting, part: str, *, stop_at: int | None, options: Sequence[s
         "seconds": time.monotonic() - began,
         "peak_mib": memory.most if gpu is None else memory.most[gpu : gpu + 1],
         **figures(records, setting.step_tokens[stage]),
-        **({} if how in ("finished", "killed") else {"log": log.read_text()[-3000:]}),
+        **({} if how in ("finished", "killed") else {"log": log.read_text()[-20_000:]}),
     }
 
 
@@ -211,7 +209,9 @@ def wait(process: subprocess.Popen[bytes], out: Path, stop_at: int | None, until
         return "finished" if process.returncode == 0 else f"failed with code {process.returncode}"
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            launcher = psutil.Process(process.pid)
+            for one in [launcher, *launcher.children(recursive=True)]:  # workers are no part of its process group
+                one.kill()
             process.wait()
 
 
@@ -234,8 +234,9 @@ def resumed(setting: Setting, part: str) -> dict[str, Any]:
     before = run(setting, part, stop_at=2, options=saving)
     if before["ended"] != "killed":
         return {"before": before}
+    saved = sorted(path.name for path in (setting.work / f"{part}.work").glob("step-*"))
     after = run(setting, part, stop_at=None, options=saving)
-    result = {"before": before, "after": after}
+    result = {"before": before, "saved": saved, "after": after}
     if after["ended"] == "finished":
         exported = setting.work / "exported"
         tool = [sys.executable, "-m", "sse_convert"]
@@ -256,18 +257,18 @@ def call(command: list[str]) -> dict[str, Any]:
 
 
 def compare(parts: dict[str, Any]) -> dict[str, Any]:
-    """Largest relative difference of losses and gradient norms between one GPU and two, and before and after the kill."""
+    """Largest relative differences of losses and gradient norms: one GPU and two, before the kill and after it."""
     pairs = {f"{stage}: one GPU, two": (f"{stage}-one", f"{stage}-fsdp") for stage in ("align", "distill", "uptrain")}
     flat = {**parts}
     if "distill-resumed" in parts:
-        flat |= {f"distill-{key}": found for key, found in parts["distill-resumed"].items()}
+        flat |= {f"distill-{key}": parts["distill-resumed"].get(key) for key in ("before", "after")}
         pairs |= {
             "distill: one GPU, two killed and continued": ("distill-one", "distill-after"),
             "distill: before the kill, after it": ("distill-before", "distill-after"),
         }
     found = {}
     for name, (one, two) in pairs.items():
-        if one in flat and two in flat:
+        if flat.get(one) and flat.get(two):
             found[name] = {key: spread(flat[one][key], flat[two][key]) for key in ("losses", "grad_norms")}
     return found
 

@@ -113,6 +113,6 @@ class OfflineDistill(WholeModel):
         return batch["input_ids"].numel()
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
-        """Tokens, and the teacher as one object: a sharded model would round its tensors like activations."""
+        """Tokens, and the teacher's predictions of them as one object."""
         tokens = {name: batch[name] for name in ("input_ids", "position_ids", OFFSETS) if name in batch}
         return {**tokens, "teacher": Truncated.of_batch(batch)}

@@ -46,7 +46,7 @@ def main(runs_file, out):
 
 
 def fresh_accelerate():
-    """Forget the last recipe's accelerator, which may have had another precision; FSDP is offered where it is asked for."""
+    """Forget the last recipe's accelerator, which may have had another precision; offer FSDP where it is asked for."""
     AcceleratorState._reset_state()
     GradientState._reset_state()
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":

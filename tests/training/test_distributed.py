@@ -175,6 +175,8 @@ def assert_near(folder, expected, tolerance):
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alone, launched, tmp_path, processes):
+    if processes == 4 and "--use_fsdp" not in how:
+        pytest.skip("the same checkpoint files, and weights that nobody shards")
     stopped = recipe.stages[-1]
     shutil.copytree(launched / "all" / f"{STOPPED}.work", tmp_path / f"{STOPPED}.work")
     assert [path.name for path in (tmp_path / f"{STOPPED}.work").glob("step-*")] == ["step-000002"]
@@ -182,8 +184,7 @@ def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alon
     if processes == 1:
         assert run_stage(*arguments).steps == 6
     else:
-        fsdp = {"accelerate_use_fsdp": "true", "fsdp_version": "2"} if "--use_fsdp" in how else {}
-        with patch_environment(**fsdp):
+        with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
             debug_launcher(forked, arguments, num_processes=processes)
     for key in ("loss", "grad_norm"):
         expected, found = (torch.tensor(losses(folder / STOPPED, key)) for folder in (alone, tmp_path))
