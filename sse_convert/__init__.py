@@ -1,7 +1,7 @@
 """Turn pretrained Hugging Face Transformers into hybrids with Sparse State Expansion linear attention.
 
-`import sse_convert` costs nothing heavy. It makes `AutoModelForCausalLM.from_pretrained` load converted checkpoints. The
-commands are functions of `sse_convert.api`.
+`import sse_convert` costs nothing heavy. It makes `AutoModelForCausalLM.from_pretrained` load converted checkpoints.
+The commands are functions of `sse_convert.api`.
 """
 
 from sse_convert.modeling.auto import register_on_import

@@ -62,7 +62,7 @@ def read_cases() -> list[Case]:
 
 
 def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
-    """Convert a tiny random teacher with `sse_convert.api.convert`, and give the new tensors values that are not 0 or 1.
+    """Convert a tiny random teacher with `api.convert`, and give the new tensors values that are not 0 or 1.
 
     Args:
         case: family, layers and mixers.
