@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -283,7 +284,7 @@ def test_no_colour_off_a_terminal_or_by_wish(tmp_path):
 
 
 def test_the_root_script_and_the_version():
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "cli.py", "--version"], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == __version__
 
