@@ -88,7 +88,7 @@ def test_config_json_is_what_the_contract_says(tmp_path: Path) -> None:
         "AutoModelForSequenceClassification": "modeling_sse.SSEQwen3ForSequenceClassification",
     }
     assert data["layer_types"] == ["full_attention"] * 4
-    assert data["sse"]["format"] == 1
+    assert data["sse"]["format"] == 2
     assert data["sse"]["source_model_type"] == "qwen3"
     assert data["sse"]["layers"] == ["sse", "sliding", "sse", "full"]
     assert data["sse"]["backend"] == "auto"
