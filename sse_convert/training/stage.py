@@ -137,12 +137,12 @@ class _StageRun:
         """Set up, restore if there is something to restore, and train to the end."""
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
+        torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)  # unless a checkpoint says otherwise
         now, position, watched = Progress(), None, None
         if state is not None:
             now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
-        torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
