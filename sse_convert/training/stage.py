@@ -5,6 +5,7 @@ The finished checkpoint appears under its own name at once, with the metrics and
 made from.
 """
 
+import contextlib
 import dataclasses as dc
 import json
 import shutil
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock, Timeout
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
-from sse_convert.errors import RecipeError
+from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.files import write_json
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.compatibility import match_recipe
@@ -44,6 +46,7 @@ from sse_convert.training.uptrain import Uptrain
 
 Loss = Literal["layer_mse", "kl", "ce"]
 INPUTS = "inputs.json"
+LOCK = "lock"
 TRACKERS = "trackers"
 SHARD_SIZE = "5GB"
 
@@ -76,8 +79,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         out: the folder to make.
 
     Raises:
-        TrainingError: an earlier run in `out` had other inputs, the settings do not fit the processes, or training
-            does not stay finite.
+        TrainingError: an earlier run in `out` had other inputs or goes on, the settings do not fit the processes, or
+            training does not stay finite.
         DataError: the text cannot be used.
         CheckpointError: a checkpoint cannot be loaded, or is not converted.
         RecipeError: the checkpoint has other layers than the recipe, or rows are longer than the model's context.
@@ -87,13 +90,14 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
     run = _StageRun(recipe, stage, Path(checkpoint), Path(out))
     if (done := run.finished()) is not None:
         return done
-    run.prepare()
-    try:
-        objective, report = run.train()
-        run.write(objective, report)
-    except KeyboardInterrupt:
-        run.say_where()
-        raise
+    with run.opened():
+        run.prepare()
+        try:
+            objective, report = run.train()
+            run.write(objective, report)
+        except KeyboardInterrupt:
+            run.say_where()
+            raise
     run.accelerator.free_memory()
     return report
 
@@ -104,6 +108,7 @@ class _StageRun:
     def __init__(self, recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> None:
         self.recipe, self.stage, self.checkpoint, self.out = recipe, stage, checkpoint, out
         self.work = out.with_name(f"{out.name}.work")
+        self.lock = FileLock(self.work / LOCK, timeout=0)
         self.schedule = Schedule.of(stage)
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
         check_stage(recipe, stage, self.accelerator)
@@ -119,13 +124,32 @@ class _StageRun:
             shutil.rmtree(self.work, ignore_errors=True)  # a killed process may not have come to it
         return dc.replace(StageReport(**done), already_done=True)
 
-    def prepare(self) -> None:
-        """Make the work folder, the text, and the teacher's predictions where the stage reads them from disk."""
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the work folder, or check that it belongs to these inputs; only one run at a time has it open."""
         self.cache = None
         if self.stage.offline is not None:
             precision = self.accelerator.mixed_precision
             self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
-        self._open_work()
+        path = self.work / INPUTS
+        if path.is_file():
+            refuse_changes(self.work, json.loads(path.read_text(encoding="utf-8")), self.inputs)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            if not path.is_file():
+                check_output(self.out)
+                self.work.mkdir(exist_ok=True)
+            self._lock()
+            if not path.is_file():
+                write_json(path, self.inputs)
+        self.accelerator.wait_for_everyone()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def prepare(self) -> None:
+        """Make the text ready, and the teacher's predictions where the stage reads them from disk."""
         if self.accelerator.is_main_process and (short := self.reader.crowding()) is not None:
             say(f"{self.stage.name}: {short}")
         self.reader.prepare()
@@ -137,12 +161,12 @@ class _StageRun:
         """Set up, restore if there is something to restore, and train to the end."""
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
+        torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)  # unless a checkpoint says otherwise
         now, position, watched = Progress(), None, None
         if state is not None:
             now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
-        torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
@@ -169,6 +193,7 @@ class _StageRun:
                 if (self.work / TRACKERS).is_dir():
                     shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
                 write_record(folder, self.inputs, report.to_dict())
+            self.lock.release()  # network file systems keep a folder in which a file is open
             shutil.rmtree(self.work)
         self.accelerator.wait_for_everyone()
 
@@ -178,17 +203,15 @@ class _StageRun:
             state = self.checkpoints.newest() or {"step": 0}
             say(f"{self.stage.name}: {state['step']} of {self.schedule.steps} steps are saved in {self.work}")
 
-    def _open_work(self) -> None:
-        """Make the work folder, or check that it belongs to these inputs."""
-        path = self.work / INPUTS
-        if path.is_file():
-            refuse_changes(self.work, json.loads(path.read_text(encoding="utf-8")), self.inputs)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process and not path.is_file():
-            check_output(self.out)
-            self.work.mkdir(exist_ok=True)
-            write_json(path, self.inputs)
-        self.accelerator.wait_for_everyone()
+    def _lock(self) -> None:
+        try:
+            self.lock.acquire()
+        except Timeout as error:
+            raise TrainingError(
+                f"{self.work}: another run writes to it",
+                expected="one run at a time; workers may have survived a launcher that was killed",
+                fix="wait for the other run, or end its processes",
+            ) from error
 
     def _whole_teacher(self) -> Frozen:
         return Frozen(load_teacher(self.recipe, self.accelerator, whole=True))

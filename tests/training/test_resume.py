@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from filelock import FileLock
 from torch.distributed.checkpoint import FileSystemWriter
 
 from sse_convert.errors import OutputError, TrainingError
@@ -153,6 +154,16 @@ def test_continuing_with_other_inputs_is_refused(train, monkeypatch, tmp_path):
         train("uptrain", "stopped", lr=0.1)
     assert str(tmp_path / "stopped.work") in caught.value.fix
     train("uptrain", "stopped", micro_batch=1)
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(train, tmp_path):
+    """A launcher that is killed leaves its workers, which go on and remove the work folder in the end."""
+    work = tmp_path / "result.work"
+    work.mkdir()
+    with FileLock(work / "lock"), pytest.raises(TrainingError, match="another run writes to it") as caught:
+        train("uptrain")
+    assert str(work) in str(caught.value)
+    train("uptrain")
 
 
 def test_random_state_is_restored(train, monkeypatch):
