@@ -52,7 +52,6 @@ FACTORS = {
 """settings of small calls, in float32: some of their combinations cancel beyond what 16 bits can hold"""
 LARGE = {
     "sizes": ((80, 96), (64, 128), (128, 128), (256, 16)),
-    "groups": (1, 2),
     "dtype": (torch.float32, BF16),
     "k_map": ("identity", "softmax"),
     "decays": ("mild", "mixed"),
@@ -72,6 +71,7 @@ BOTH = (
 ALIGNED = (
     Trial(lengths=EDGES, top_k=2, read_top_k=3, groups=2, router_bias=True, initial_state=True),
     Trial(dim=64, value_dim=64, top_k=2, groups=2, initial_state=True),
+    Trial(lengths=(9,), dim=128, groups=2, num_partitions=2),
     Trial(lengths=(1,)),
     Trial(lengths=(0, 1, 0), initial_state=True),
     Trial(decays="-1e4"),
