@@ -161,6 +161,8 @@ class PythonCall:
         if found is None:
             return None
         program, *words = shlex.split(found["call"])
+        if program == "python" and words[0].startswith("-") and words[0] != "-m":
+            return None
         module = ["-m", "sse_convert"] if program == "sse-convert" else []
         return cls([*module, *words], found["file"], found["merged"] is not None, found["rest"] or "")
 

@@ -39,6 +39,11 @@ def covering_array(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Case
     return cases
 
 
+def arguments(factors: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The array as arguments of `pytest.mark.parametrize`."""
+    return [tuple(case.values()) for case in covering_array(factors)]
+
+
 def _next_case(
     factors: Mapping[str, Sequence[Any]],
     open_pairs: Mapping[Pair, None],

@@ -1,6 +1,6 @@
 """Seed the faults of tests/faults.yaml one at a time in a copy of the checkout, and see whether their tests fail.
 
-    python tools/seed_faults.py [--only kernels/triton] [--out tests/faults.json]
+    python tools/seed_faults.py [--only kernels/triton] [--new] [--out tests/faults.json]
 
 Results of faults that are not tried again are kept in the output file; exit code 1 if one of the tried was missed.
 """
@@ -74,11 +74,14 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="faults whose file's path holds this text")
+    parser.add_argument("--new", action="store_true", help="only faults without a result in the output file")
     parser.add_argument("--out", type=Path, default=FAULTS.with_suffix(".json"), help="file of results")
     arguments = parser.parse_args()
     before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else []
     results = {(r["file"], r["old"], r["new"]): r for r in before}
     tried = [fault for fault in faults() if arguments.only in fault["file"]]
+    if arguments.new:
+        tried = [fault for fault in tried if (fault["file"], fault["old"], fault["new"]) not in results]
     with tempfile.TemporaryDirectory() as folder:
         checkout = copy_checkout(Path(folder))
         for fault in tried:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs import examples
-from docs.examples import Workplace, agrees, blocks, commands, without_figures
+from docs.examples import PythonCall, Workplace, agrees, blocks, commands, without_figures
 from docs.parsing import check
 from docs.refresh import refreshed
 
@@ -90,6 +90,36 @@ def test_a_failing_command_is_an_error_and_a_succeeding_one_where_it_should_fail
     assert place.run("echo no; exit 3", fails=True) == "no\n"
     with pytest.raises(RuntimeError, match="exit code 0 of: true"):
         place.run("true", fails=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        ("sse-convert plan 'a b' > x.txt", PythonCall(["-m", "sse_convert", "plan", "a b"], "x.txt", False, "")),
+        ("python a.py 2>&1 | grep 'b|c'", PythonCall(["a.py"], None, True, "grep 'b|c'")),
+        ("sse-convert plan \\\n  --json", PythonCall(["-m", "sse_convert", "plan", "--json"], None, False, "")),
+        ("python -c 'print(1)'", None),
+        ("sse-convert plan $RECIPE", None),
+        ("sse-convert plan x && ls", None),
+        ("ls out | grep -v sse_", None),
+    ],
+)
+def test_python_processes_at_the_head_of_a_command(command: str, call: PythonCall | None) -> None:
+    assert PythonCall.parse(command) == call
+
+
+def test_a_warm_process_is_a_process_of_its_own(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    lines = ["import os, sys", "print(sys.argv[1:], os.getcwd() == sys.path[0], __name__, flush=True)"]
+    lines += ["print('aside', os.environ['COLUMNS'], file=sys.stderr)", "sys.exit(len(sys.argv) - 1)"]
+    (place.folder / "script.py").write_text("\n".join(lines))
+    assert place.run("python script.py") == "[] True __main__\naside 120\n"
+    with pytest.raises(RuntimeError, match=r"exit code 2 of: python script\.py a b"):
+        place.run("python script.py a b")
+    assert place.run("python script.py a | tr a-z A-Z", fails=True) == "aside 120\n['A'] TRUE __MAIN__\n"
+    assert place.run("python script.py a 2>&1 | grep -c .", fails=True) == "2\n"
+    assert place.run("python script.py > out.txt") == "aside 120\n"
+    assert (place.folder / "out.txt").read_text() == "[] True __main__\n"
 
 
 @pytest.mark.parametrize(

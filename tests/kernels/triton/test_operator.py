@@ -12,7 +12,7 @@ from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.triton import autograd as operator
 from sse_convert.kernels.triton import chunk as launch
 from sse_convert.kernels.triton import passes
-from tests.covering import covering_array
+from tests.covering import arguments, covering_array
 from tests.kernels.triton.trials import (
     DECAYS,
     TOLERANCE,
@@ -70,6 +70,8 @@ BOTH = (
 """calls that run in either layout"""
 ALIGNED = (
     Trial(lengths=EDGES, top_k=2, read_top_k=3, groups=2, router_bias=True, initial_state=True),
+    Trial(dim=64, value_dim=64, top_k=2, groups=2, initial_state=True),
+    Trial(lengths=(9,), dim=128, groups=2, num_partitions=2),
     Trial(lengths=(1,)),
     Trial(lengths=(0, 1, 0), initial_state=True),
     Trial(decays="-1e4"),
@@ -269,9 +271,11 @@ BITS = (
 )
 
 
-@pytest.mark.parametrize("cut", [1, 37, 70])
-@pytest.mark.parametrize("trial", BITS, ids=str)
-@pytest.mark.parametrize("later", ["other", "stronger", "weaker", "absent"])
+@pytest.mark.parametrize(
+    ("cut", "trial", "later"),
+    arguments({"cut": (1, 37, 70), "trial": BITS, "later": ("other", "stronger", "weaker", "absent")}),
+    ids=str,
+)
 def test_nothing_depends_on_later_tokens(
     trial: Trial, cut: int, later: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,20 +385,20 @@ def test_decoding_after_a_prefill_is_one_prefill(read_top_k: int | None, device:
     assert_same(state, exact["final"], "final", 1e-5)
 
 
-@pytest.mark.parametrize("group", [1, 3])
-@pytest.mark.parametrize("slab", [1, 2**14])
+SLABS = (
+    (Trial(lengths=(20, 200), num_partitions=1, initial_state=True), "aligned"),
+    (Trial(lengths=(20, 200), num_partitions=1, dtype=BF16, decays="-0.1"), "aligned"),
+    (Trial(lengths=(20, 200), num_partitions=1), "packed"),
+)
+
+
 @pytest.mark.parametrize(
-    ("trial", "layout"),
-    [
-        (Trial(lengths=(20, 200), num_partitions=1, initial_state=True), "aligned"),
-        (Trial(lengths=(20, 200), num_partitions=1, dtype=BF16, decays="-0.1"), "aligned"),
-        (Trial(lengths=(20, 200), num_partitions=1), "packed"),
-    ],
-    ids=str,
+    ("group", "slab", "case"), arguments({"group": (1, 3), "slab": (1, 2**14), "case": SLABS}), ids=str
 )
 def test_groups_and_slabs_of_any_size(
-    group: int, slab: int, trial: Trial, layout: str, device: str, monkeypatch: pytest.MonkeyPatch
+    group: int, slab: int, case: tuple[Trial, str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trial, layout = case
     lay_out(monkeypatch, layout)
     monkeypatch.setattr(operator, "group_chunks", lambda chunks, heads: group)
     monkeypatch.setattr(launch, "SLAB_BYTES", slab)
