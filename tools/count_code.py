@@ -1,7 +1,7 @@
 """Count lines of code: of Python files, without blank lines, comments and docstrings.
 
-    python tools/count_code.py                  # sse_convert of this checkout, by package
-    python tools/count_code.py OTHER/sse_convert
+python tools/count_code.py                  # sse_convert of this checkout, by package
+python tools/count_code.py OTHER/sse_convert
 """
 
 import argparse
