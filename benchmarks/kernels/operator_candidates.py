@@ -62,6 +62,7 @@ def sse(t: Leaves, x: Inputs, backend: str) -> Tensor:
         t["q"], t["k"], t["v"], t["log_decay"], t["router_logits"],
         (t["shared q"], t["shared k"], t["shared log_decay"]),
         top_k=x.case.top_k, cu_seqlens=x.cu_seqlens, max_seqlen=max(x.case.lengths), backend=backend,
+        k_map=x.case.k_map, decay_normalizer=x.case.normalizer, write_strength=t.get("write_strength"),
     )[0]  # fmt: skip
 
 

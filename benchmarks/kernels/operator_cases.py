@@ -6,6 +6,7 @@ tokens each, N partitions and a shared one.
 
 import dataclasses as dc
 import random
+from typing import Any
 
 OURS = "ours"
 VARLEN, MASK, LOOP = "published-varlen", "published-mask", "published-loop"
@@ -43,6 +44,14 @@ class Case:
     backward: bool = True
     """whether forward + backward is measured too"""
     note: str = ""
+    k_map: str = "identity"
+    """of raw keys; identity gets keys that are softmaxed already (of unit norm, for the delta rule)"""
+    normalizer: float | None = None
+    """of gate logits in bfloat16; None for log decays in float32"""
+    delta: bool = False
+    """whether states are written by the delta rule"""
+    strong: float = 0.0
+    """share of the chunks of 64 tokens whose decays are too strong for the fast path"""
 
     @property
     def tokens(self) -> int:
@@ -105,12 +114,42 @@ def _shapes() -> list[Case]:
     ]  # fmt: skip
 
 
+def _models() -> list[Case]:
+    """What models run, one layer at a time: the recommended recipe on the hub, the paper's keys, the delta rule, more
+    partitions used and more to choose from, short documents, strong decays; beside the figure's shape."""
+    pair: dict[str, Any] = {"query_heads": 16, "normalizer": 16.0}
+    hub: dict[str, Any] = {**pair, "k_map": "relu", "partitions": 16, "top_k": 2}
+    paper: dict[str, Any] = {**pair, "k_map": "softmax"}
+    figure: dict[str, Any] = {}
+    settings: list[tuple[str, dict[str, Any]]] = [
+        ("figure", figure), ("hub", hub), ("paper", paper), ("paper, K = 2", {**paper, "top_k": 2}),
+        ("paper, N = 16, K = 4", {**paper, "partitions": 16, "top_k": 4}),
+        ("paper, N = 60, K = 4", {**paper, "partitions": 60, "top_k": 4}),
+        ("1% strong chunks", {"strong": 0.01}), ("all chunks strong", {"strong": 1.0}), ("delta rule", {"delta": True}),
+    ]  # fmt: skip
+    cases = [Case(group="models", lengths=_halves(tokens), candidates=(OURS, *((GLA_TWICE,) if note == "figure" else ())),
+                  note=note, **changes)
+             for tokens in (2**15, 2**13) for note, changes in settings]  # fmt: skip
+    documents = next(case for case in _short()).lengths
+    cases += [Case(group="models", lengths=documents, candidates=(OURS,), note=f"{note}, short documents", **changes)
+              for note, changes in (("hub", hub), ("paper", paper))]  # fmt: skip
+    cases += [Case(group="models", lengths=_halves(2**16), candidates=(OURS,), note="delta rule", delta=True)]
+    return cases
+
+
 def _decode() -> list[Case]:
     everyone = (VARLEN, FLA_STEP, RECURRENT, OURS)
     return [Case(group="decode", lengths=(1,) * batch, partitions=partitions, candidates=everyone, backward=False)
             for partitions in (4, 64) for batch in (64, 1, 8, 256)]  # fmt: skip
 
 
-GROUPS = {"figure": _figure, "decode": _decode, "skewed": _skewed, "short": _short, "shapes": _shapes}
-SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0}
+GROUPS = {
+    "figure": _figure,
+    "decode": _decode,
+    "skewed": _skewed,
+    "short": _short,
+    "shapes": _shapes,
+    "models": _models,
+}
+SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0, "models": 120.0}
 """by group: after so long nothing new starts"""

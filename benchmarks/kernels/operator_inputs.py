@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.operator_cases import Case
+from sse_convert.kernels.triton.config import CHUNK
 
 
 @dc.dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Inputs:
 
     case: Case
     leaves: dict[str, Tensor]
-    """q, k, v, log_decay, router_logits of the partitions; shared q, shared k and shared log_decay of the shared one"""
+    """q, k, v, log_decay, router_logits of the partitions; shared q, shared k and shared log_decay of the shared one; and
+    write_strength for the delta rule"""
     d_o: Tensor
     """[T, Hq, V], the gradient that comes into a backward"""
     cu_seqlens: Tensor
@@ -54,14 +56,33 @@ def make(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloat16) 
     T, N, H, Hq, D = case.tokens, case.partitions, case.heads, case.query_heads, case.dim
     leaves = {"q": normal(T, Hq, D).to(dtype), "shared q": normal(T, Hq, D).to(dtype), "v": normal(T, H, D).to(dtype)}
     for name in ("k", "shared k"):
-        leaves[name] = normal(T, H, D).softmax(-1).to(dtype)
+        leaves[name] = _keys(normal(T, H, D), case).to(dtype)
+    strong = torch.rand(-(-T // CHUNK), generator=generator, device=device) < case.strong if case.strong else None
     for name in ("log_decay", "shared log_decay"):
-        leaves[name] = F.logsigmoid(normal(T, H, D) + 3) / 16
+        leaves[name] = _decays(normal(T, H, D), case, strong, dtype)
     leaves["router_logits"] = _logits(normal(T, N), case.busiest, generator)
+    if case.delta:
+        leaves["write_strength"] = normal(T, H).sigmoid()
     cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], device=device)
     for leaf in leaves.values():
         leaf.requires_grad_()
     return Inputs(case, leaves, normal(T, Hq, D).to(dtype), cu_seqlens)
+
+
+def _keys(normal_THD: Tensor, case: Case) -> Tensor:
+    if case.k_map != "identity":
+        return normal_THD
+    return F.normalize(normal_THD, dim=-1) if case.delta else normal_THD.softmax(-1)
+
+
+def _decays(normal_THD: Tensor, case: Case, strong: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Gate logits, or log decays in float32; in strong chunks logsigmoid without a normalizer, for zero-mean logits."""
+    if case.normalizer is not None:
+        return (normal_THD + 3).to(dtype)
+    mild = F.logsigmoid(normal_THD + 3) / 16
+    if strong is None:
+        return mild
+    return torch.where(strong.repeat_interleave(CHUNK)[: case.tokens, None, None], F.logsigmoid(normal_THD), mild)
 
 
 def _logits(logits_TN: Tensor, busiest: float | None, generator: torch.Generator) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 from benchmarks.kernels import operator_decode
 from benchmarks.kernels.hybrid_measure import environment, release
 from benchmarks.kernels.operator_candidates import Problem, problem
-from benchmarks.kernels.operator_cases import CANDIDATES, CUDNN, FLASH, GROUPS, SECONDS, Case
+from benchmarks.kernels.operator_cases import CANDIDATES, CUDNN, FLASH, GROUPS, OURS, RECURRENT, SECONDS, Case
 from benchmarks.kernels.operator_check import WRONG, Exact, outcome
 from benchmarks.kernels.operator_inputs import Inputs, make
 from benchmarks.kernels.operator_measure import copy_bandwidth, figures
@@ -155,7 +155,9 @@ def continued(report: Row) -> Row:
 
 def identity(cell: Row, candidate: str | None = None) -> str:
     """Equal for the same candidate on the same case."""
-    case = {name: cell[name] for name in Case(group="", lengths=(1,), candidates=()).key()}
+    case = {
+        name: cell.get(name, default) for name, default in Case(group="", lengths=(1,), candidates=()).key().items()
+    }
     return json.dumps([case, candidate or cell["candidate"]])
 
 
@@ -186,7 +188,7 @@ def surroundings(device: torch.device) -> Row:
 
     own = {
         "command": " ".join(["python -m benchmarks.kernels.sse_operator", *sys.argv[1:]]),
-        "fla_core": metadata.version("fla-core"),
+        "fla_core": metadata.version("fla-core") if find_spec("fla") else None,
         "ptxas": nvidia.ptxas.version,
         "copy_tb_per_s": round(copy_bandwidth() / 1e12, 3),
     }
@@ -232,15 +234,15 @@ def listing(options: argparse.Namespace) -> str:
     return "\n".join([*lines, f"{len(lines)} cells"])
 
 
-def require_gpu() -> None:
-    """Refuse to run without what the benchmark needs.
+def require_gpu(candidates: list[str]) -> None:
+    """Refuse to run without what the candidates need.
 
     Raises:
         HardwareError: no GPU, or no peers.
     """
     if not torch.cuda.is_available():
         raise HardwareError("no CUDA device", expected="one of compute capability 8.0 or later", fix="use --list here")
-    if find_spec("fla") is None:
+    if find_spec("fla") is None and not set(candidates) <= {OURS, FLASH, CUDNN, RECURRENT}:
         raise HardwareError("fla-core is missing", expected="the peers", fix="pip install fla-core==0.6.0")
 
 
@@ -251,7 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.list:
         print(listing(options))
         return
-    require_gpu()
+    require_gpu(options.candidates)
     benchmark = Benchmark(options)
     for name in options.groups:
         benchmark.group(name, options.tokens)

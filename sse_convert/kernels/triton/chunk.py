@@ -18,33 +18,31 @@ SLAB_BYTES = 2**29
 """most bytes of chunk states that a backward pass holds"""
 SEARCHERS = 1056
 """programs that look for the few chunks with strong decays"""
+Given = tuple[Tensor | None, ...]
 
 
 def run_forward(x: Problem) -> tuple[Tensor, Tensor | None, Forward | None]:
     """o [T, Hq, V], with states the final state [S, M, H, D, V], and what a backward pass needs if one may follow."""
     (T, _, Hq, _), V, s, sources = x.q.shape, x.v.shape[-1], x.settings, x.sources
-    f = allocate(x)
+    f, tile = allocate(x), x.config.output
+    adds = tile.heads > 1 and x.shared is not None
     prepare_chunks(x, f)
-    _entering_states(
-        x,
-        (f.kd, sources.v, sources.shared_v),
-        x.value_rows,
-        x.slots.load,
-        f.decay,
-        x.initial,
-        f.entering,
-        reverse=False,
-    )
-    slots, tile = x.v.new_empty(x.ranks, T, Hq, V), x.config.output
-    launch(
-        output_kernel, (x.num_groups, Hq, -(-V // tile.block_v)),
-        f.qd, f.kd, f.products, sources.v, sources.shared_v, f.decay, x.value_rows, x.slots, f.entering, x.initial,
-        f.final, slots, s.num_sequences, s.num_shared_chunks, shape=x.shape,
-        BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
-    )  # fmt: skip
-    final, saved = f.final, f if s.save else None
-    del f  # without a backward pass its memory is free for the sum
-    return sum_slots(slots), final, saved
+    written = f.kd, sources.v, sources.shared_v
+    _entering_states(x, written, x.value_rows, x.slots.load, f.decay, x.initial, f.entering, reverse=False)
+    slots, total = x.v.new_empty(x.ranks - adds, T, Hq, V), x.v.new_empty(T, Hq, V) if adds else None
+    for part in parts_of(adds):
+        launch(
+            output_kernel, (x.num_groups, Hq // tile.heads, -(-V // tile.block_v)),
+            f.qd, f.kd, f.products, sources.v, sources.shared_v, f.decay, x.value_rows, x.slots, f.entering, x.initial,
+            f.final, slots, total, T, s.num_sequences, s.num_shared_chunks, shape=x.shape, K=x.gate.shape[1], PART=part,
+            Q=tile.heads, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
+        )  # fmt: skip
+    return sum_slots(slots) if total is None else total, f.final, f if s.save else None
+
+
+def parts_of(adds: bool) -> tuple[str, ...]:
+    """Launches of a kernel in which, if it `adds`, a token's shared slot adds up what its other slots wrote."""
+    return ("sparse", "shared") if adds else ("all",)
 
 
 def prepare_chunks(x: Problem, f: Forward) -> None:
@@ -53,9 +51,9 @@ def prepare_chunks(x: Problem, f: Forward) -> None:
     numbers = (s.scale, s.normalizer, T, s.num_sequences, s.num_shared_chunks)
     tile, tasks = config.prepare, x.num_chunks * Hq
     launch(
-        prepare_kernel, (tasks,),
+        prepare_kernel, (tasks // tile.heads,),
         sources, x.slots, f.qt, f.kt, f.packed_q, f.packed_k, f.falls, f.products, f.decay, f.full, f.norms, f.strong,
-        *numbers, shape=x.shape, mapping=x.mapping, ROW=block(D), BD=tile.block_d, warps=tile.warps,
+        *numbers, shape=x.shape, mapping=x.mapping, Q=tile.heads, ROW=block(D), BD=tile.block_d, warps=tile.warps,
     )  # fmt: skip
     tile = config.strong_products
     launch(
@@ -70,15 +68,31 @@ def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) 
 
     The states of all chunks would be large, so groups of chunks are finished slab by slab.
     """
-    (T, _, Hq, D), (H, V), s = x.q.shape, x.v.shape[-2:], x.settings
-    new, config = x.q.new_empty, x.config
+    (T, _, _, D), (H, V), s = x.q.shape, x.v.shape[-2:], x.settings
+    new, blocks = x.q.new_empty, -(-V // x.config.values.block_v)
     leaving = torch.empty_like(saved.entering)
     _entering_states(x, (saved.qd, do, do), x.slots.token, x.slots.store, saved.decay, dfinal, leaving, reverse=True)
-    parts = -(-D // min(config.finish.block_d, config.finish_strong.block_d))
-    gated, blocks = s.write_gate or s.read_gate, -(-V // config.values.block_v)
-    slab = slab_groups(x)
-    states, dstates = (new(slab * s.group_chunks, H, D, V, dtype=x.low) for _ in range(2))
-    grads = SlotGradients(
+    grads, slab = _gradients(x, dfinal), slab_groups(x)
+    chunks = slab * s.group_chunks
+    states, dstates = (new(chunks, H, D, V, dtype=x.low) for _ in range(2))
+    dots = new(blocks, x.ranks, T, H, dtype=torch.float32) if s.k_map == "softmax" else None
+    for first in range(0, x.num_groups, slab):
+        count = min(slab, x.num_groups - first)
+        states_of_slab(x, saved, states, first, count)
+        written = dfinal, grads.dinitial, dstates, grads.dv, dots
+        _value_gradients(x, saved, do, leaving, written, first, count)
+        finish(x, saved, do, (states, dstates, dots), grads, first, count)
+    K = x.gate.shape[1]
+    dgate = None if grads.dgate is None else grads.dgate[:, :K].sum((0, 3)).T.contiguous()
+    return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
+
+
+def _gradients(x: Problem, dfinal: Tensor | None) -> SlotGradients:
+    """Memory for the gradients, those of gates and of k_scale in parts."""
+    (T, _, Hq, D), (H, V), s, config = x.q.shape, x.v.shape[-2:], x.settings, x.config
+    new, parts = x.q.new_empty, -(-D // min(config.finish.block_d, config.finish_strong.block_d))
+    gated = s.write_gate or s.read_gate
+    return SlotGradients(
         dq=new(x.ranks, T, Hq, D),
         dk=new(x.ranks, T, H, D, dtype=x.k.dtype),
         dg=new(x.ranks, T, H, D, dtype=x.g.dtype),
@@ -87,15 +101,6 @@ def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) 
         dk_scale=None if x.k_scale is None else new(x.num_chunks, H, parts, dtype=torch.float32).zero_(),
         dinitial=None if dfinal is None else dfinal.clone(),
     )
-    dots = new(blocks, x.ranks, T, H, dtype=torch.float32) if s.k_map == "softmax" else None
-    for first in range(0, x.num_groups, slab):
-        count = min(slab, x.num_groups - first)
-        states_of_slab(x, saved, states, first, count)
-        _value_gradients(x, saved, do, dfinal, leaving, dstates, grads, dots, first, count)
-        finish(x, saved, do, states, dstates, grads, dots, first, count)
-    K = x.gate.shape[1]
-    dgate = None if grads.dgate is None else grads.dgate[:, :K].sum((0, 3)).T.contiguous()
-    return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
 
 
 def slab_groups(x: Problem) -> int:
@@ -111,33 +116,38 @@ def states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count
         state_kernel, (count, H, -(-V // tile.block_v)),
         saved.kd, sources.v, sources.shared_v, saved.decay, x.value_rows, x.slots.load, x.slots, x.initial,
         saved.entering, None, states, s.num_sequences, s.num_shared_chunks, first, s.group_chunks,
-        shape=x.shape_of(1, x.value_partitions),
-        REVERSE=False, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
+        shape=x.shape_of(1, x.value_partitions), REVERSE=False, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages,
+        warps=tile.warps, registers=tile.registers,
     )  # fmt: skip
 
 
 def _value_gradients(
-    x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None, leaving: Tensor, dstates: Tensor,
-    grads: SlotGradients, dots: Tensor | None, first: int, count: int,
-) -> None:  # fmt: skip
+    x: Problem, saved: Forward, do: Tensor, leaving: Tensor, written: Given, first: int, count: int
+) -> None:
     """dv of `count` groups, the gradient of the state leaving each of their chunks, and of initial states."""
     (H, V), s, tile, sources = x.v.shape[-2:], x.settings, x.config.values, x.sources
     launch(
         value_gradient_kernel, (count, H, -(-V // tile.block_v)),
-        saved.qd, saved.kd, saved.products, sources.v, sources.shared_v, do, saved.decay, x.slots, leaving, dfinal,
-        grads.dinitial, dstates, grads.dv, dots,
+        saved.qd, saved.kd, saved.products, sources.v, sources.shared_v, do, saved.decay, x.slots, leaving, *written,
         s.num_sequences, s.num_shared_chunks, x.ranks * x.q.shape[0], first, s.group_chunks, shape=x.shape,
         BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
     )  # fmt: skip
 
 
-def finish(
-    x: Problem, saved: Forward, do: Tensor, states: Tensor, dstates: Tensor, grads: SlotGradients, dots: Tensor | None,
-    first: int, count: int,
-) -> None:  # fmt: skip
-    """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays."""
+def finish(x: Problem, saved: Forward, do: Tensor, given: Given, grads: SlotGradients, first: int, count: int) -> None:
+    """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays.
+
+    Args:
+        x: the problem.
+        saved: its forward pass.
+        do: gradient of o.
+        given: states of the groups' chunks and their gradients, and v dv of each slot or None.
+        grads: to fill in.
+        first: the first group.
+        count: how many.
+    """
     (T, _, _, D), H, s, config = x.q.shape, x.k.shape[2], x.settings, x.config
-    places = count * s.group_chunks
+    places, dots = count * s.group_chunks, given[-1]
     results = (grads.dq, grads.dk, grads.dg, grads.dgate, grads.dk_scale)
     for kernel, tile in ((finish_kernel, config.finish), (finish_strong_kernel, config.finish_strong)):
         strong = kernel is finish_strong_kernel
@@ -145,7 +155,7 @@ def finish(
         launch(
             kernel, (grid,),
             x.sources, do, x.slots, saved.qt, saved.kt, saved.falls, saved.decay, saved.full, saved.norms, saved.strong,
-            states, dstates, dots, results, s.scale, s.normalizer, T, s.num_sequences, s.num_shared_chunks,
+            *given, results, s.scale, s.normalizer, T, s.num_sequences, s.num_shared_chunks,
             x.ranks * T, first, s.group_chunks, *([places] if strong else []), shape=x.shape, mapping=x.mapping,
             BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots is None else dots.shape[0],
             PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2],

@@ -1,18 +1,22 @@
 """Last kernel of the backward pass: gradients of q, k, the log decays and the gates, chunk by chunk.
 
-With X = do S^T, Y = v dS^T and P, R the products of dA = do v^T with the decayed keys and queries:
-dq = 2^b (P + X), dk = 2^-b R + 2^(total-b) Y, and the decay of token i is the sum of what crosses it:
-d log a_i = sum over j >= i of (q dq - k dk within the chunk) + sum over j < i of k dk (through the state)
-+ rows of S * dS when the state passes through (the second sum is taken as the whole less the rest). q dq and k dk use
-the same rounded operands, so that what should cancel does; nothing is summed over more than one chunk, so errors do not
-grow with length.
+With X = do S^T, Y = v dS^T and P, R the products of dA = do v^T with the decayed keys and queries: dq = 2^b (P + X),
+dk = 2^-b R + 2^(total-b) Y, and the decay of token i is the sum of what crosses it: d log a_i = sum over j >= i of (q
+dq - k dk within the chunk) + sum over j < i of k dk (through the state) + rows of S * dS when the state passes
+through (the second sum is taken as the whole less the rest). q dq and k dk use the same rounded operands, so that
+what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length.
+
+Grid: chunks x H x blocks of D; a program works through V in steps, and through the query heads of its state. Bytes
+for a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), then 2 D G (dq)
+and 6 D (dk, and dg in float32). Half of D at a time, on 4 warps: with all of it the tiles of the sums spill, and what
+both programs of a chunk read comes from the L2 cache the second time. dA is computed in both: storing it in
+`chunk_bwd_dv` costs more there than it saves here, and rounds it.
 """
 
 import triton
 import triton.language as tl
 
 from sse_convert.kernels.triton.tiles import (
-    chunk_slots,
     gather_slots,
     level_masks,
     log2_decay,
@@ -20,6 +24,7 @@ from sse_convert.kernels.triton.tiles import (
     matmul,
     of_segment,
     scatter_slots,
+    slot_ranks,
     slot_weight,
     sum_rows,
     unmap_keys,
@@ -27,14 +32,15 @@ from sse_convert.kernels.triton.tiles import (
 )
 
 
-@triton.jit(
-    do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks"]
-)
+_NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks", "places"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS[:-1])
 def finish_kernel(
     sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
     scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks,
-    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
 
@@ -61,13 +67,15 @@ def finish_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks",
-                               "places"])  # fmt: skip
+_NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks", "places"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
 def finish_strong_kernel(
     sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
     scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks, places,
-    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
     H: tl.constexpr = shape.H
@@ -92,8 +100,8 @@ def finish_strong_kernel(
 def finish_chunk(
     sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
     scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
-    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr, PARTS: tl.constexpr,
-    BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of one head of one chunk."""
     H: tl.constexpr = shape.H
@@ -121,7 +129,7 @@ def finish_chunk(
         v_base = tl.where(c < num_shared, sources.shared_v, sources.v)
     state_tile = (tl.cast(place, tl.int64) * H + h) * D * V + d[None, :] * V
     key_tile = (here * C + i[:, None]) * D + d[None, :]
-    tok, rank, ok = chunk_slots(slots.token, slots.out, c, T, C)
+    tok, rank, ok = slot_ranks(slots.token, slots.out, c * C + i, T)
     write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
     read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE)
     written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
@@ -164,9 +172,9 @@ def finish_chunk(
             da = tl.where(i[:, None] >= i[None, :], da, 0.0)
             da_t = tl.where(i[:, None] <= i[None, :], da_t, 0.0)
         if mapping.PACKED:
-            da = within_segments(da, slots.segment, c, C)
-            da_t = within_segments(da_t, slots.segment, c, C)
-            through = of_segment(through, slots.segment, c, tl.load(slots.head + c), C)
+            da = within_segments(da, slots.segment, c * C + i, c * C + i)
+            da_t = within_segments(da_t, slots.segment, c * C + i, c * C + i)
+            through = of_segment(through, slots.segment, c * C + i, tl.load(slots.head + c))
         else:
             through = tl.where(tl.load(slots.head + c) >= 0, through, 0.0)
         if STRONG:
@@ -217,7 +225,7 @@ def finish_chunk(
     passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)
     crossing = tl.where(passes == 0, 0.0, crossing * passes)
     if mapping.PACKED:
-        later = of_segment(later, slots.segment, c, tl.load(slots.tail + c), C)
+        later = of_segment(later, slots.segment, c * C + i, tl.load(slots.tail + c))
     else:
         later = tl.where(tl.load(slots.tail + c) >= 0, later, 0.0)
     if STRONG:

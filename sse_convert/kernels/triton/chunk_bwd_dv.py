@@ -1,9 +1,16 @@
-"""Backward pass over the states: gradients of the values, and of the state leaving every chunk."""
+"""Gradients of the values and of the states, over the chunks of a group in reverse. In a chunk that dS leaves,
+
+    dv_j = kd_j dS + sum over i >= j of A_ij do_i        then        dS <- decay dS + qd^T do
+
+Grid: groups x H x blocks of V. Bytes for a slot and head, in bfloat16: 2 D G (qd) + 2 D (kd) + 2 C G (A) + 2 V G (do)
++ 2 V (dv) and 2 D V / C (dS of each chunk). As in `chunk_fwd_o`, a state of 128 x 128 takes half of the registers of
+4 warps; with several query heads to load for each chunk, half of V at a time leaves shared memory for two chunks.
+"""
 
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_slots, load_rows, matmul, scatter_slots
+from sse_convert.kernels.triton.tiles import gather_slots, load_source, matmul, scatter_slots
 
 
 @triton.jit(do_not_specialize=["S", "num_shared", "num_slots", "first_group", "group_chunks"])
@@ -43,15 +50,13 @@ def value_gradient_kernel(
         low = dstate.to(dstates.dtype.element_ty)
         tl.store(mine + (c - first) * (H * D * V) + tile, low, mask=inside)
         tok = tl.load(slots.token + c * C + i)
-        ok = tok >= 0
-        tok = tl.where(ok, tok, 0)
         bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         acc = matmul(bk, low, tl.zeros([C, BV], tl.float32), IEEE)
         dstate = dstate * factor[:, None]
         for n in tl.static_range(G):
             slot = (here * G + n) * C + i[None, :]
-            bo = load_rows(do + (h * G + n) * V, tok, v, ok, H * G * V, V)
+            bo = load_source(do, tok, h * G + n, v, H * G, V)
             a = tl.load(products + slot * C + i[:, None])
             bq = tl.load(qd + slot * D + d[:, None], mask=(d < D)[:, None], other=0.0)
             acc = matmul(a, bo, acc, IEEE)
@@ -64,7 +69,7 @@ def value_gradient_kernel(
             bv = gather_slots(v_base, slots.token, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
             dots = tl.sum(bv.to(tl.float32) * acc, 1)
             slot = tl.load(slots.out + c * C + i)
-            tl.store(value_dots + (tl.program_id(2) * num_slots.to(tl.int64) + slot) * H + h, dots, mask=ok)
+            tl.store(value_dots + (tl.program_id(2) * num_slots.to(tl.int64) + slot) * H + h, dots, mask=tok >= 0)
         if dfinal is not None:
             begun = tl.load(slots.load + c)
             if begun >= 0:

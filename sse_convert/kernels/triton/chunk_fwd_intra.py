@@ -1,10 +1,16 @@
 """First kernels of the forward pass: everything that happens inside one chunk before states are involved.
 
-Per chunk they write, in slot order, q decayed from the chunk's start, phi(k) decayed to the chunk's end, and the masked
-products A = q k^T with the decay between the two tokens. Later kernels are plain matrix products.
+With b the cumulative log decays of a chunk's slots (base 2), they write in slot order, for later matrix products,
+
+    qd_i = q_i 2^b_i     kd_i = phi(k_i) 2^(b_last - b_i)     A_ij = q_i phi(k_j) 2^(b_i - b_j) for j <= i
 
 Decays factorise around the chunk's first row up to the row where they exceed FAST_BITS; the rows from there on go
 through halving levels, whose factors never exceed 1. A row depends on no later row either way.
+
+Grid: chunks x query heads / Q. Bytes for a slot and head, in bfloat16: 2 D G (q) + 2 D (k) + 4 D (decays, float32),
+then 2 D G (qd) + 2 C G (A) + 2 D (kd) and, for a backward pass, 2 D (falls). Half of D at a time, loaded a step
+ahead: exponents are float32, so a tile of 64 x 64 takes 32 registers of 4 warps. Two query heads of one state share
+its keys and decays, as 128 rows of one product, on 8 warps.
 """
 
 import triton
@@ -12,15 +18,18 @@ import triton.language as tl
 
 from sse_convert.kernels.triton.tiles import (
     FAST_BITS,
-    chunk_slots,
     gather_slots,
     key_norm,
     level_masks,
+    load_source,
     log2_decay,
     map_keys,
     matmul,
     of_segment,
+    per_head,
+    slot_ranks,
     slot_weight,
+    source_rows,
     sum_rows,
     within_segments,
 )
@@ -30,10 +39,10 @@ from sse_convert.kernels.triton.tiles import (
 def prepare_kernel(
     sources, slots, qt, kt, packed_q, packed_k, falls, products, decay, full, norms, strong,
     scale, normalizer, T, S, num_shared,
-    shape: tl.constexpr, mapping: tl.constexpr, ROW: tl.constexpr, BD: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, ROW: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks * query heads). Works through D in blocks of BD; ROW >= D. packed_q and packed_k are qt and kt
-    without the rows of segments that do not read (leave) the chunk's state, if segments share chunks."""
+    """Works through D in blocks of BD; ROW >= D. packed_q and packed_k are qt and kt without the rows of segments that
+    do not read (leave) the chunk's state, if segments share chunks."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D
@@ -41,24 +50,31 @@ def prepare_kernel(
     IEEE: tl.constexpr = shape.IEEE
     P: tl.constexpr = mapping.P
     K_MAP: tl.constexpr = mapping.K_MAP
-    c = tl.program_id(0) // (H * G)
-    hq = tl.program_id(0) % (H * G)
+    c = tl.program_id(0) // (H * G // Q)
+    hq = tl.program_id(0) % (H * G // Q) * Q
     h = hq // G
     i = tl.arange(0, C)
+    r = tl.arange(0, Q * C)
     if tl.load(slots.token + c * C) < 0:
         tl.store(strong + c.to(tl.int64) * H + h, 0)
         return
     entering = tl.load(slots.head + c)
     leaving = tl.load(slots.tail + c)
     through = (entering == leaving) & (entering >= 0)
-    tok, rank, ok = chunk_slots(slots.token, slots.out, c, T, C)
+    at_i = c * C + i
+    at_r = c * C + r % C
+    tok, rank, ok = slot_ranks(slots.token, slots.out, at_i, T)
     write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
-    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
     written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    if Q > 1:
+        tok, rank, ok = slot_ranks(slots.token, slots.out, at_r, T)
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
     q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
     k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
     g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
     key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
+    q_row = source_rows(slots.token, slots.segment, at_r, c, S, num_shared, P)
+    q_head = hq if Q == 1 else hq + r // C
     whole = tl.arange(0, ROW)
     keys = gather_slots(k_base, slots.token, slots.segment, c, h, whole, S, num_shared, P, H, D, C)
     norm = key_norm(keys, whole, key_scale, D, K_MAP)
@@ -66,12 +82,12 @@ def prepare_kernel(
     here = c.to(tl.int64) * H + h
     first_query = hq % G == 0
 
-    acc = tl.zeros([C, C], tl.float32)
+    acc = tl.zeros([Q * C, C], tl.float32)
     lowest = 0.0
     lane = tl.arange(0, BD)
     raw = gather_slots(g_base, slots.token, slots.segment, c, h, lane, S, num_shared, 1, H, D, C)
     raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, lane, S, num_shared, P, H, D, C)
-    raw_q = gather_slots(q_base, slots.token, slots.segment, c, hq, lane, S, num_shared, P, H * G, D, C)
+    raw_q = load_source(q_base, q_row, q_head, lane, H * G, D)
     for begin in tl.static_range(0, D, BD):
         d = begin + lane
         inside = (d < D)[None, :]
@@ -79,8 +95,8 @@ def prepare_kernel(
         if begin + BD < D:
             raw = gather_slots(g_base, slots.token, slots.segment, c, h, d + BD, S, num_shared, 1, H, D, C)
             raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d + BD, S, num_shared, P, H, D, C)
-            raw_q = gather_slots(q_base, slots.token, slots.segment, c, hq, d + BD, S, num_shared, P, H * G, D, C)
-        q_at = (tile + i[:, None]) * D + d[None, :]
+            raw_q = load_source(q_base, q_row, q_head, d + BD, H * G, D)
+        q_at = (tile + r[:, None]) * D + d[None, :]
         k_at = (here * C + i[:, None]) * D + d[None, :]
         g = tl.where(written[:, None] & inside, log2_decay(this, normalizer), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
@@ -89,11 +105,11 @@ def prepare_kernel(
         fall = tl.exp2(b)
         k = tl.where(inside, map_keys(this_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
         raised = k * tl.exp2(-b)
-        decayed = this_q.to(tl.float32) * read[:, None] * fall
+        decayed = this_q.to(tl.float32) * read[:, None] * per_head(fall, Q, C)
         acc = matmul(decayed, tl.trans(raised), acc, IEEE)
         tl.store(qt + q_at, decayed.to(qt.dtype.element_ty), mask=inside)
         if mapping.PACKED:
-            shown = of_segment(decayed, slots.segment, c, entering, C)
+            shown = of_segment(decayed, slots.segment, at_r, entering)
             tl.store(packed_q + q_at, shown.to(packed_q.dtype.element_ty), mask=inside)
         if first_query:
             rest = sum_rows(i[:, None] < i[None, :], g, IEEE) if IEEE else total[None, :] - b
@@ -102,21 +118,18 @@ def prepare_kernel(
             if falls is not None:
                 tl.store(falls + k_at, fall.to(falls.dtype.element_ty), mask=inside)
             if mapping.PACKED:
-                tl.store(
-                    packed_k + k_at,
-                    of_segment(kept, slots.segment, c, leaving, C).to(packed_k.dtype.element_ty),
-                    mask=inside,
-                )
+                kept = of_segment(kept, slots.segment, at_i, leaving)
+                tl.store(packed_k + k_at, kept.to(packed_k.dtype.element_ty), mask=inside)
             tl.store(full + here * D + d, tl.exp2(total), mask=d < D)
             tl.store(decay + here * D + d, tl.where(through, tl.exp2(total), 0.0), mask=d < D)
     if first_query:
         tl.store(strong + here, (lowest <= 1 - FAST_BITS).to(tl.int32))
         if K_MAP == "softmax":
             tl.store(norms + here * C + i, norm)
-    acc = tl.where(i[:, None] >= i[None, :], acc, 0.0)
+    acc = tl.where((r % C)[:, None] >= i[None, :], acc, 0.0)
     if mapping.PACKED:
-        acc = within_segments(acc, slots.segment, c, C)
-    tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty))
+        acc = within_segments(acc, slots.segment, at_r, at_i)
+    tl.store(products + (tile + r[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["scale", "normalizer", "T", "S", "num_shared", "tasks"])
@@ -141,7 +154,7 @@ def strong_products_kernel(
         h = hq // G
         here = tl.cast(c, tl.int64) * H + h
         if tl.load(strong + here) != 0:
-            tok, rank, ok = chunk_slots(slots.token, slots.out, c, T, C)
+            tok, rank, ok = slot_ranks(slots.token, slots.out, c * C + i, T)
             write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
             read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
             written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
@@ -173,7 +186,7 @@ def strong_products_kernel(
                     part = matmul(x * factor, tl.trans(k * factor), tl.zeros([C, C], tl.float32), IEEE)
                     acc += tl.where(pairs, part, 0.0)
             if mapping.PACKED:
-                acc = within_segments(acc, slots.segment, c, C)
+                acc = within_segments(acc, slots.segment, c * C + i, c * C + i)
             tile = (tl.cast(c, tl.int64) * (H * G) + hq) * C
             slow = (lowest <= -FAST_BITS)[:, None] & (i[None, :] >= 0)
             tl.store(products + (tile + i[:, None]) * C + i[None, :], acc.to(products.dtype.element_ty), mask=slow)

@@ -30,6 +30,10 @@ class Launch:
     """warps per program"""
     stages: int = 1
     """depth of the load pipeline"""
+    heads: int = 1
+    """query heads of one state per program, or per step of a loop over them"""
+    registers: int | None = None
+    """most that a thread may use where states of all chunks are stored"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -70,13 +74,13 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         carry = Launch(d, min(v, 32), 4, 1)
         part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=8 if d > 128 else 4)
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
-    wide, half = min(v, 128), min(v, 64)
+    wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
     return Config(
-        prepare=Launch(min(d, 64), 0),
+        prepare=Launch(min(d, 64), 0, 4 * pairs, heads=pairs),
         strong_products=Launch(min(d, 32), 0),
-        states=Launch(d, wide, 8, 3) if d == 128 else Launch(d, half, 4, 3),
+        states=Launch(d, wide, 8, 3, registers=128) if d == 128 else Launch(d, half, 4, 3),
         scan=scan,
-        output=Launch(d, wide, 4, 2),
+        output=Launch(d, wide, 4 * pairs, 2, pairs),
         correct=Launch(d, min(v, 32), 4, 2),
         values=Launch(d, wide, 4, 3) if groups == 1 else Launch(d, half, 4, 2 if groups == 2 else 1),
         finish=Launch(min(d, 64), min(v, 32), 4, 3),

@@ -140,7 +140,7 @@ def run_correction_backward(x: Problem, saved: Forward, beta: Tensor, du: Tensor
         count = min(slab, groups - first)
         states_of_slab(x, saved, states, first, count)
         _state_gradients_of_slab(x, saved, leaving, d_read, dstates, first, count)
-        finish(x, saved, d_read, states, dstates, grads, None, first, count)
+        finish(x, saved, d_read, (states, dstates, None), grads, first, count)
     return grads, d_beta.sum(0)
 
 
@@ -153,7 +153,7 @@ def _state_gradients_of_slab(
         state_kernel, (count, H, -(-V // tile.block_v)),
         saved.qt, d_read, d_read, saved.decay, x.slots.out, x.slots.store, x.slots, None, leaving, None, dstates,
         s.num_sequences, s.num_shared_chunks, first, s.group_chunks, shape=x.shape_of(1, 0),
-        REVERSE=True, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
+        REVERSE=True, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps, registers=tile.registers,
     )  # fmt: skip
 
 

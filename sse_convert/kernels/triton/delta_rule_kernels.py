@@ -16,7 +16,7 @@ after which keys are read like queries whose outputs have the gradient -dV, as `
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_slots, level_masks, load_rows, matmul, scatter_slots
+from sse_convert.kernels.triton.tiles import level_masks, load_source, matmul, source_rows, store_rows
 
 
 @triton.jit
@@ -50,8 +50,13 @@ def product(a, b, IEEE: tl.constexpr):
 @triton.jit
 def slot_strength(beta, out, c, h, H: tl.constexpr, C: tl.constexpr):
     """beta of a chunk's slots, 0 for padding."""
-    slot = tl.load(out + c * C + tl.arange(0, C))
-    return tl.load(beta + slot.to(tl.int64) * H + h, mask=slot >= 0, other=0.0)
+    return strength_of(beta, tl.load(out + c * C + tl.arange(0, C)), h, H)
+
+
+@triton.jit
+def strength_of(beta, place, h, H: tl.constexpr):
+    """beta [slots, H] of some slots, 0 for padding."""
+    return tl.load(beta + place.to(tl.int64) * H + h, mask=place >= 0, other=0.0)
 
 
 @triton.jit(do_not_specialize=["S", "num_shared", "groups"])
@@ -78,24 +83,34 @@ def correct_kernel(
     mine = begins(group, slots)
     while mine:
         tl.store(entering + (group.to(tl.int64) * H + h) * D * V + tile, state, mask=inside)
-        for c in tl.range(tl.load(slots.group_first + group), tl.load(slots.group_end + group), num_stages=STAGES):
+        first = tl.load(slots.group_first + group)
+        end = tl.load(slots.group_end + group)
+        next_row = source_rows(slots.token, slots.segment, first * C + i, first, S, num_shared, VALUE_P)
+        next_place = tl.load(slots.out + first * C + i)
+        next_strength = strength_of(beta, next_place, h, H)
+        for c in tl.range(first, end, num_stages=STAGES):
+            row, place, strength = next_row, next_place, next_strength
+            following = tl.minimum(c + 1, end - 1)
+            next_row = source_rows(slots.token, slots.segment, following * C + i, following, S, num_shared, VALUE_P)
+            next_place = tl.load(slots.out + following * C + i)
+            next_strength = strength_of(beta, next_place, h, H)
             if initial is not None:
-                row = tl.load(slots.load + c)
-                if row >= 0:
-                    state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+                begun = tl.load(slots.load + c)
+                if begun >= 0:
+                    state = tl.load(initial + (begun.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
             here = tl.cast(c, tl.int64) * H + h
             v_base = values
             if VALUE_P > 0:
                 v_base = tl.where(c < num_shared, values_shared, values)
-            bv = gather_slots(v_base, slots.token, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+            bv = load_source(v_base, row, h, v, H, V)
             bk = tl.load(k_start + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
             kept = tl.load(k_end + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
             solve = tl.load(inverse + (here * C + i[:, None]) * C + i[None, :])
             factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
             held = matmul(bk, state, tl.zeros([C, BV], tl.float32), IEEE)
-            right = (bv.to(tl.float32) - held) * slot_strength(beta, slots.out, c, h, H, C)[:, None]
+            right = (bv.to(tl.float32) - held) * strength[:, None]
             bu = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE).to(u.dtype.element_ty)
-            scatter_slots(u, bu, slots.token, slots.out, c, h, v, H, V, C)
+            store_rows(u, bu, place, h, v, H, V)
             state = matmul(kept, bu, state * factor[:, None], IEEE)
         group += 1
         mine = continues(group, groups, slots)
@@ -145,25 +160,27 @@ def correct_backward_kernel(
         tl.store(leaving + (group.to(tl.int64) * H + h) * D * V + tile, dstate, mask=inside)
         first = tl.load(slots.group_first + group)
         end = tl.load(slots.group_end + group)
+        next_place = tl.load(slots.out + (end - 1) * C + i)
+        next_strength = strength_of(beta, next_place, h, H)
         for step in tl.range(end - first, num_stages=STAGES):
             c = end - 1 - step
             here = tl.cast(c, tl.int64) * H + h
-            slot = tl.load(slots.out + c * C + i)
-            real = slot >= 0
-            slot = tl.where(real, slot, 0).to(tl.int64)
-            given = load_rows(du + h * V, slot, v, real, H * V, V).to(tl.float32)
-            bu = load_rows(u + h * V, slot, v, real, H * V, V).to(tl.float32)
+            place, strength = next_place, next_strength
+            following = tl.maximum(c - 1, first)
+            next_place = tl.load(slots.out + following * C + i)
+            next_strength = strength_of(beta, next_place, h, H)
+            given = load_source(du, place, h, v, H, V).to(tl.float32)
+            bu = load_source(u, place, h, v, H, V).to(tl.float32)
             bk = tl.load(k_end + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
             start = tl.load(k_start + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
             solve = tl.load(inverse + (here * C + i[None, :]) * C + i[:, None])
             factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
-            strength = tl.load(beta + slot * H + h, mask=real, other=1.0)
             right = matmul(bk, dstate, given, IEEE)
             g = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE)
             read = (g * -strength[:, None]).to(d_read.dtype.element_ty)
-            scatter_slots(d_read, read, slots.token, slots.out, c, h, v, H, V, C)
-            of_block = (tl.program_id(2) * num_slots.to(tl.int64) + slot) * H + h
-            tl.store(d_beta + of_block, tl.sum(g * bu, 1) / strength, mask=real)
+            store_rows(d_read, read, place, h, v, H, V)
+            of_block = (tl.program_id(2) * num_slots.to(tl.int64) + place) * H + h
+            tl.store(d_beta + of_block, tl.sum(g * bu, 1) / tl.where(place >= 0, strength, 1.0), mask=place >= 0)
             dstate = matmul(start, read, dstate * factor[:, None], IEEE)
             if d_initial is not None:
                 begun = tl.load(slots.load + c)

@@ -5,6 +5,7 @@ arguments of the same kinds is launched as it is. The kinds are what Triton comp
 pointers, which arguments are None, whether integers need 64 bits, and compile-time constants.
 """
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -31,7 +32,7 @@ def launch(
         constants: the rest of its parameters, in their order.
     """
     options: dict[str, int] = {"num_warps": warps} if registers is None else {"num_warps": warps, "maxnreg": registers}
-    if not torch.cuda.is_available():
+    if not _on_gpu():
         kernel[grid](*args, **constants, **options)
         return
     values = tuple(constants.values())
@@ -41,6 +42,12 @@ def launch(
         _compiled[key] = kernel[grid](*args, **constants, **options)
     else:
         compiled[(*grid, 1, 1)[:3]](*args, *values)
+
+
+@functools.cache
+def _on_gpu() -> bool:
+    """Else kernels are interpreted, or only compiled."""
+    return torch.cuda.is_available()
 
 
 def _kind(argument: Any) -> Hashable:

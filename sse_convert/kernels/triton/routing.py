@@ -13,11 +13,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sse_convert.kernels.gates import PartitionGate
 from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.routing import route
 from sse_convert.kernels.triton.config import CHUNK
+from sse_convert.kernels.triton.launching import launch
 from sse_convert.kernels.triton.slot_sort_kernels import (
     aligned_chunks_kernel,
     count_kernel,
@@ -78,7 +80,10 @@ def select(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tu
     Returns:
         Partitions int32 [T, K] and their gates float32 [T, K]; gradients flow from the gates to the logits.
     """
-    gate, used = _select(router_logits, router_bias, used_k)
+    if is_compiling():
+        gate, used = _select(router_logits, router_bias, used_k)
+    else:
+        gate, used = _Selection.apply(router_logits, router_bias, used_k)  # type: ignore[no-untyped-call]
     return used, gate
 
 
@@ -125,7 +130,8 @@ def slot_layout(
     assert not (packed and states), "states need aligned segments"
     (T, K), S, N = used_TK.shape, cu_seqlens.shape[0] - 1, num_partitions
     sizes = _sizes(T, K, S, N, shared, packed, group_chunks)
-    tables = _sort(used_TK, cu_seqlens, N, shared, packed, states, group_chunks, *sizes)
+    sort = _sort if is_compiling() else _sort_slots
+    tables = sort(used_TK, cu_seqlens, N, shared, packed, states, group_chunks, *sizes)
     return SlotLayout(**_carve(tables, _table_lengths(*sizes[1:])), num_shared_chunks=sizes[0])
 
 
@@ -151,11 +157,8 @@ def _table_lengths(chunks: int, groups: int) -> dict[str, int]:
 
 def _carve(memory: Tensor, lengths: dict[str, int]) -> dict[str, Tensor]:
     """Vectors in one allocation, each at a multiple of 256 bytes."""
-    parts, start = {}, 0
-    for name, length in lengths.items():
-        parts[name] = memory[start : start + length]
-        start += _ceil(length, 64) * 64
-    return parts
+    sizes = [size for length in lengths.values() for size in (length, -length % 64)]
+    return dict(zip(lengths, memory.split(sizes)[::2], strict=True))
 
 
 def _memory(lengths: dict[str, int], like: Tensor) -> Tensor:
@@ -168,8 +171,7 @@ def _ceil(x: int, y: int) -> int:
     return -(-x // y)
 
 
-@torch.library.custom_op(operator_name(__name__, "sort"), mutates_args=())
-def _sort(
+def _sort_slots(
     used_TK: Tensor, cu_seqlens: Tensor, num_partitions: int, shared: bool, packed: bool, states: bool,
     group_chunks: int, shared_chunks: int, chunks: int, groups: int,
 ) -> Tensor:  # fmt: skip
@@ -183,21 +185,24 @@ def _sort(
     counts, before, table = _carve(_memory(lengths, used_TK), lengths).values()
     piece = {"N": N, "K": K, "BLOCK_TOKENS": block_tokens, "BLOCK": triton.next_power_of_2(block_tokens * K)}
     with torch.cuda.device_of(used_TK):
-        count_kernel[(pieces,)](used_TK, cu_seqlens, counts, T, S, steps, pieces, **piece, num_warps=4)
-        sum_kernel[(M,)](
-            counts, before, table, cu_seqlens, S, pieces, group_chunks,
-            N=N, M=M, BLOCK_TOKENS=block_tokens, PACKED=packed, CHUNK=CHUNK, BLOCK=SCAN, num_warps=4,
+        launch(count_kernel, (pieces,), used_TK, cu_seqlens, counts, T, S, steps, pieces, **piece, warps=4)
+        launch(
+            sum_kernel, (M,), counts, before, table, cu_seqlens, S, pieces, group_chunks,
+            N=N, M=M, BLOCK_TOKENS=block_tokens, PACKED=packed, CHUNK=CHUNK, BLOCK=SCAN, warps=4,
         )  # fmt: skip
-        scatter_kernel[(pieces,)](
-            used_TK, cu_seqlens, before, table, out["token"], out["out"], out["segment"],
-            T, S, steps, pieces, shared_chunks, **piece, M=M, PACKED=packed, CHUNK=CHUNK, num_warps=4,
+        launch(
+            scatter_kernel, (pieces,), used_TK, cu_seqlens, before, table, out["token"], out["out"], out["segment"],
+            T, S, steps, pieces, shared_chunks, **piece, M=M, PACKED=packed, CHUNK=CHUNK, warps=4,
         )  # fmt: skip
-        kernel = packed_chunks_kernel if packed else aligned_chunks_kernel
-        kernel[(_ceil(chunks, TABLE_CHUNKS),)](
+        launch(
+            packed_chunks_kernel if packed else aligned_chunks_kernel, (_ceil(chunks, TABLE_CHUNKS),),
             cu_seqlens, table, *out.values(), T, S, steps, chunks, groups, shared_chunks, group_chunks,
-            N=N, M=M, K=K, STATES=states, CHUNK=CHUNK, BLOCK=TABLE_CHUNKS, num_warps=4,
+            N=N, M=M, K=K, STATES=states, CHUNK=CHUNK, BLOCK=TABLE_CHUNKS, warps=4,
         )  # fmt: skip
     return tables
+
+
+_sort = torch.library.custom_op(operator_name(__name__, "sort"), _sort_slots, mutates_args=())
 
 
 @_sort.register_fake
@@ -208,37 +213,45 @@ def _sort_fake(
     return _memory(_table_lengths(chunks, groups), used_TK)
 
 
-@torch.library.custom_op(operator_name(__name__, "select"), mutates_args=())
-def _select(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
+def _select_partitions(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
     T, N = router_logits.shape
     logits = router_logits.contiguous()
-    gate, used = _select_fake(router_logits, router_bias, used_k)
+    gate, used = _no_selection(router_logits, router_bias, used_k)
     tokens, width = _select_tile(N)
     with torch.cuda.device_of(logits):
-        select_kernel[(triton.cdiv(T, tokens),)](
+        launch(
+            select_kernel, (_ceil(T, tokens),),
             logits, logits if router_bias is None else router_bias.contiguous(), used, gate, T,
-            N=N, K=used_k, HAS_BIAS=router_bias is not None, BT=tokens, BN=width, num_warps=4,
+            N=N, K=used_k, HAS_BIAS=router_bias is not None, BT=tokens, BN=width, warps=4,
         )  # fmt: skip
     return gate, used
 
 
+_select = torch.library.custom_op(operator_name(__name__, "select"), _select_partitions, mutates_args=())
+
+
 @_select.register_fake
-def _select_fake(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
+def _no_selection(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
     shape = (router_logits.shape[0], used_k)
     return router_logits.new_empty(shape, dtype=torch.float32), router_logits.new_empty(shape, dtype=torch.int32)
 
 
-@torch.library.custom_op(operator_name(__name__, "select_backward"), mutates_args=())
-def _select_backward(router_logits: Tensor, used: Tensor, d_gate: Tensor) -> Tensor:
+def _select_gradient(router_logits: Tensor, used: Tensor, d_gate: Tensor) -> Tensor:
     T, N = router_logits.shape
     d_logits = torch.empty(T, N, dtype=router_logits.dtype, device=router_logits.device)
     tokens, width = _select_tile(N)
     with torch.cuda.device_of(router_logits):
-        select_backward_kernel[(triton.cdiv(T, tokens),)](
+        launch(
+            select_backward_kernel, (_ceil(T, tokens),),
             router_logits.contiguous(), used, d_gate.contiguous(), d_logits, T,
-            N=N, K=used.shape[1], BT=tokens, BN=width, num_warps=4,
+            N=N, K=used.shape[1], BT=tokens, BN=width, warps=4,
         )  # fmt: skip
     return d_logits
+
+
+_select_backward = torch.library.custom_op(
+    operator_name(__name__, "select_backward"), _select_gradient, mutates_args=()
+)
 
 
 @_select_backward.register_fake
@@ -257,6 +270,22 @@ def _backward(ctx: Any, d_gate: Tensor | None, d_used: Tensor | None) -> tuple[T
 
 
 _select.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+class _Selection(torch.autograd.Function):
+    """The same at less cost for the host."""
+
+    @staticmethod
+    def forward(ctx: Any, router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
+        gate, used = _select_partitions(router_logits, router_bias, used_k)
+        ctx.save_for_backward(router_logits, used)
+        ctx.mark_non_differentiable(used)
+        return gate, used
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        router_logits, used = ctx.saved_tensors
+        return _select_gradient(router_logits, used, gradients[0]), None, None
 
 
 def _select_tile(N: int) -> tuple[int, int]:

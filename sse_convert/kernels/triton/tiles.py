@@ -38,13 +38,6 @@ def sum_rows(select, x, IEEE: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, row, d, ok, stride, WIDTH: tl.constexpr):
-    """Rows [C, BLOCK] of a matrix whose rows start at base + row * stride; zeros for padding."""
-    at = base + row[:, None].to(tl.int64) * stride + d[None, :]
-    return tl.load(at, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
-
-
-@triton.jit
 def log2_decay(raw, normalizer):
     """Base-2 log decay from natural log decays, or, with a normalizer, from gate logits x as logsigmoid(x) / it."""
     x = raw.to(tl.float32)
@@ -109,18 +102,16 @@ def slot_weight(gate, tok, rank, ok, K: tl.constexpr, LIMIT: tl.constexpr, GATED
 
 
 @triton.jit
-def of_segment(x, segment, c, kept, C: tl.constexpr):
-    """x [C, BLOCK] of a packed chunk without the rows of segments other than `kept`."""
-    rows = tl.load(segment + c * C + tl.arange(0, C)) == kept
-    return tl.where(rows[:, None], x, 0.0)
+def of_segment(x, segment, at, kept):
+    """x [rows, BLOCK] without the rows of segments other than `kept`; `at` tells the slot of each row."""
+    return tl.where((tl.load(segment + at) == kept)[:, None], x, 0.0)
 
 
 @triton.jit
-def within_segments(x, segment, c, C: tl.constexpr):
-    """Products [C, C] of a packed chunk without those of two segments. Padding needs no mask: its q, k, v and do are
-    zeros."""
-    seg = segment + c * C + tl.arange(0, C)
-    return tl.where(tl.load(seg)[:, None] == tl.load(seg)[None, :], x, 0.0)
+def within_segments(x, segment, rows, columns):
+    """Products [rows, columns] without those of two segments, of slots `rows` and `columns`. Padding needs no mask: its
+    q, k, v and do are zeros."""
+    return tl.where(tl.load(segment + rows)[:, None] == tl.load(segment + columns)[None, :], x, 0.0)
 
 
 @triton.jit
@@ -141,12 +132,29 @@ def level_masks(i, level):
 
 
 @triton.jit
-def chunk_slots(token, out, c, T, C: tl.constexpr):
-    """Of each slot of a chunk: its token, its rank among the token's slots, and whether it is real."""
-    at = c * C + tl.arange(0, C)
+def slot_ranks(token, out, at, T):
+    """Of slots `at`: their tokens, their ranks among the tokens' slots, and whether they are real."""
     tok = tl.load(token + at)
     ok = tok >= 0
     return tl.where(ok, tok, 0), tl.where(ok, tl.load(out + at), 0) // T, ok
+
+
+@triton.jit
+def source_rows(rows, segment, at, c, S, num_shared, P: tl.constexpr):
+    """Of slots `at` of chunk c: their rows in x [T, P, ...] (in [T, ...], for the shared partition), -1 for padding."""
+    row = tl.load(rows + at)
+    if P > 1:
+        partition = tl.minimum(tl.load(segment + at, mask=row >= 0, other=0) // S, P - 1)
+        row = tl.where((row < 0) | (c < num_shared), row, row * P + partition)
+    return row
+
+
+@triton.jit
+def load_source(base, row, head, d, HEADS: tl.constexpr, D: tl.constexpr):
+    """Rows [rows, BLOCK] of one head (or of one each) in x [..., HEADS, D]; zeros for padding."""
+    ok = row >= 0
+    at = (tl.where(ok, row, 0).to(tl.int64) * HEADS + head) * D
+    return tl.load(base + at[:, None] + d[None, :], mask=ok[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
@@ -162,7 +170,15 @@ def gather_slots(
     if P > 1:
         partition = tl.minimum(tl.where(ok, tl.load(segment + at), 0) // S, P - 1)
         row = tl.where(c < num_shared, row, row * P + partition)
-    return load_rows(base + head * D, row, d, ok, HEADS * D, D)
+    place = base + head * D + row[:, None].to(tl.int64) * (HEADS * D) + d[None, :]
+    return tl.load(place, mask=ok[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, value, row, head, d, HEADS: tl.constexpr, D: tl.constexpr):
+    """Write rows [rows, BLOCK] of one head (or of one each) to x [..., HEADS, D], but where row is negative."""
+    at = (tl.where(row >= 0, row, 0).to(tl.int64) * HEADS + head) * D
+    tl.store(x + at[:, None] + d[None, :], value.to(x.dtype.element_ty), mask=(row >= 0)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -172,3 +188,11 @@ def scatter_slots(x, value, token, out, c, head, d, HEADS: tl.constexpr, D: tl.c
     ok = tl.load(token + at) >= 0
     place = (tl.load(out + at).to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
     tl.store(x + place, value.to(x.dtype.element_ty), mask=ok[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def per_head(x, Q: tl.constexpr, C: tl.constexpr):
+    """x [C, BLOCK] for each of Q query heads, [Q * C, BLOCK]."""
+    if Q > 1:
+        x = tl.reshape(tl.broadcast_to(x[None, :, :], [Q, C, x.shape[1]]), [Q * C, x.shape[1]])
+    return x
