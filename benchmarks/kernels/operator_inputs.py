@@ -18,8 +18,8 @@ class Inputs:
 
     case: Case
     leaves: dict[str, Tensor]
-    """q, k, v, log_decay, router_logits of the partitions; shared q, shared k and shared log_decay of the shared one; and
-    write_strength for the delta rule"""
+    """q, k, v, log_decay, router_logits of the partitions; shared q, shared k and shared log_decay of the shared one;
+    and write_strength for the delta rule"""
     d_o: Tensor
     """[T, Hq, V], the gradient that comes into a backward"""
     cu_seqlens: Tensor

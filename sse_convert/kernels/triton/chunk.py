@@ -117,7 +117,7 @@ def states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count
         saved.kd, sources.v, sources.shared_v, saved.decay, x.value_rows, x.slots.load, x.slots, x.initial,
         saved.entering, None, states, s.num_sequences, s.num_shared_chunks, first, s.group_chunks,
         shape=x.shape_of(1, x.value_partitions), REVERSE=False, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages,
-        warps=tile.warps, registers=tile.registers,
+        warps=tile.warps, registers=tile.registers if x.initial is None else None,
     )  # fmt: skip
 
 

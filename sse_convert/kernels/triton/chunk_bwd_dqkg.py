@@ -31,7 +31,6 @@ from sse_convert.kernels.triton.tiles import (
     within_segments,
 )
 
-
 _NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks", "places"]
 
 

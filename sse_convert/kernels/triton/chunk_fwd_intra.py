@@ -73,11 +73,12 @@ def prepare_kernel(
     k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
     g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
     key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
+    g_row = tl.load(slots.token + at_i)
+    k_row = source_rows(slots.token, slots.segment, at_i, c, S, num_shared, P)
     q_row = source_rows(slots.token, slots.segment, at_r, c, S, num_shared, P)
     q_head = hq if Q == 1 else hq + r // C
     whole = tl.arange(0, ROW)
-    keys = gather_slots(k_base, slots.token, slots.segment, c, h, whole, S, num_shared, P, H, D, C)
-    norm = key_norm(keys, whole, key_scale, D, K_MAP)
+    norm = key_norm(load_source(k_base, k_row, h, whole, H, D), whole, key_scale, D, K_MAP)
     tile = (c.to(tl.int64) * (H * G) + hq) * C
     here = c.to(tl.int64) * H + h
     first_query = hq % G == 0
@@ -85,16 +86,16 @@ def prepare_kernel(
     acc = tl.zeros([Q * C, C], tl.float32)
     lowest = 0.0
     lane = tl.arange(0, BD)
-    raw = gather_slots(g_base, slots.token, slots.segment, c, h, lane, S, num_shared, 1, H, D, C)
-    raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, lane, S, num_shared, P, H, D, C)
+    raw = load_source(g_base, g_row, h, lane, H, D)
+    raw_k = load_source(k_base, k_row, h, lane, H, D)
     raw_q = load_source(q_base, q_row, q_head, lane, H * G, D)
     for begin in tl.static_range(0, D, BD):
         d = begin + lane
         inside = (d < D)[None, :]
         this, this_k, this_q = raw, raw_k, raw_q
         if begin + BD < D:
-            raw = gather_slots(g_base, slots.token, slots.segment, c, h, d + BD, S, num_shared, 1, H, D, C)
-            raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d + BD, S, num_shared, P, H, D, C)
+            raw = load_source(g_base, g_row, h, d + BD, H, D)
+            raw_k = load_source(k_base, k_row, h, d + BD, H, D)
             raw_q = load_source(q_base, q_row, q_head, d + BD, H * G, D)
         q_at = (tile + r[:, None]) * D + d[None, :]
         k_at = (here * C + i[:, None]) * D + d[None, :]

@@ -4,11 +4,12 @@
 
 with qd, kd, A and the decay from `chunk_fwd_intra`. Grid: groups x query heads / Q x blocks of V.
 
-Bytes for a slot and head, in bfloat16: 2 D (qd) + 2 D / Q (kd) + 2 C (A) + 2 V / Q (v) + 2 V (o). A state tile of
-128 x 128 takes 128 registers of 4 warps, so with what two steps load (112 KB) one program fills a multiprocessor. Two
-query heads of one state share its update, as 128 rows of a product on 8 warps. Then there are registers to know the rows
-to gather a chunk ahead, so that their loads wait for no table; and the sparse partitions go first, so that the program
-of a shared chunk adds what its tokens read there, and nobody sums over slots. With one head both cost more than they save.
+Bytes for a slot and head, in bfloat16: 2 D (qd) + 2 D / Q (kd) + 2 C (A) + 2 V / Q (v) + 2 V (o). A state tile of 128
+x 128 takes 128 registers of 4 warps, so with what two steps load (112 KB) one program fills a multiprocessor. Two
+query heads of one state share its update, as 128 rows of a product on 8 warps. Then there are registers to know the
+rows to gather a chunk ahead, so that their loads wait for no table; and the sparse partitions go first, so that the
+program of a shared chunk adds what its tokens read there, and nobody sums over slots. With one head both cost more
+than they save.
 """
 
 import triton

@@ -86,7 +86,8 @@ class Compiler:
 
 
 def usage(kernel: Any) -> dict[str, int]:
-    """Registers per thread, bytes of stack, local and shared memory, and warps."""
+    """Registers per thread, bytes of stack, local and shared memory, warps; waits for loads in flight, and the most
+    buffers that a loop loads into."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -98,7 +99,12 @@ def usage(kernel: Any) -> dict[str, int]:
     assert numbers is not None, printed
     registers, stack, local = map(int, numbers.groups())
     shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
-    return {"registers": registers, "stack": stack, "local": local, "shared": shared, "warps": warps}
+    text = kernel.asm["ttgir"]
+    buffers = [int(n) for n in re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", text)]
+    return {
+        "registers": registers, "stack": stack, "local": local, "shared": shared, "warps": warps,
+        "waits": text.count("ttg.async_wait"), "buffers": max(buffers, default=0),
+    }  # fmt: skip
 
 
 def main() -> None:

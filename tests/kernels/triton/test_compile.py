@@ -14,7 +14,7 @@ BEARABLE_STACK = {
     "strong_products_kernel": 208,
     "output_kernel": 256,
     "value_gradient_kernel": 192,
-    "finish_kernel": 544,
+    "finish_kernel": 576,
     "finish_strong_kernel": 3392,
 }
 """bytes of stack a thread may use; every other kernel, none. Blocks that keep these kernels' tiles whole in registers
@@ -32,6 +32,11 @@ BEARABLE_IN_FLOAT32 = {
     "correct_backward_kernel": 6144,
 }
 """the same where products are in float32 throughout: that path is for exactness, and has not been made fast"""
+BUFFERED = {
+    "state_kernel", "output_kernel", "value_gradient_kernel", "finish_kernel", "correct_kernel",
+    "correct_backward_kernel",
+}  # fmt: skip
+"""kernels whose loops load ahead"""
 GROUPS = ("16 bits", "others")
 """slow cases that share a process, whose start takes longer than most of them"""
 
@@ -74,6 +79,19 @@ def assert_fits(report: dict, capability: int) -> None:
         bearable = bounds.get(name + by_slot, bounds.get(name, 0))
         assert kernel["stack"] <= bearable, f"spills registers: {kernel}"
         assert kernel["shared"] <= SHARED_LIMIT[capability], f"too much shared memory: {kernel}"
+
+
+@pytest.mark.parametrize("case", ["train", "train as the layer does", "train by the delta rule"])
+def test_loops_keep_their_pipelines(case: str) -> None:
+    """Loads of later steps are in flight while one computes: there are as many buffers as the loop is deep."""
+    found = set()
+    for kernel in compile_in_subprocess(90, *QUICK)[case]["kernels"]:
+        stages = kernel["constants"].get("STAGES", 1)
+        if kernel["kernel"] in BUFFERED:
+            found.add(kernel["kernel"])
+            assert kernel["waits"] > 0, f"waits for every load: {kernel}"
+            assert kernel["buffers"] >= min(stages, 2), f"nothing is loaded ahead: {kernel}"
+    assert found >= BUFFERED - {"correct_kernel", "correct_backward_kernel"}
 
 
 def test_every_kernel_is_compiled() -> None:
