@@ -127,8 +127,8 @@ def _models() -> list[Case]:
         ("paper, N = 60, K = 4", {**paper, "partitions": 60, "top_k": 4}),
         ("1% strong chunks", {"strong": 0.01}), ("all chunks strong", {"strong": 1.0}), ("delta rule", {"delta": True}),
     ]  # fmt: skip
-    cases = [Case(group="models", lengths=_halves(tokens), candidates=(OURS, GLA_TWICE) if note == "figure" else (OURS,),
-                  note=note, **changes)
+    cases = [Case(group="models", lengths=_halves(tokens), note=note, **changes,
+                  candidates=(OURS, GLA_TWICE) if note == "figure" else (OURS,))
              for tokens in (2**15, 2**13) for note, changes in settings]  # fmt: skip
     documents = next(case for case in _short()).lengths
     cases += [Case(group="models", lengths=documents, candidates=(OURS,), note=f"{note}, short documents", **changes)
