@@ -103,4 +103,4 @@ def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may ask for on a device; `LARGE` where kernels are interpreted."""
     if device.type != "cuda":
         return LARGE
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -58,4 +58,4 @@ def _kind(argument: Any) -> Hashable:
         return tuple(map(_kind, argument))
     if isinstance(argument, int):
         return argument.bit_length() > 31
-    return type(argument)
+    return type(argument).__name__
