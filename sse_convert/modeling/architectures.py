@@ -50,9 +50,9 @@ class ArchSpec:
     """q and k are rotated first and then normed"""
     rotary: Literal["full", "partial", "none"] = "full"
     """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
-    rotary_pairs: Literal["halves", "neighbours", "neighbours_from_halves"] = "halves"
-    """which dimensions turn together: one of each half, or neighbours; the tables (cos, sin) hold an angle once in each
-    half (halves, neighbours_from_halves), or twice in turn (neighbours)"""
+    rotary_pairs: Literal["halves", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -60,8 +60,10 @@ class ArchSpec:
     """config field with the dropout that the attention module applies to its output"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
+    hands_on: bool = True
+    """a decoder layer hands its other keyword arguments to its attention"""
     inert: tuple[str, ...] = ()
-    """other children, parameters and buffers of the attention, which only its softmax uses"""
+    """other children, parameters and buffers of the attention, of which a converted layer needs nothing"""
     arguments: tuple[str, ...] = ()
     """other arguments of the attention's forward, which only its softmax uses"""
     switches: tuple[str, ...] = ()
@@ -164,7 +166,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),
-        _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours", switches=("use_qk_norm",)),
+        _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours"),
         _llama_like(
             "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
         ),
@@ -179,21 +181,31 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             "hunyuan_v1_dense", "HunYuanDenseV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
             norm_after_rotation=True,
         ),
-        _llama_like("hyperclovax", "HyperCLOVAX"),
+        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None),
         _llama_like("jais2", "Jais2", classifier_class=None),
         _llama_like("ministral", "Ministral"),
         _llama_like("ministral3", "Ministral3"),
+        _llama_like(
+            "nanochat", "NanoChat", classifier_class=None, qk_norm="head", norm_after_rotation=True,
+            rotary_pairs="backwards",
+        ),
+        _llama_like("nemotron", "Nemotron", rotary="partial", hands_on=False),
         _llama_like("olmo", "Olmo"),
         _llama_like("olmo3", "Olmo3", qk_norm="whole"),
         _llama_like("phi", "Phi", output="dense", rotary="partial"),
         _llama_like("seed_oss", "SeedOss", output_dropout="residual_dropout"),
+        _llama_like("stablelm", "StableLm", rotary="partial", hands_on=False),
         _llama_like("vaultgemma", "VaultGemma", classifier_class=None),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",
             backbone="transformer", layers="h", attention="attn", embeddings="wte", qkv=("c_attn",),
             qkv_layout="blocks", output="c_proj", conv1d=True, rotary="none",
-            output_dropout="resid_pdrop",
+            output_dropout="resid_pdrop", inert=("attn_dropout", "resid_dropout"),
+            arguments=("encoder_hidden_states", "encoder_attention_mask"),
+            switches=(
+                "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn",
+            ),
         ),
     )
 }  # fmt: skip

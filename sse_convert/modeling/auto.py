@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ARCHITECTURES
+from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -103,19 +103,24 @@ def load_pretrained(
 def _register_configs(auto: ModuleType) -> None:
     mapping = auto.CONFIG_MAPPING
     module = _LazyModule(_CONFIGURATIONS)
-    for spec in ARCHITECTURES.values():
+    for spec in _known(mapping._mapping):
         mapping._mapping[spec.hybrid_type] = spec.hybrid_config
         mapping._modules[spec.hybrid_type] = module
 
 
 def _register_models(auto: ModuleType) -> None:
     module = _LazyModule(_CONFIGURATIONS, "sse_convert.modeling.hybrid")
-    for spec in ARCHITECTURES.values():
+    for spec in _known(auto.MODEL_MAPPING._config_mapping):
         for auto_class, name in spec.auto_classes.items():
             mapping = getattr(auto, auto_class)._model_mapping
             mapping._reverse_config_mapping[spec.hybrid_config] = spec.hybrid_type
             mapping._model_mapping[spec.hybrid_type] = name
             mapping._modules[spec.hybrid_type] = module
+
+
+def _known(configurations: dict[str, str]) -> list[ArchSpec]:
+    """The families that the installed transformers has; `configurations` has their model types as keys."""
+    return [spec for spec in ARCHITECTURES.values() if spec.model_type in configurations]
 
 
 _ACTIONS = {_CONFIG_MODULE: _register_configs, _MODEL_MODULE: _register_models}

@@ -385,12 +385,15 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
     turned, kept = x[..., :dims], x[..., dims:]
-    if pairs == "halves":
-        first, second = turned.chunk(2, dim=-1)
-        across = torch.cat([-second, first], dim=-1)
-    else:
-        across = torch.stack([-turned[..., 1::2], turned[..., ::2]], dim=-1).flatten(-2)
-    return torch.cat([turned * cos + across * sin, kept], dim=-1).to(x.dtype)
+    return torch.cat([turned * cos + quarter_turn(turned, pairs) * sin, kept], dim=-1).to(x.dtype)
+
+
+def quarter_turn(x: Tensor, pairs: str) -> Tensor:
+    """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
+    if pairs in ("halves", "backwards"):
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([-second, first] if pairs == "halves" else [second, -first], dim=-1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
 
 
 def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:

@@ -8,10 +8,12 @@ compared with the entry: children, parameters, buffers, arguments, and the confi
 import ast
 import functools
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter
@@ -19,10 +21,26 @@ from transformers.core_model_loading import WeightConverter
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.layer import quarter_turn
 
-SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "max_position_embeddings")
+SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_hidden_layers",
+    "max_position_embeddings",
+)
 """config fields that shapes follow from"""
-MODULES = ("attention_bias", "attention_out_bias", "use_bias", "use_qkv_bias", "qkv_bias", "rms_norm_eps", "layer_norm_eps")
+MODULES = (
+    "attention_bias",
+    "attention_out_bias",
+    "use_bias",
+    "use_qkv_bias",
+    "qkv_bias",
+    "rms_norm_eps",
+    "layer_norm_eps",
+)
 """config fields that are in the modules a converted layer takes over"""
 ROTATION = ("rope_parameters", "no_rope_layers", "layer_types")
 """config fields that are in the tables (cos, sin) that a layer is handed, or in `ArchSpec.rotated_layers`"""
@@ -73,6 +91,8 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
         model: the causal language model of the source, with or without data.
         spec: the entry.
     """
+    if model.config_class.__name__ != spec.config_class:
+        return [f"class {type(model).__name__}, which belongs to {model.config_class.__name__}"]
     layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
     if not isinstance(layers, nn.ModuleList):
         return [f"no decoder layers at {spec.layers_path}"]
@@ -87,7 +107,7 @@ def _merged_weights(model: Any, spec: ArchSpec) -> list[str]:
     """Weights that transformers merges or splits on loading: by model type, so not for the converted type."""
     rules = get_checkpoint_conversion_mapping(spec.model_type) or []
     patterns = sorted({part for rule in rules if isinstance(rule, WeightConverter) for part in _targets(rule)})
-    merged = [f"weights {', '.join(patterns)}, which loading merges (mixture of experts)"] if patterns else []
+    merged = [f"weights {', '.join(patterns)}, which transformers merges on loading"] if patterns else []
     experts = next((name for name, module in model.named_modules() if name.endswith("experts")), None)
     return merged or ([f"mixture of experts at {experts}"] if experts else [])
 
@@ -112,10 +132,43 @@ def _layer_problems(layer: nn.Module, config: Any, spec: ArchSpec) -> Iterator[s
     kind = type(attention)
     yield from (f"argument {name} of its forward" for name in _arguments(kind) if name not in _known_arguments(spec))
     for name in _fields(kind):
-        if name not in _known_fields(spec) and (value := getattr(config, name, None)):
+        if name not in _known_fields(spec) and (value := _value(config, name)):
             yield f"config field {name} = {value!r}"
-    if not _hands_on(type(layer), spec.attention):
+    if spec.hands_on and not _hands_on(type(layer), spec.attention):
         yield f"{type(layer).__name__}.forward, which hands no keyword arguments to {spec.attention}"
+    if spec.rotary != "none":
+        yield from _rotation_problems(kind, spec)
+
+
+def _rotation_problems(kind: type[nn.Module], spec: ArchSpec) -> Iterator[str]:
+    """A rotation of other pairs than the entry's, or on the other side of the norms."""
+    x = torch.arange(1.0, 5.0, device="cpu")
+    rotate = getattr(sys.modules[kind.__module__], "rotate_half", None)
+    if rotate is None:
+        yield "a rotation without rotate_half"
+    elif not torch.equal(rotate(x), quarter_turn(x, spec.rotary_pairs)):
+        yield f"rotary pairs {[round(value) for value in rotate(x).tolist()]} of dimensions [1, 2, 3, 4]"
+    if spec.qk_norm != "none":
+        norm, rotation = _first_call(kind, spec.qk_norms[0]), _first_call(kind, "apply_rotary_pos_emb")
+        if norm and rotation and (norm > rotation) != spec.norm_after_rotation:
+            yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
+
+
+@functools.cache
+def _first_call(kind: type[nn.Module], name: str) -> int | None:
+    """The first line of a class that calls a function or module of this name; None if there is none."""
+    calls = (node for node in _code(kind) if isinstance(node, ast.Call))
+    lines = [
+        call.lineno for call in calls if name in (getattr(call.func, "attr", None), getattr(call.func, "id", None))
+    ]
+    return min(lines, default=None)
+
+
+def _value(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' error for fields that vary by layer
+        return "one for each layer"
 
 
 @functools.cache
