@@ -26,6 +26,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": None,
 }
 _HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}
 _GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -41,7 +42,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
     "gpt2": {"num_key_value_heads": None},
-    "cohere2": {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]},
+    "cohere2": _WINDOWS,
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "glm4": {"head_dim": 8, **_HALF_ROTARY},
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -51,7 +52,7 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "cohere": {},
-    "cwm": {"head_dim": 8, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    "cwm": {"head_dim": 8, **_WINDOWS},
     "ernie4_5": {"head_dim": 8},
     "gemma": {"head_dim": 8},
     "glm": {"head_dim": 8, **_HALF_ROTARY},
