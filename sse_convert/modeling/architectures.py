@@ -24,7 +24,7 @@ class ArchSpec:
     """model class without the language-model head"""
     causal_lm_class: str
     """model class with the head"""
-    classifier_class: str | None
+    classifier_class: str | None = None
     """model class that labels whole sequences; None if the family has none"""
     backbone: str = "model"
     """attribute of the causal LM that holds the backbone"""
@@ -169,6 +169,10 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours"),
         _llama_like(
             "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
+        ),
+        _llama_like(
+            "cohere_compass_text", "CohereCompass", config_class="CohereCompassTextConfig",
+            backbone_class="CohereCompassTextModel", classifier_class=None,
         ),
         _llama_like("cwm", "Cwm", classifier_class=None),
         _llama_like("ernie4_5", "Ernie4_5", classifier_class=None, rotary_pairs="neighbours_from_halves"),

@@ -25,7 +25,8 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_HALF_ROTARY = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
 _WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}
 _GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
 _FAMILIES: dict[str, dict[str, Any]] = {
@@ -52,6 +53,7 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "cohere": {},
+    "cohere_compass_text": {**_WINDOWS, "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "cwm": {"head_dim": 8, **_WINDOWS},
     "ernie4_5": {"head_dim": 8},
     "gemma": {"head_dim": 8},

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+import transformers
+from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from docs.causal_lms import Group, left_out, supported
@@ -15,9 +16,14 @@ GROUPS = [group for groups in left_out().values() for group in groups]
 KNOWN = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not name.startswith(SSE_PREFIX)]
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 FIELDS: dict[str, dict[str, Any]] = {
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 2},
+    "gemma3n_text": {"num_hidden_layers": 2, "num_kv_shared_layers": 0},
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 """what a default configuration lacks"""
+NOT_BUILT = ("gemma3n", "gemma4_assistant", "gemma4_unified_assistant")
+"""listed, not tried: one needs the package timm, two are drafts that are made from another model's configuration"""
 
 
 def test_every_causal_lm_is_in_one_group() -> None:
@@ -38,8 +44,9 @@ def shallow(model_type: str) -> PreTrainedModel:
     if vars(text).get("head_dim", 0) is None:
         text.head_dim = 64
     text.is_decoder = True
+    cls = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = cls._from_config(config if isinstance(config, cls.config_class) else text)
     return model
 
 
@@ -60,8 +67,8 @@ def plain_entry(model_type: str, model: PreTrainedModel) -> ArchSpec:
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.families[0])
 def test_a_plain_entry_for_what_is_left_out_is_refused(group: Group) -> None:
     for model_type in group.families:
-        if model_type not in KNOWN:
-            continue  # newer than the installed transformers
+        if model_type not in KNOWN or model_type in NOT_BUILT:
+            continue  # a family may be newer than the installed transformers
         model = shallow(model_type)
         found = "; ".join(model_problems(model, plain_entry(model_type, model)))
         assert found, model_type
