@@ -6,6 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from docs.causal_lms import left_out, supported
 from docs.markdown import prose, table
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES
@@ -101,4 +102,24 @@ def families_page() -> str:
     fields = [
         (f"`{f.name}`", default, prose(docs[f.name])) for f, default in zip(dc.fields(ArchSpec), defaults, strict=True)
     ]
-    return "\n".join([*lines, *table(("field", "default", "meaning"), fields), ""])
+    lines += [*table(("field", "default", "meaning"), fields), ""]
+    return "\n".join([*lines, *_left_out()])
+
+
+def _left_out() -> list[str]:
+    """The causal language models of transformers that have no entry, with reasons."""
+    titles = {"refused": "Refused", "not_softmax_decoder": "Not decoders with softmax attention"}
+    same = [f"`{name}` is read as `{entry}`" for name, entry in supported().items() if name != entry]
+    lines = [
+        "## All causal language models of transformers",
+        "",
+        f"{len(supported())} model types convert ({'; '.join(same)}). The others are refused by name. So is a checkpoint",
+        "of a known family whose attention has a module, parameter, buffer, argument or config switch that the entry",
+        "does not name: `plan` and `convert` say which, before any weight is read.",
+        "",
+    ]
+    for kind, groups in left_out().items():
+        rows = [(group.reason, ", ".join(f"`{name}`" for name in group.families)) for group in groups]
+        lines += [f"### {titles[kind]}: {sum(len(group.families) for group in groups)}", ""]
+        lines += [*table(("why", "model types"), rows), ""]
+    return lines

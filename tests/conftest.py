@@ -12,6 +12,9 @@ from tests.kernels.triton import interpreter
 
 interpreter.install()
 
+with torch.device("meta"):  # which functions a device context covers is looked up once: before any of them is replaced
+    torch.empty(0)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

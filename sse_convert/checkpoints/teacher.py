@@ -132,11 +132,17 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
         name: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: heads do not divide, or transformers refuses the values.
+        CheckpointError: heads do not divide, or transformers refuses the values or lacks the family.
     """
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, __version__
 
+    if raw["model_type"] not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{name} is a {raw['model_type']} model, which transformers {__version__} does not have",
+            expected=f"transformers newer than {__version__}",
+            fix="upgrade transformers",
+        )
     try:
         config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:

@@ -24,7 +24,7 @@ class ArchSpec:
     """model class without the language-model head"""
     causal_lm_class: str
     """model class with the head"""
-    classifier_class: str | None
+    classifier_class: str | None = None
     """model class that labels whole sequences; None if the family has none"""
     backbone: str = "model"
     """attribute of the causal LM that holds the backbone"""
@@ -43,13 +43,36 @@ class ArchSpec:
     conv1d: bool = False
     """projections are transformers' Conv1D, weights stored [in, out]"""
     qk_norm: Literal["none", "head", "whole"] = "none"
-    """`q_norm` and `k_norm` modules, per head or over the whole projection"""
+    """norms of q and k, per head or over the whole projection"""
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    """their modules"""
+    norm_after_rotation: bool = False
+    """q and k are rotated first and then normed"""
     rotary: Literal["full", "partial", "none"] = "full"
     """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
+    rotary_pairs: Literal["halves", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn"""
+    rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
+    """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
+    but all in a model without windows"""
     output_dropout: str | None = None
     """config field with the dropout that the attention module applies to its output"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
+    hands_on: bool = True
+    """a decoder layer hands its other keyword arguments to its attention"""
+    inert: tuple[str, ...] = ()
+    """other children, parameters and buffers of the attention, of which a converted layer needs nothing"""
+    arguments: tuple[str, ...] = ()
+    """other arguments of the attention's forward, which only its softmax uses"""
+    switches: tuple[str, ...] = ()
+    """other config fields that the attention reads, which need nothing of a converted layer"""
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """Modules of the attention that a converted layer uses."""
+        return (*self.qkv, self.output, *(() if self.qk_norm == "none" else self.qk_norms))
 
     @property
     def hybrid_config(self) -> str:
@@ -141,12 +164,52 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             qkv=("query_key_value",), qkv_layout="heads", output="dense", rotary="partial",
             cache_argument="layer_past",
         ),
+        _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
+        _llama_like("arcee", "Arcee"),
+        _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours"),
+        _llama_like(
+            "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
+        ),
+        _llama_like(
+            "cohere_compass_text", "CohereCompass", config_class="CohereCompassTextConfig",
+            backbone_class="CohereCompassTextModel", classifier_class=None,
+        ),
+        _llama_like("cwm", "Cwm", classifier_class=None),
+        _llama_like("ernie4_5", "Ernie4_5", classifier_class=None, rotary_pairs="neighbours_from_halves"),
+        _llama_like("exaone4", "Exaone4", qk_norm="head", rotated_layers="sliding_if_any"),
+        _llama_like("gemma", "Gemma"),
+        _llama_like("glm", "Glm", rotary="partial", rotary_pairs="neighbours_from_halves"),
+        _llama_like("glm4", "Glm4", rotary="partial", rotary_pairs="neighbours_from_halves"),
+        _llama_like("helium", "Helium", rotary_pairs="neighbours_from_halves"),
+        _llama_like(
+            "hunyuan_v1_dense", "HunYuanDenseV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
+            norm_after_rotation=True,
+        ),
+        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None),
+        _llama_like("jais2", "Jais2", classifier_class=None),
+        _llama_like("ministral", "Ministral"),
+        _llama_like("ministral3", "Ministral3"),
+        _llama_like(
+            "nanochat", "NanoChat", classifier_class=None, qk_norm="head", norm_after_rotation=True,
+            rotary_pairs="backwards",
+        ),
+        _llama_like("nemotron", "Nemotron", rotary="partial", hands_on=False),
+        _llama_like("olmo", "Olmo"),
+        _llama_like("olmo3", "Olmo3", qk_norm="whole"),
+        _llama_like("phi", "Phi", output="dense", rotary="partial"),
+        _llama_like("seed_oss", "SeedOss", output_dropout="residual_dropout"),
+        _llama_like("stablelm", "StableLm", rotary="partial", hands_on=False),
+        _llama_like("vaultgemma", "VaultGemma", classifier_class=None),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",
             backbone="transformer", layers="h", attention="attn", embeddings="wte", qkv=("c_attn",),
             qkv_layout="blocks", output="c_proj", conv1d=True, rotary="none",
-            output_dropout="resid_pdrop",
+            output_dropout="resid_pdrop", inert=("attn_dropout", "resid_dropout"),
+            arguments=("encoder_hidden_states", "encoder_attention_mask"),
+            switches=(
+                "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn",
+            ),
         ),
     )
 }  # fmt: skip

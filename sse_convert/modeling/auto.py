@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.compat import add_config, add_model, is_loading
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ARCHITECTURES
+from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -107,15 +107,20 @@ def load_pretrained(
 
 def _register_configs(auto: ModuleType) -> None:
     module = _LazyModule(_CONFIGURATIONS)
-    for spec in ARCHITECTURES.values():
+    for spec in _known(auto.CONFIG_MAPPING._mapping):
         add_config(auto.CONFIG_MAPPING, spec.hybrid_type, spec.hybrid_config, module)
 
 
 def _register_models(auto: ModuleType) -> None:
     module = _LazyModule(_CONFIGURATIONS, "sse_convert.modeling.hybrid")
-    for spec in ARCHITECTURES.values():
+    for spec in _known(auto.MODEL_MAPPING._config_mapping):
         for auto_class, name in spec.auto_classes.items():
             add_model(getattr(auto, auto_class), spec.hybrid_type, spec.hybrid_config, name, module)
+
+
+def _known(configurations: dict[str, str]) -> list[ArchSpec]:
+    """The families that the installed transformers has; `configurations` has their model types as keys."""
+    return [spec for spec in ARCHITECTURES.values() if spec.model_type in configurations]
 
 
 _ACTIONS = {_CONFIG_MODULE: _register_configs, _MODEL_MODULE: _register_models}

@@ -46,6 +46,30 @@ OFFSETS = "sse_offsets"
 beside `position_ids` that restart it saves looking at them, for which one would wait for the device"""
 
 
+class HandOn:
+    """Hands what converted layers need from a decoder layer to its attention, where the family's own code does not.
+
+    An object whose methods are hooks, so that models can be pickled.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.words: dict[str, Any] = {}
+        layer.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    def reach(self, attention: nn.Module) -> None:
+        """Give the arguments to this module; before its other hooks are registered."""
+        attention.register_forward_pre_hook(self._give, with_kwargs=True)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.words = {name: kwargs[name] for name in (LAYOUT, MASKS) if name in kwargs}
+
+    def _give(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        words, self.words = self.words, {}
+        return args, {**kwargs, **words}
+
+
 class SSEMixin(_Source):
     """What all classes of converted models have in common."""
 
@@ -78,6 +102,9 @@ class SSEBaseMixin(SSEMixin):
         for index, mixer in enumerate(layer_mixers(config)):
             layer = getattr(self, spec.layers)[index]
             attention = getattr(layer, spec.attention)
+            handing = None if spec.hands_on or mixer is None else HandOn(layer)
+            if handing is not None and isinstance(mixer, SlidingMixer):
+                handing.reach(attention)
             if isinstance(mixer, SlidingMixer):
                 make_sliding(attention, index, mixer.window, mixer.sinks)
                 self._sse_windows[index] = mixer.window, mixer.sinks
@@ -85,6 +112,8 @@ class SSEBaseMixin(SSEMixin):
                 backend = config.sse.get("backend", "auto")
                 new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
                 setattr(layer, spec.attention, new)
+                if handing is not None:
+                    handing.reach(new)
                 self._sse_indices.append(index)
                 if isinstance(mixer, SSESlidingMixer):
                     self._sse_windows[index] = mixer.window, mixer.sinks

@@ -55,8 +55,6 @@ class SSEAttention(RoutedLayer):
     sse_delta_k_up: nn.Linear
     sse_gate_down: nn.Linear
     sse_gate_up: nn.Linear
-    q_norm: nn.Module
-    k_norm: nn.Module
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class SSEAttention(RoutedLayer):
         self.spec = spec
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
-        self.rotates = self.mixer.rope == "keep" and getattr(source, "use_rope", True)
+        self.rotates = self.mixer.rope == "keep" and _is_rotated(source, spec)
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
 
     def forward(
@@ -257,11 +255,9 @@ class SSEAttention(RoutedLayer):
         if delta is not None:
             flat = flat + (delta if flat.dim() == 2 else delta[:, None])
         if self.spec.qk_norm == "whole":
-            flat = self.q_norm(flat)
+            flat = self._norm(0)(flat)
         q = _split(flat, self.dims.query_heads, self.dims.head_dim)
-        if self.spec.qk_norm == "head":
-            q = self.q_norm(q)
-        return _rotate(q, rotation)
+        return self._placed(q, 0, rotation)
 
     def _queries_and_keys(
         self, q: Tensor, k: Tensor, side: tuple[Tensor, Tensor] | None, rotation: tuple[Tensor, Tensor] | None
@@ -278,15 +274,26 @@ class SSEAttention(RoutedLayer):
             side = _split(delta, kv_heads, self.state_heads // kv_heads, dim)
             k = k + (side if k.dim() == 4 else side[:, None])
         if self.spec.qk_norm == "whole":
-            whole = self.k_norm(k.transpose(-3, -2).flatten(-2))
+            whole = self._norm(1)(k.transpose(-3, -2).flatten(-2))
             k = _split(whole, kv_heads, dim).transpose(-3, -2)
-        elif self.spec.qk_norm == "head":
-            k = self.k_norm(k)
-        k = self._per_state_head(_rotate(k.flatten(-3, -2), rotation))
+        k = self._per_state_head(self._placed(k.flatten(-3, -2), 1, rotation))
         if self.mixer.row_top_k is None:
             return k
         scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
         return key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
+
+    def _norm(self, which: int) -> nn.Module:
+        """The family's norm of q (0) or k (1)."""
+        norm: nn.Module = getattr(self, self.spec.qk_norms[which])
+        return norm
+
+    def _placed(self, x: Tensor, which: int, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Heads of q (0) or k (1), [T, (N,) heads, D], normed if the family norms each head, and rotated."""
+        by_head = self.spec.qk_norm == "head"
+        if by_head and not self.spec.norm_after_rotation:
+            x = self._norm(which)(x)
+        x = _rotate(x, rotation, self.spec.rotary_pairs)
+        return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
 
     def _values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
@@ -359,15 +366,35 @@ def _split(x: Tensor, *sizes: int) -> Tensor:
     return x.view(*x.shape[:-1], *sizes)
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-    """x [T, (N,) heads, D] with its first dims rotated, as many as (cos, sin) [T, 1, dims] cover; halves pair up."""
+def _is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
+    """Whether a family rotates q and k in this of its attention modules."""
+    window: Any = getattr(source, "sliding_window", None)
+    if spec.rotated_layers == "sliding":
+        return window is not None
+    if spec.rotated_layers == "sliding_if_any":
+        return window is None or bool(source.is_sliding)
+    return bool(getattr(source, "use_rope", True))
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "halves") -> Tensor:
+    """x [T, (N,) heads, D] with its first dims rotated, as many as (cos, sin) [T, 1, dims] cover; for `pairs` see
+    `ArchSpec.rotary_pairs`."""
     if rotation is None:
         return x
     cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
-    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat([-second, first], dim=-1) * sin
-    return torch.cat([turned, kept], dim=-1).to(x.dtype)
+    dims = cos.shape[-1]
+    if pairs == "neighbours_from_halves":
+        cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
+    turned, kept = x[..., :dims], x[..., dims:]
+    return torch.cat([turned * cos + quarter_turn(turned, pairs) * sin, kept], dim=-1).to(x.dtype)
+
+
+def quarter_turn(x: Tensor, pairs: str) -> Tensor:
+    """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
+    if pairs in ("halves", "backwards"):
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([-second, first] if pairs == "halves" else [second, -first], dim=-1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
 
 
 def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:

@@ -25,6 +25,7 @@ from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.schema import Calibrate, Recipe
+from sse_convert.surgery.family_guard import check_family
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
 TRAINING_ONLY = ("balance", "balance_coef")
@@ -34,11 +35,13 @@ MAX_CALIBRATION_LENGTH = 4096
 
 
 def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> None:
-    """Make sure that a well-formed recipe fits its model.
+    """Make sure that a well-formed recipe fits its model, and that the model is what its family's entry describes.
 
     Raises:
+        CheckpointError: see `check_family`.
         RecipeError: with every problem found.
     """
+    check_family(teacher.config, teacher.spec)
     problems = [
         f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)
     ]

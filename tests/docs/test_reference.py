@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from typer.main import get_command
 
 from docs.api_pages import NOT_SHOWN, api_pages
+from docs.causal_lms import left_out, supported
 from docs.examples import ROOT
 from docs.markdown import anchor, prose, table
 from docs.recipe_reference import recipe_page, recipes_page
@@ -75,6 +77,14 @@ def test_every_family_is_there_with_what_is_special_about_it() -> None:
         assert f"| `{model_type}` | `{spec.causal_lm_class}` | `{spec.hybrid_causal_lm}` |" in page
     assert all(f"| `{field.name}` |" in page for field in dc.fields(ArchSpec))
     assert "`qkv: ('qkv_proj',)`; `qkv_layout: blocks`" in page
+
+
+def test_every_causal_lm_is_there_as_supported_or_with_a_reason() -> None:
+    page = families_page()
+    assert all(f"`{name}`" in page for name in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *supported()))
+    for groups in left_out().values():
+        assert all(f"| {group.reason} | `{group.families[0]}`" in page for group in groups)
+        assert f": {sum(len(group.families) for group in groups)}\n" in page
 
 
 def test_every_exit_code_and_error_is_there() -> None:

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.errors import UsageError
-from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import BASELINES, BESIDE, ENTRIES, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 NEW = 9
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
@@ -78,7 +78,7 @@ def test_generate_is_greedy(family) -> None:
         assert torch.equal(out[row, -NEW:], tokens)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", ENTRIES)
 def test_no_converted_layer_is_the_source_to_the_bit(model_type: str) -> None:
     source, hybrid = tiny_source(model_type), tiny_model(model_type, ("full",) * 4)
     assert {k: v.shape for k, v in hybrid.state_dict().items()} == {k: v.shape for k, v in source.state_dict().items()}

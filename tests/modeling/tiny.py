@@ -25,7 +25,9 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_HALF_ROTARY = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
+_WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}
 _GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -41,7 +43,35 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
     "gpt2": {"num_key_value_heads": None},
+    "cohere2": _WINDOWS,
+    "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
+    "glm4": {"head_dim": 8, **_HALF_ROTARY},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "stablelm": _HALF_ROTARY,
 }  # fmt: skip
+_ALIKE: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "cohere": {},
+    "cohere_compass_text": {**_WINDOWS, "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "cwm": {"head_dim": 8, **_WINDOWS},
+    "ernie4_5": {"head_dim": 8},
+    "gemma": {"head_dim": 8},
+    "glm": {"head_dim": 8, **_HALF_ROTARY},
+    "helium": {"head_dim": 8},
+    "hyperclovax": {"head_dim": 8},
+    "jais2": {"head_dim": 8},
+    "ministral": {"head_dim": 8, "sliding_window": 6},
+    "ministral3": {"head_dim": 8},
+    "nanochat": {},
+    "nemotron": {"head_dim": 8},
+    "olmo": {},
+    "olmo3": {"sliding_window": 6},
+    "phi": _HALF_ROTARY,
+    "seed_oss": {"head_dim": 8},
+    "vaultgemma": _GEMMA,
+}
+"""families whose entry says nothing that another's does not"""
 _GPT2_NAMES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -50,6 +80,9 @@ _GPT2_NAMES = {
     "intermediate_size": "n_inner",
 }
 FAMILIES = tuple(_FAMILIES)
+"""families with something of their own, for every test that goes over families"""
+ENTRIES = (*_FAMILIES, *_ALIKE)
+"""all families, for the tests that each must pass"""
 SSE = {"kind": "sse", "qk_rank": 4}
 MIXERS: dict[str, dict[str, Any]] = {
     "sse": SSE,
@@ -69,7 +102,7 @@ BESIDE = ("sse+sliding", "sliding", "sse+sliding", "full")
 def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
     """Configuration of a 4-layer source model."""
     spec = spec_for(model_type)
-    values = {**_COMMON, **_FAMILIES[model_type], **overrides}
+    values = {**_COMMON, **(_FAMILIES | _ALIKE)[model_type], **overrides}
     values = {
         name: value
         for name, value in values.items()

@@ -1,0 +1,226 @@
+"""Whether a family's entry names everything that its attention does, before anything expensive starts.
+
+A converted layer does what its `ArchSpec` says and no more: a norm, gate or clip of the family's attention that the entry
+does not name would be lost without a sign. So the model is built without data, and each of its attention modules is
+compared with the entry: children, parameters, buffers, arguments, and the config fields that its code reads.
+"""
+
+import ast
+import functools
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightConverter
+
+from sse_convert.checkpoints.meta_model import skeleton
+from sse_convert.errors import CheckpointError
+from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.layer import quarter_turn
+
+SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_hidden_layers",
+    "max_position_embeddings",
+)
+"""config fields that shapes follow from"""
+MODULES = (
+    "attention_bias",
+    "attention_out_bias",
+    "use_bias",
+    "use_qkv_bias",
+    "qkv_bias",
+    "rms_norm_eps",
+    "layer_norm_eps",
+)
+"""config fields that are in the modules a converted layer takes over"""
+ROTATION = ("rope_parameters", "no_rope_layers", "layer_types")
+"""config fields that are in the tables (cos, sin) that a layer is handed, or in `ArchSpec.rotated_layers`"""
+SOFTMAX = (
+    "_attn_implementation", "attention_dropout", "attention_multiplier", "attn_logit_softcapping",
+    "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "use_sliding_window", "pretraining_tp",
+)  # fmt: skip
+"""config fields of what SSE replaces: scores, their scale, who sees whom"""
+ARGUMENTS = (
+    "hidden_states", "position_embeddings", "attention_mask", "position_ids", "cache_position", "output_attentions",
+    "use_cache", "head_mask",
+)  # fmt: skip
+"""arguments of an attention module that a converted layer takes, or that only softmax needs"""
+
+
+def check_family(config: Any, spec: ArchSpec) -> None:
+    """Make sure that a model is what its family's entry describes.
+
+    Args:
+        config: the transformers configuration of the source.
+        spec: the entry.
+
+    Raises:
+        CheckpointError: naming what the entry does not.
+    """
+    refuse(spec, model_problems(skeleton(config), spec))
+
+
+def refuse(spec: ArchSpec, problems: list[str]) -> None:
+    """Raise the problems of a model, if there are any.
+
+    Raises:
+        CheckpointError: with each of them.
+    """
+    if problems:
+        raise CheckpointError(
+            f"this {spec.model_type} model has what its family's entry does not name, and conversion would lose: "
+            + "; ".join(problems),
+            expected=f"attention as in the entry {spec.model_type!r} of sse_convert/modeling/architectures.py",
+            fix="convert another checkpoint, or describe it in the entry if one can (docs: Add a family)",
+        )
+
+
+def model_problems(model: Any, spec: ArchSpec) -> list[str]:
+    """What of a model an entry does not name; each thing once, with the first layer that has it.
+
+    Args:
+        model: the causal language model of the source, with or without data.
+        spec: the entry.
+    """
+    if model.config_class.__name__ != spec.config_class:
+        return [f"class {type(model).__name__}, which belongs to {model.config_class.__name__}"]
+    layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
+    if not isinstance(layers, nn.ModuleList):
+        return [f"no decoder layers at {spec.layers_path}"]
+    found: dict[str, int] = {}
+    for index, layer in enumerate(layers):
+        for problem in _layer_problems(layer, model.config, spec):
+            found.setdefault(problem, index)
+    return [*(f"{problem} (layer {index})" for problem, index in found.items()), *_merged_weights(model, spec)]
+
+
+def _merged_weights(model: Any, spec: ArchSpec) -> list[str]:
+    """Weights that transformers merges or splits on loading: by model type, so not for the converted type."""
+    rules = get_checkpoint_conversion_mapping(spec.model_type) or []
+    patterns = sorted({part for rule in rules if isinstance(rule, WeightConverter) for part in _targets(rule)})
+    merged = [f"weights {', '.join(patterns)}, which transformers merges on loading"] if patterns else []
+    experts = next((name for name, module in model.named_modules() if name.endswith("experts")), None)
+    return merged or ([f"mixture of experts at {experts}"] if experts else [])
+
+
+def _targets(rule: WeightConverter) -> list[str]:
+    targets = rule.target_patterns
+    return [targets] if isinstance(targets, str) else list(targets)
+
+
+def _layer_problems(layer: nn.Module, config: Any, spec: ArchSpec) -> Iterator[str]:
+    attention = getattr(layer, spec.attention, None)
+    if attention is None or isinstance(attention, nn.ModuleList):
+        yield f"a {type(layer).__name__} without attention at {spec.attention}"
+        return
+    known = {*spec.children, *spec.inert}
+    have = dict(attention.named_children())
+    yield from (f"no module {name}" for name in spec.children if name not in have)
+    yield from (f"module {name}" for name in have if name not in known)
+    parts = {"parameter": attention.named_parameters(recurse=False), "buffer": attention.named_buffers(recurse=False)}
+    for kind, tensors in parts.items():
+        yield from (f"{kind} {name}" for name, _ in tensors if name not in known)
+    kind = type(attention)
+    yield from (f"argument {name} of its forward" for name in _arguments(kind) if name not in _known_arguments(spec))
+    for name in _fields(kind):
+        if name not in _known_fields(spec) and (value := _value(config, name)):
+            yield f"config field {name} = {value!r}"
+    if spec.hands_on and not _hands_on(type(layer), spec.attention):
+        yield f"{type(layer).__name__}.forward, which hands no keyword arguments to {spec.attention}"
+    if spec.rotary != "none":
+        yield from _rotation_problems(kind, spec)
+
+
+def _rotation_problems(kind: type[nn.Module], spec: ArchSpec) -> Iterator[str]:
+    """A rotation of other pairs than the entry's, or on the other side of the norms."""
+    x = torch.arange(1.0, 5.0, device="cpu")
+    rotate = getattr(sys.modules[kind.__module__], "rotate_half", None)
+    if rotate is None:
+        yield "a rotation without rotate_half"
+    elif not torch.equal(rotate(x), quarter_turn(x, spec.rotary_pairs)):
+        yield f"rotary pairs {[round(value) for value in rotate(x).tolist()]} of dimensions [1, 2, 3, 4]"
+    if spec.qk_norm != "none":
+        norm, rotation = _first_call(kind, spec.qk_norms[0]), _first_call(kind, "apply_rotary_pos_emb")
+        if norm and rotation and (norm > rotation) != spec.norm_after_rotation:
+            yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
+
+
+@functools.cache
+def _first_call(kind: type[nn.Module], name: str) -> int | None:
+    """The first line of a class that calls a function or module of this name; None if there is none."""
+    calls = (node for node in _code(kind) if isinstance(node, ast.Call))
+    lines = [
+        call.lineno for call in calls if name in (getattr(call.func, "attr", None), getattr(call.func, "id", None))
+    ]
+    return min(lines, default=None)
+
+
+def _value(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' error for fields that vary by layer
+        return "one for each layer"
+
+
+@functools.cache
+def _known_arguments(spec: ArchSpec) -> frozenset[str]:
+    return frozenset((*ARGUMENTS, spec.cache_argument, *spec.arguments))
+
+
+@functools.cache
+def _known_fields(spec: ArchSpec) -> frozenset[str]:
+    output = () if spec.output_dropout is None else (spec.output_dropout,)
+    return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *output, *spec.switches))
+
+
+@functools.cache
+def _arguments(kind: type[nn.Module]) -> tuple[str, ...]:
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+
+
+@functools.cache
+def _fields(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Config fields that the code of a module's class and of its bases reads."""
+    return tuple(sorted({name for node in _code(kind) if (name := _field(node)) is not None}))
+
+
+def _field(node: ast.AST) -> str | None:
+    """`name` of `config.name`, `self.config.name` and `getattr(config, "name", ...)`."""
+    if isinstance(node, ast.Attribute) and _is_config(node.value):
+        return node.attr
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        owner, name, *_ = node.args
+        if _is_config(owner) and isinstance(name, ast.Constant):
+            return str(name.value)
+    return None
+
+
+def _is_config(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id == "config") or (
+        isinstance(node, ast.Attribute) and node.attr == "config"
+    )
+
+
+@functools.cache
+def _hands_on(kind: type[nn.Module], attention: str) -> bool:
+    """Whether a decoder layer gives its own keyword arguments to its attention."""
+    calls = (node for node in _code(kind) if isinstance(node, ast.Call))
+    ours = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == attention]
+    return any(word.arg is None for call in ours for word in call.keywords)
+
+
+def _code(kind: type[nn.Module]) -> Iterator[ast.AST]:
+    """The syntax of a class and of its bases, as far as they belong to the family."""
+    for cls in kind.__mro__:
+        if cls is not object and not cls.__module__.startswith("torch."):
+            yield from ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls))))

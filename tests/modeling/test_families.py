@@ -1,0 +1,81 @@
+"""What every family must pass: its entry describes its attention; its hybrids generate, learn and travel."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from sse_convert.modeling.layout import row_layout
+from tests.modeling.test_generate import EXACT, greedy_by_full_forward, greedy_with_cache, rows
+from tests.modeling.tiny import ENTRIES, prompts, spec_for, tiny_model, tiny_source
+
+
+class Spy:
+    """Takes the place of a family's softmax attention and remembers what it is given."""
+
+    def __init__(self, attend: Any) -> None:
+        self.attend = attend
+        self.given: list[tuple[Tensor, ...]] = []
+
+    def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.given.append((query, key, value))
+        return self.attend(module, query, key, value, *args, **kwargs)
+
+
+@pytest.mark.parametrize("model_type", ENTRIES)
+@torch.no_grad()
+def test_q_k_v_of_a_converted_layer_are_those_of_the_familys_attention(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the teacher's rotation kept and no new path, q, k and v before the operator are what softmax would get."""
+    spec = spec_for(model_type)
+    source = tiny_source(model_type, dtype=torch.float64)
+    mixers = {"plain": {"kind": "gla", "rope": "none" if spec.rotary == "none" else "keep"}}
+    hybrid = tiny_model(model_type, ("plain",) * 4, mixers, dtype=torch.float64)
+    hybrid.load_state_dict(source.state_dict(), strict=False)
+    inputs: list[tuple[Tensor, Any]] = []
+    for index in range(4):
+        source.get_submodule(spec.attention_path(index)).register_forward_pre_hook(
+            lambda module, args, kwargs: inputs.append(
+                (args[0] if args else kwargs["hidden_states"], kwargs.get("position_embeddings"))
+            ),
+            with_kwargs=True,
+        )
+    source.set_attn_implementation("eager")
+    family = sys.modules[type(source).__module__]
+    spy = Spy(family.eager_attention_forward)
+    monkeypatch.setattr(family, "eager_attention_forward", spy)
+    ids = prompts((9, 9))[0]
+    source(ids)
+    layout = row_layout(*ids.shape, None, ids.device)
+    for index, (layer, (x, embeddings)) in enumerate(zip(hybrid.sse_layers().values(), inputs, strict=True)):
+        made = layer.operator_inputs(layout.pack(x), layer._rotation(embeddings, layout, len(ids)))
+        for name, expected in zip("qkv", spy.given[index], strict=True):
+            found = made[name].view(*ids.shape, *made[name].shape[1:]).transpose(1, 2)
+            torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6, msg=f"{name} of layer {index}")
+
+
+@pytest.mark.parametrize("model_type", ENTRIES)
+def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, tmp_path: Path) -> None:
+    mixers = {
+        "kept": {"kind": "sse", "qk_rank": 4, "rope": "keep" if spec_for(model_type).rotary != "none" else "none"}
+    }
+    model = tiny_model(model_type, ("sse", "sliding", "kept", "full"), mixers, dtype=torch.float64)
+    ids, mask = prompts()
+    tokens, logits = greedy_with_cache(model, ids, mask)
+    for row, alone in enumerate(rows(ids, mask)):
+        want_tokens, want_logits = greedy_by_full_forward(model, alone)
+        assert torch.equal(tokens[row], want_tokens)
+        torch.testing.assert_close(logits[row], want_logits, **EXACT)
+    model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(grad is not None and grad.isfinite().all() for grad in grads.values())
+    assert all(grad.any() for name, grad in grads.items() if "sse_" in name)
+    model.float().save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
