@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -7,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sse_convert.errors import CheckpointError, HubError, UsageError
+from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.export.push import check_folder, push_folder
+from tests.evaluation.test_report import make_report
 from tests.fake_hub import FakeHub
 
 TOKEN = "hf_writerSecretSecretSecret0123"
@@ -17,10 +19,10 @@ CARD = "---\nlicense: mit\ntags:\n- custom_code\n---\n\n# tiny\n"
 PUSH = """
 import json, sys
 from sse_convert.errors import SSEConvertError
-from sse_convert.export.push import push
+from sse_convert.export.push import push_folder
 for settings in json.loads(sys.argv[1]):
     try:
-        report = push(sys.argv[2], **settings)
+        report = push_folder(sys.argv[2], **settings)
         print("\\n".join(report.lines()), file=sys.stderr)
         print(json.dumps(report.to_dict()))
     except SSEConvertError as error:
@@ -167,3 +169,42 @@ def test_bad_requests_are_refused(folder):
         push_folder(folder, "a/b/c", dry_run=True)
     with pytest.raises(UsageError, match="both given"):
         push_folder(folder, "ada/tiny", revision="v2", create_pr=True)
+
+
+def figures(gap):
+    """An evaluation.json of a student `gap` nats above its teacher."""
+    return json.dumps(make_report({}, student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
+
+
+def test_a_destroyed_model_is_pushed_only_anyway(folder, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (folder / "evaluation.json").write_text(figures(3000.0))
+    asked = {"repo_id": "ada/tiny"}
+    with FakeHub({TOKEN: "ada"}) as hub:
+        (refused, pushed), shown = run(hub, folder, asked, {**asked, "anyway": True}, home=home)
+        assert refused["error"]["exit_code"] == 6
+        assert refused["error"]["what"].startswith("destroyed: ")
+        assert "--anyway" in refused["error"]["fix"]
+        assert set(hub.files("ada/tiny")) == {*pushed["files"], ".gitattributes"}
+        assert hub.requests.count("POST /api/repos/create") == 1
+    assert "verdict: destroyed" in shown
+
+
+def test_weights_that_are_not_finite_are_refused(folder):
+    (folder / "evaluation.json").write_text(figures(0.0))
+    save_file({"w": torch.tensor([0.0, math.nan])}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match=r"w of .* is NaN or infinite") as caught:
+        push_folder(folder, "ada/tiny", dry_run=True)
+    assert caught.value.exit_code == 6
+    remarks = push_folder(folder, "ada/tiny", dry_run=True, anyway=True).remarks
+    assert remarks[0] == "1 tensors are NaN or infinite"
+
+
+def test_what_is_known_of_the_quality_is_said(folder):
+    report = push_folder(folder, "ada/tiny", dry_run=True)
+    assert report.remarks == (f"nothing was measured: {folder} has no evaluation.json",)
+    assert report.remarks[0] in report.lines()
+    (folder / "evaluation.json").write_text(figures(0.0))
+    (remark,) = push_folder(folder, "ada/tiny", dry_run=True).remarks
+    assert remark.startswith("verdict: loses a part of the teacher's quality: ")
