@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.export.push import check_folder, push_folder
+from sse_convert.modeling.remote_code import remote_code
 from tests.evaluation.test_report import make_report
 from tests.fake_hub import FakeHub
 
@@ -37,10 +38,15 @@ def folder(tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "sse_llama"}')
     (folder / "README.md").write_text(CARD)
-    (folder / "modeling_sse.py").write_text("x = 1\n")
+    (folder / "modeling_sse.py").write_text(remote_code()["modeling_sse.py"])
     (folder / ".hidden.tmp").write_text("left over")
     save_file({"w": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def figures(gap):
+    """An evaluation.json of a student `gap` nats above its teacher."""
+    return json.dumps(make_report({}, student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
 
 
 def run(hub, folder, *pushes, token=TOKEN, home, **extra):
@@ -74,23 +80,33 @@ def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):
         assert first["url"].endswith(f"/ada/tiny/commit/{first['commit']}")
         assert "uploaded" in shown
 
-        (folder / "modeling_sse.py").rename(folder / "modeling_new.py")
+        (folder / "modeling_sse.py").unlink()
+        (folder / "configuration_sse.py").write_text(remote_code()["configuration_sse.py"])
+        (folder / "evaluation.json").write_text(figures(3000.0))
         results, _ = run(
             hub,
             folder,
-            {"repo_id": "ada/tiny"},
-            {"repo_id": "ada/tiny", "revision": "v2"},
-            {"repo_id": "ada/tiny", "create_pr": True},
-            {"repo_id": "ada/tiny", "revision": "main"},
-            {"repo_id": "named-by-user"},
+            {"repo_id": "ada/destroyed"},
+            *(
+                {"anyway": True, **asked}
+                for asked in (
+                    {"repo_id": "ada/tiny"},
+                    {"repo_id": "ada/tiny", "revision": "v2"},
+                    {"repo_id": "ada/tiny", "create_pr": True},
+                    {"repo_id": "ada/tiny", "revision": "main"},
+                    {"repo_id": "named-by-user"},
+                )
+            ),
             home=home,
         )
-        taken, branch, pull, again, own = results
+        destroyed, taken, branch, pull, again, own = results
+        assert destroyed["error"]["exit_code"] == 6
+        assert "ada/destroyed" not in hub.repos
         assert taken["error"]["kind"] == "hub"
         assert taken["error"]["what"] == "ada/tiny exists and holds 5 files"
         assert branch["commit"] == hub.repos["ada/tiny"].commit("v2")[0]
         assert "modeling_sse.py" not in hub.files("ada/tiny", "v2")
-        assert "modeling_new.py" in hub.files("ada/tiny", "refs/pr/1")
+        assert {"configuration_sse.py", "evaluation.json"} <= set(hub.files("ada/tiny", "refs/pr/1"))
         assert pull["url"].endswith("/ada/tiny/discussions/1")
         assert set(hub.files("ada/tiny", again["commit"])) == {*again["files"], ".gitattributes"}
         assert own["repo_id"] == "ada/named-by-user"
@@ -171,24 +187,12 @@ def test_bad_requests_are_refused(folder):
         push_folder(folder, "ada/tiny", revision="v2", create_pr=True)
 
 
-def figures(gap):
-    """An evaluation.json of a student `gap` nats above its teacher."""
-    return json.dumps(make_report({}, student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
-
-
-def test_a_destroyed_model_is_pushed_only_anyway(folder, tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
+def test_a_destroyed_model_is_refused(folder):
     (folder / "evaluation.json").write_text(figures(3000.0))
-    asked = {"repo_id": "ada/tiny"}
-    with FakeHub({TOKEN: "ada"}) as hub:
-        (refused, pushed), shown = run(hub, folder, asked, {**asked, "anyway": True}, home=home)
-        assert refused["error"]["exit_code"] == 6
-        assert refused["error"]["what"].startswith("destroyed: ")
-        assert "--anyway" in refused["error"]["fix"]
-        assert set(hub.files("ada/tiny")) == {*pushed["files"], ".gitattributes"}
-        assert hub.requests.count("POST /api/repos/create") == 1
-    assert "verdict: destroyed" in shown
+    with pytest.raises(VerificationError, match=r"^destroyed: .*not offered for push") as caught:
+        push_folder(folder, "ada/tiny", dry_run=True)
+    assert caught.value.exit_code == 6
+    assert "--anyway" in caught.value.fix
 
 
 def test_weights_that_are_not_finite_are_refused(folder):
