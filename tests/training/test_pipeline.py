@@ -65,7 +65,7 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
 
 def test_a_destroyed_model_ends_the_run_with_exit_code_6(recipe, tmp_path, capsys):
     settings = recipe(controls=["gla"]).to_dict()
-    settings["stages"][1] |= {"lr": 30.0, "tokens": 1536, "warmup": 0.0}
+    settings["stages"][1] |= {"lr": 30.0, "tokens": 512, "warmup": 0.0, "checkpoint_steps": 100}
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
     for _ in range(2):  # finished steps do not hide it
