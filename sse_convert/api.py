@@ -238,7 +238,8 @@ def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: b
         RecipeError: the recipe is malformed, lacks text that a later step needs, or does not fit the model.
         UsageError: a control is asked for that the recipe cannot have.
         TrainingError: an earlier run had other inputs, or training does not stay finite.
-        VerificationError: a limit of `eval.gate` is missed.
+        VerificationError: a limit of `eval.gate` is missed, or the exported model is destroyed (see
+            `evaluation.verdict`).
         DataError, CheckpointError, OutputError, HardwareError, HubError: text, checkpoint, folder, machine or hub.
     """
     origin = str(recipe) if isinstance(recipe, Path | str) else "recipe"
@@ -323,6 +324,7 @@ def push(
     dry_run: bool = False,
     revision: str | None = None,
     create_pr: bool = False,
+    anyway: bool = False,
 ) -> "PushReport":
     """Upload an exported checkpoint to the hub as one commit.
 
@@ -336,15 +338,19 @@ def push(
         dry_run: check the folder and list what would be sent, without asking the hub anything.
         revision: branch to commit to; made if it does not exist.
         create_pr: open a pull request instead of committing.
+        anyway: push a model that its evaluation calls destroyed, or whose weights are not finite.
 
     Raises:
+        VerificationError: the evaluation says that the model is destroyed, or its weights are not finite.
         CheckpointError: the folder is not an exported model, is damaged, or holds pickles.
         UsageError: the repository name is malformed, or `revision` and `create_pr` are both given.
         HubError: not logged in, no permission, the repository exists, or the hub cannot be reached.
     """
     from sse_convert.export.push import push_folder
 
-    return push_folder(folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr)
+    return push_folder(
+        folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr, anyway=anyway
+    )
 
 
 def generate(

@@ -27,11 +27,13 @@ from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
+from sse_convert.data.overlap import overlap
 from sse_convert.data.rows import check_sources
 from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import Evaluator, measures, publish
+from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
@@ -58,16 +60,31 @@ class RunReport:
     """the steps for a person"""
     controls: ControlTable | None = None
     """the result beside its controls, None where nothing is measured"""
+    verdict: ModelVerdict | None = None
+    """what the figures come to, None where nothing is measured"""
+    warnings: tuple[str, ...] = ()
+    """what looked wrong before the first step"""
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
         found = {} if self.controls is None else {"controls": self.controls.to_dict()}
-        return {"out": self.out, "steps": list(self.steps), **found}
+        if self.verdict is not None:
+            found["verdict"] = dc.asdict(self.verdict)
+        return {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings), **found}
 
     def lines(self) -> list[str]:
         """The result for a person."""
         controls = [] if self.controls is None else ["", *self.controls.lines(), ""]
-        return [*self.text, *controls, f"finished model: {self.out}"]
+        warnings = [f"warning: {warning}" for warning in self.warnings]
+        verdict = [] if self.verdict is None else [self.verdict.line()]
+        broken = self.verdict is not None and self.verdict.destroyed
+        return [
+            *self.text,
+            *controls,
+            *warnings,
+            *verdict,
+            f"{'destroyed' if broken else 'finished'} model: {self.out}",
+        ]
 
 
 def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
@@ -80,13 +97,14 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
 
     Raises:
         SSEConvertError: any step's; TrainingError if a finished step had other inputs, OutputError if the result's
-            folder exists, UsageError if a control is asked for that the recipe cannot have.
+            folder exists, UsageError if a control is asked for that the recipe cannot have, VerificationError if the
+            exported model is destroyed (what came of the steps is printed first; controls are not run).
     """
     out = Path(recipe.export.dir)
     main = _Steps(out, make_accelerator(recipe.train, stages_folder(out)))
     teacher = open_teacher(recipe.model, recipe.revision)
     runs = {"": recipe, **chosen_controls(recipe, teacher)}
-    _check(runs, teacher, main, resume)
+    warnings = _check(runs, teacher, main, resume)
     evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
     figures: Path | None = None
     for control, chosen in runs.items():
@@ -101,16 +119,39 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
         if chosen is recipe:
             figures = measured
             _export(recipe, folder, figures, steps)
-    table = None
-    if figures is not None:
-        table = control_table(recipe, teacher, json.loads(figures.read_text("utf-8")), command)
-        if main.accelerator.is_main_process:
-            table.write(controls_folder(recipe) / COMPARISON)
-    return RunReport(out=str(out), steps=tuple(main.done), text=tuple(main.text), controls=table)
+            if figures is not None and model_verdict(_read(figures)).destroyed:
+                break
+    result = RunReport(out=str(out), steps=tuple(main.done), text=tuple(main.text), warnings=tuple(warnings))
+    if figures is None:
+        return result
+    table = control_table(recipe, teacher, _read(figures), command)
+    if main.accelerator.is_main_process:
+        table.write(controls_folder(recipe) / COMPARISON)
+    result = dc.replace(result, controls=table, verdict=model_verdict(_read(figures), table.to_dict()["judgements"]))
+    _require_sound(result, main)
+    return result
 
 
-def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: bool) -> None:
-    """What can be found wrong before the first step: the recipes, the text, the processes, the folders."""
+def _require_sound(result: RunReport, steps: "_Steps") -> None:
+    """Fail for a destroyed model, after saying what came of the steps."""
+    if result.verdict is not None and result.verdict.destroyed:
+        if steps.accelerator.is_main_process:
+            for line in result.lines():
+                say(line)
+        result.verdict.require_sound(f"lower the stages' lr or lengthen their warmup; the model is in {result.out}")
+
+
+def _read(figures: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(figures.read_text("utf-8"))
+    return data
+
+
+def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: bool) -> list[str]:
+    """What can be found wrong before the first step: the recipes, the text, the processes, the folders.
+
+    Returns:
+        What looks wrong and does not stop the run.
+    """
     recipe, out, root, accelerator = runs[""], steps.out, steps.root, steps.accelerator
     if not resume and root.exists():
         raise OutputError(
@@ -128,7 +169,12 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
             check_stage(chosen, stage, accelerator)
         make_plan(chosen, teacher=teacher)
     check_sources([*recipe.data.train, *recipe.data.valid])
+    warnings = overlap(recipe.data.train, recipe.data.valid)
+    if accelerator.is_main_process:
+        for warning in warnings:
+            say(f"warning: {warning}")
     accelerator.wait_for_everyone()
+    return warnings
 
 
 def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:

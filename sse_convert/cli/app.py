@@ -291,10 +291,13 @@ def _push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be uploaded.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to upload to.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Push a destroyed model as well.")] = False,
     as_json: JsonOption = False,
 ) -> Report:
     """Upload an exported checkpoint to the hub. Log in first with `hf auth login`."""
-    return api.push(folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr)
+    return api.push(
+        folder, repo_id, private=private, dry_run=dry_run, revision=revision, create_pr=create_pr, anyway=anyway
+    )
 
 
 @command(app, "generate", to_stdout=True)

@@ -28,7 +28,7 @@ EXIT_CODES = {
     3: "recipe: malformed, or does not fit the model",
     4: "checkpoint: missing, damaged, unknown family, already converted",
     5: "hardware: a GPU, kernel, parallel mode or memory is lacking",
-    6: "verification: verify or an evaluation gate failed",
+    6: "verification: verify or an evaluation gate failed, or the model is destroyed",
     7: "data: text that cannot be used",
     8: "output: exists, not writable, disk full",
     9: "training: a stage cannot start, continue or resume",

@@ -78,7 +78,7 @@ def open_corpus(
     if _is_hub(source):
         generated = int(np.random.SeedSequence(seed).generate_state(1)[0])
         return open_hub(source, _field(source), generated if shuffle else None)
-    return _open_files(source, seq_len)
+    return open_files(source, seq_len)
 
 
 def check_sources(sources: Sequence[Source]) -> None:
@@ -88,11 +88,21 @@ def check_sources(sources: Sequence[Source]) -> None:
         DataError: a source does not exist or is not usable text.
     """
     for source in sources:
-        if source.kind != "teacher" and not _is_hub(source):
-            _open_files(source, seq_len=1)
+        if is_local(source):
+            open_files(source, seq_len=1)
 
 
-def _open_files(source: Source, seq_len: int) -> Corpus:
+def is_local(source: Source) -> bool:
+    """Whether a source is files here, and not a dataset of a hub or samples of the teacher."""
+    return source.kind != "teacher" and not _is_hub(source)
+
+
+def open_files(source: Source, seq_len: int) -> Corpus:
+    """Open a local source: check its files, find its documents.
+
+    Raises:
+        DataError: it does not exist or is not usable text.
+    """
     if not source.path:
         raise DataError(f"a {source.kind} source has no path", expected="a file, folder or hub dataset")
     path, chat = Path(source.path).expanduser(), source.kind == "chat"

@@ -74,7 +74,7 @@ class ControlTable:
     def judgements(self) -> list[Judgement]:
         """Every figure of the hybrid beside that of each measured control it should beat."""
         beaten = [run for run in self.runs if run.name in TO_BEAT and self._comparable(run)]
-        return [judgement for run in beaten for judgement in _judge(run.name, self.main, run.report or {})]
+        return [judgement for run in beaten for judgement in judge(run.name, self.main, run.report or {})]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -123,10 +123,7 @@ class ControlTable:
         return [*block, *notes, *(judgement.line() for judgement in self.judgements()), *self._to_tuned()]
 
     def _comparable(self, run: ControlRun) -> bool:
-        if run.report is None:
-            return False
-        theirs, ours = run.report["conditions"], self.main["conditions"]
-        return all(theirs.get(key) == ours.get(key) for key in _COMPARABLE)
+        return run.report is not None and comparable(self.main, run.report)
 
     def _to_tuned(self) -> list[str]:
         """The gap to the teacher that went through the same training."""
@@ -164,7 +161,19 @@ def _teacher_cells(report: Mapping[str, Any], names: Mapping[str, str]) -> list[
     return [_share(accuracies[name]) if name in accuracies else "0" for name in names]
 
 
-def _judge(control: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Judgement]:
+def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether two reports are of the same text and samples, in the same precision."""
+    return all(theirs["conditions"].get(key) == ours["conditions"].get(key) for key in _COMPARABLE)
+
+
+def judge(control: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Every figure of one report beside that of another, where both have it.
+
+    Args:
+        control: name of the other model.
+        ours: `EvalReport.to_dict()`.
+        theirs: the same of the other model, measured alike.
+    """
     known = {gap["length"]: gap for gap in theirs["loss_gaps"]}
     for gap in ours["loss_gaps"]:
         if (other := known.get(gap["length"])) is None:

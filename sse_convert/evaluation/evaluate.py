@@ -157,7 +157,10 @@ class Evaluator:
             student=dc.replace(student, agreement=tuple(watcher.result() for watcher in watchers)),
             cache=cache_table(self._sizes, mixers, own, tasks),
             limits=self._recipe.eval.gate,
-            conditions=_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
+            conditions={
+                **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
+                "vocab_size": self.source.config.vocab_size,
+            },
         )
 
     @property

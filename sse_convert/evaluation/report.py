@@ -22,6 +22,7 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
     controls           {runs: [{name, meaning, status, note, figures}],   only where `eval` looked for them
                         judgements: [{control, figure, ours, theirs, low, high, verdict}]}
     gate               [{name, limit, value, passed}]                     value null where it cannot be judged
+    verdict            {grade, text, notes}                               what the figures come to, see `verdict`
 """
 
 import dataclasses as dc
@@ -37,6 +38,7 @@ from sse_convert.evaluation.retrieval import NeedleScore
 from sse_convert.evaluation.ruler_score import RulerScore
 from sse_convert.evaluation.tables import agreement_lines, interval, percent, ruler_lines, spread, task_lines
 from sse_convert.evaluation.throughput import Speed
+from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.files import write_json
 from sse_convert.report import format_bytes, json_ready, table
 
@@ -178,8 +180,16 @@ class EvalReport:
                 + (f"; the report is in {written_to}" if written_to else ""),
             )
 
+    def verdict(self) -> ModelVerdict:
+        """What the figures come to, in words."""
+        return model_verdict(self._figures())
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, described at the top of this module."""
+        figures = self._figures()
+        return {**figures, "verdict": json_ready(model_verdict(figures))}
+
+    def _figures(self) -> dict[str, Any]:
         data: dict[str, Any] = json_ready(
             {
                 "schema": SCHEMA,
@@ -205,17 +215,20 @@ class EvalReport:
 
     def lines(self) -> list[str]:
         """Tables for a person."""
+        verdict = self.verdict()
         blocks = [
             self._loss_lines(),
             self._context_lines(),
             agreement_lines(self.student.agreement),
             self._needle_lines(),
             ruler_lines(self.teacher.ruler, self.student.ruler),
+            [f"note: {note}" for note in verdict.notes],
             task_lines(self.teacher.tasks, self.student.tasks),
             self._speed_lines(),
             self._cache_lines(),
             self.controls.lines() if self.controls else [],
             self._gate_lines(),
+            [verdict.line()],
         ]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, format_rate
 
@@ -139,7 +140,8 @@ def _settings(mixer: dict[str, Any] | None) -> str:
 def _results(report: dict[str, Any] | None) -> str:
     if report is None:
         return "## Quality\n\nNot measured."
-    parts = ["## Quality, beside the model it was made from"]
+    verdict = model_verdict(report)
+    parts = ["## Quality, beside the model it was made from", f"Verdict: {verdict.text}.", *verdict.notes]
     teacher, student = report["teacher"], report["student"]
     losses = [
         (t["length"], _nats(t["loss"]), _nats(s["loss"]), _nats(gap["gap"], "+"), *map(_nats, _bits(t, s)))

@@ -20,6 +20,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
+from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import model_card
 from sse_convert.export.card_figures import write_pictures
 from sse_convert.modeling.remote_code import write_remote_code
@@ -52,6 +53,8 @@ class ExportReport:
     """all files"""
     evaluated: bool
     """whether the card has figures"""
+    destroyed: bool
+    """whether those figures say that the model is not fit to be published"""
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -60,11 +63,12 @@ class ExportReport:
     def lines(self) -> list[str]:
         """The result for a person."""
         size = format_bytes(sum(self.shards.values()))
+        push = "" if self.destroyed else f", or sse-convert push {self.out} USER/NAME"
         return [
             f"wrote {self.out}: {format_number(self.parameters)} parameters, {self.dtype}, {size} in "
             f"{len(self.shards)} shard{'s' if len(self.shards) > 1 else ''}",
             "the model card has " + ("the figures of the evaluation" if self.evaluated else "no figures yet"),
-            f"next: sse-convert generate {self.out} 'Once upon a time', or sse-convert push {self.out} USER/NAME",
+            f"next: sse-convert generate {self.out} 'Once upon a time'{push}",
         ]
 
 
@@ -113,6 +117,7 @@ def export_checkpoint(
         shards={name: (out / name).stat().st_size for name in shards},
         files=sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()),
         evaluated=figures is not None,
+        destroyed=figures is not None and model_verdict(figures).destroyed,
     )
 
 

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from sse_convert.checkpoints import provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
-from sse_convert.errors import CheckpointError, HubError, UsageError
+from sse_convert.checkpoints.tensor_data import read_tensor
+from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
+from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.export import CARD, EVALUATION, RECIPE
 from sse_convert.modeling.remote_code import remote_code
+from sse_convert.pages.collect import read_evaluation
 from sse_convert.report import format_bytes, table
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class PushReport:
     """nothing was sent"""
     files: dict[str, int]
     """file name to bytes"""
+    remarks: tuple[str, ...] = ()
+    """what its evaluation says of the model, or that there is none"""
     commit: str | None = None
     """commit made by the upload"""
     url: str | None = None
@@ -54,7 +59,8 @@ class PushReport:
         """The files and what became of them."""
         total = format_bytes(sum(self.files.values()))
         done = f"would upload {total} to {self.repo_id}" if self.dry_run else f"uploaded {total} to {self.url}"
-        return [*table(("file", "size"), [(name, format_bytes(size)) for name, size in self.files.items()]), done]
+        files = table(("file", "size"), [(name, format_bytes(size)) for name, size in self.files.items()])
+        return [*files, *self.remarks, done]
 
 
 def push_folder(
@@ -66,6 +72,7 @@ def push_folder(
     revision: str | None = None,
     create_pr: bool = False,
     message: str = "Upload model converted by sse-convert",
+    anyway: bool = False,
 ) -> PushReport:
     """Upload an exported folder as one commit.
 
@@ -76,11 +83,12 @@ def push_folder(
         message: commit message.
     """
     files = check_folder(Path(folder))
+    remarks = check_quality(Path(folder), anyway=anyway)
     if revision is not None and create_pr:
         raise UsageError("revision and create_pr are both given", expected="one of them", fix="drop one")
     _check_name(repo_id)
     if dry_run:
-        return PushReport(repo_id=repo_id, private=private, dry_run=True, files=files)
+        return PushReport(repo_id=repo_id, private=private, dry_run=True, files=files, remarks=remarks)
     with _hub_errors(repo_id):
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -101,7 +109,15 @@ def push_folder(
             delete_patterns=STALE,
         )
     url = commit.pr_url or commit.commit_url
-    return PushReport(repo_id=repo_id, private=private, dry_run=False, files=files, commit=commit.oid, url=url)
+    return PushReport(
+        repo_id=repo_id,
+        private=private,
+        dry_run=False,
+        files=files,
+        remarks=remarks,
+        commit=commit.oid,
+        url=url,
+    )
 
 
 def check_folder(folder: Path) -> dict[str, int]:
@@ -135,6 +151,31 @@ def check_folder(folder: Path) -> dict[str, int]:
         )
     allowed = {*OWN_FILES, *weights, *auxiliary_files(folder), *_own_code(folder, found)}
     return {name: path.stat().st_size for name, path in found.items() if _is_sent(name, path, folder, allowed)}
+
+
+def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
+    """What is to be said of an exported model's quality.
+
+    Args:
+        folder: the model.
+        anyway: say what is wrong instead of failing.
+
+    Raises:
+        VerificationError: its weights are not finite, or its evaluation says that it is destroyed.
+        CheckpointError: its evaluation cannot be read.
+    """
+    fix = "train it again with lower rates, or push it with --anyway"
+    checkpoint = open_checkpoint(folder)
+    broken = [name for name, info in checkpoint.tensors.items() if not read_tensor(folder, info).isfinite().all()]
+    if broken and not anyway:
+        raise VerificationError(f"{broken[0]} of {folder} is NaN or infinite", expected="finite weights", fix=fix)
+    remarks = [f"{len(broken)} tensors are NaN or infinite"] if broken else []
+    if not (folder / EVALUATION).is_file():
+        return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
+    verdict = model_verdict(read_evaluation(folder / EVALUATION).data)
+    if not anyway:
+        verdict.require_sound(fix)
+    return (*remarks, verdict.line())
 
 
 def _is_sent(name: str, path: Path, folder: Path, allowed: set[str]) -> bool:

@@ -41,7 +41,7 @@ from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import check_stage, stage_inputs, stage_reader, teacher_cache
 from sse_convert.training.stage_record import finished, refuse_changes, write_record
-from sse_convert.training.stage_report import AVERAGED, StageReport
+from sse_convert.training.stage_report import AVERAGED, StageReport, rises
 from sse_convert.training.uptrain import Uptrain
 
 Loss = Literal["layer_mse", "kl", "ce"]
@@ -260,4 +260,5 @@ class _StageRun:
             details=objective.details(records),
             left_out=left_out_steps(records),
             collapsed=collapses(records),
+            rose=rises(losses),
         )

@@ -1,12 +1,32 @@
 """What a training stage returns."""
 
 import dataclasses as dc
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 from sse_convert.report import format_number, table
 
 AVERAGED = 10
 """steps at the end that the final loss is averaged over"""
+FEWEST_STEPS = 10
+"""steps below which a stage is hardly training"""
+
+
+def rises(losses: Sequence[float]) -> bool:
+    """Whether a loss ends above its start by more than its noise.
+
+    The noise of one step is taken from the median difference of neighbouring steps, which a few spikes do not move.
+
+    Args:
+        losses: of each step.
+    """
+    if len(losses) < FEWEST_STEPS:
+        return False
+    noise = median(abs(b - a) for a, b in pairwise(losses)) / 0.954  # of a normal difference
+    return fmean(losses[-AVERAGED:]) - losses[0] > 2 * noise * math.sqrt(1 + 1 / AVERAGED)
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +59,8 @@ class StageReport:
     """step, loss and reason of each step left out"""
     collapsed: list[str] = dc.field(default_factory=list)
     """layers whose router collapsed, each with what to do"""
+    rose: bool = False
+    """whether the loss ended above its start by more than its noise"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
@@ -60,7 +82,20 @@ class StageReport:
         bad = f", {self.skipped_steps} steps left out ({why})" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
-        return [head, *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
+        warnings = [f"warning: {warning}" for warning in self.warnings()]
+        return [head, *warnings, *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
+
+    def warnings(self) -> list[str]:
+        """What looks wrong, in words."""
+        found = []
+        if self.rose:
+            found.append(f"{self.name}: the loss ended above its start; lower lr, or lengthen the warmup")
+        if 0 < self.steps < FEWEST_STEPS:
+            found.append(
+                f"{self.name}: {self.steps} steps are hardly training; raise tokens, or lower batch_tokens, for "
+                f"{FEWEST_STEPS} or more"
+            )
+        return found
 
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:

@@ -49,6 +49,8 @@ def test_body_says_what_a_reader_needs(recipe, config):
     assert "| 512 | number | 1 | 20 | 100.0% (84-100) | 75.0% (53-89) | 75.0% |" in text
     assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text
     assert "arXiv:2507.16577" in text
+    verdict = make_report({}).verdict()
+    assert f"Verdict: {verdict.text}.\n\n{verdict.notes[0]}" in text
     assert "One softmax layer is left, with keys and values of every token." in text
 
 

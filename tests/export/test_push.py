@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -7,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sse_convert.errors import CheckpointError, HubError, UsageError
+from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.export.push import check_folder, push_folder
+from sse_convert.modeling.remote_code import remote_code
+from tests.evaluation.test_report import make_report
 from tests.fake_hub import FakeHub
 
 TOKEN = "hf_writerSecretSecretSecret0123"
@@ -17,10 +20,10 @@ CARD = "---\nlicense: mit\ntags:\n- custom_code\n---\n\n# tiny\n"
 PUSH = """
 import json, sys
 from sse_convert.errors import SSEConvertError
-from sse_convert.export.push import push
+from sse_convert.export.push import push_folder
 for settings in json.loads(sys.argv[1]):
     try:
-        report = push(sys.argv[2], **settings)
+        report = push_folder(sys.argv[2], **settings)
         print("\\n".join(report.lines()), file=sys.stderr)
         print(json.dumps(report.to_dict()))
     except SSEConvertError as error:
@@ -35,10 +38,15 @@ def folder(tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "sse_llama"}')
     (folder / "README.md").write_text(CARD)
-    (folder / "modeling_sse.py").write_text("x = 1\n")
+    (folder / "modeling_sse.py").write_text(remote_code()["modeling_sse.py"])
     (folder / ".hidden.tmp").write_text("left over")
     save_file({"w": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def figures(gap):
+    """An evaluation.json of a student `gap` nats above its teacher."""
+    return json.dumps(make_report({}, student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
 
 
 def run(hub, folder, *pushes, token=TOKEN, home, **extra):
@@ -72,23 +80,33 @@ def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):
         assert first["url"].endswith(f"/ada/tiny/commit/{first['commit']}")
         assert "uploaded" in shown
 
-        (folder / "modeling_sse.py").rename(folder / "modeling_new.py")
+        (folder / "modeling_sse.py").unlink()
+        (folder / "configuration_sse.py").write_text(remote_code()["configuration_sse.py"])
+        (folder / "evaluation.json").write_text(figures(3000.0))
         results, _ = run(
             hub,
             folder,
-            {"repo_id": "ada/tiny"},
-            {"repo_id": "ada/tiny", "revision": "v2"},
-            {"repo_id": "ada/tiny", "create_pr": True},
-            {"repo_id": "ada/tiny", "revision": "main"},
-            {"repo_id": "named-by-user"},
+            {"repo_id": "ada/destroyed"},
+            *(
+                {"anyway": True, **asked}
+                for asked in (
+                    {"repo_id": "ada/tiny"},
+                    {"repo_id": "ada/tiny", "revision": "v2"},
+                    {"repo_id": "ada/tiny", "create_pr": True},
+                    {"repo_id": "ada/tiny", "revision": "main"},
+                    {"repo_id": "named-by-user"},
+                )
+            ),
             home=home,
         )
-        taken, branch, pull, again, own = results
+        destroyed, taken, branch, pull, again, own = results
+        assert destroyed["error"]["exit_code"] == 6
+        assert "ada/destroyed" not in hub.repos
         assert taken["error"]["kind"] == "hub"
         assert taken["error"]["what"] == "ada/tiny exists and holds 5 files"
         assert branch["commit"] == hub.repos["ada/tiny"].commit("v2")[0]
         assert "modeling_sse.py" not in hub.files("ada/tiny", "v2")
-        assert "modeling_new.py" in hub.files("ada/tiny", "refs/pr/1")
+        assert {"configuration_sse.py", "evaluation.json"} <= set(hub.files("ada/tiny", "refs/pr/1"))
         assert pull["url"].endswith("/ada/tiny/discussions/1")
         assert set(hub.files("ada/tiny", again["commit"])) == {*again["files"], ".gitattributes"}
         assert own["repo_id"] == "ada/named-by-user"
@@ -167,3 +185,30 @@ def test_bad_requests_are_refused(folder):
         push_folder(folder, "a/b/c", dry_run=True)
     with pytest.raises(UsageError, match="both given"):
         push_folder(folder, "ada/tiny", revision="v2", create_pr=True)
+
+
+def test_a_destroyed_model_is_refused(folder):
+    (folder / "evaluation.json").write_text(figures(3000.0))
+    with pytest.raises(VerificationError, match=r"^destroyed: .*not offered for push") as caught:
+        push_folder(folder, "ada/tiny", dry_run=True)
+    assert caught.value.exit_code == 6
+    assert "--anyway" in caught.value.fix
+
+
+def test_weights_that_are_not_finite_are_refused(folder):
+    (folder / "evaluation.json").write_text(figures(0.0))
+    save_file({"w": torch.tensor([0.0, math.nan])}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match=r"w of .* is NaN or infinite") as caught:
+        push_folder(folder, "ada/tiny", dry_run=True)
+    assert caught.value.exit_code == 6
+    remarks = push_folder(folder, "ada/tiny", dry_run=True, anyway=True).remarks
+    assert remarks[0] == "1 tensors are NaN or infinite"
+
+
+def test_what_is_known_of_the_quality_is_said(folder):
+    report = push_folder(folder, "ada/tiny", dry_run=True)
+    assert report.remarks == (f"nothing was measured: {folder} has no evaluation.json",)
+    assert report.remarks[0] in report.lines()
+    (folder / "evaluation.json").write_text(figures(0.0))
+    (remark,) = push_folder(folder, "ada/tiny", dry_run=True).remarks
+    assert remark.startswith("verdict: loses a part of the teacher's quality: ")

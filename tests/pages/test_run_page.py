@@ -8,7 +8,9 @@ import pytest
 
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
+from sse_convert.pages.blocks import Paragraph
 from sse_convert.pages.collect import collect
+from sse_convert.pages.sections.summary import summary
 
 TITLES = ["Summary", "Quality", "Needles by depth and length", "Memory and speed", "Layers", "Training", "Routers"]
 TITLES += ["States", "Samples", "Recipe", "Provenance"]
@@ -90,6 +92,20 @@ def test_text_and_prompts_fill_sections_and_stay(place, does):
     code, answer = does("report", place / "out", "--text", place / "text.txt")
     assert code == 8
     assert "analysis exists" in answer["error"]["what"]
+
+
+def test_the_verdict_names_the_untrained_model(place, edit):
+    stored = place / "out.stages" / "04-eval" / "evaluation.json"
+    shutil.copyfile(stored, place / "out.stages" / "01-calibrate" / "evaluation.json")
+
+    def worse(data):
+        data["loss_gaps"][0] |= {"gap": 8.1, "gap_se": 0.01}
+
+    edit(stored, worse)
+    texts = [block.text for block in summary(collect(place / "out")).blocks if isinstance(block, Paragraph)]
+    (verdict,) = [text for text in texts if text.startswith("Verdict: ")]
+    assert verdict.startswith("Verdict: destroyed: loss 8.100 ± 0.020 nats above the teacher's at 64 tokens")
+    assert verdict.endswith("worse than the untrained conversion; not offered for push.")
 
 
 def test_controls_beside(place, edit, does):

@@ -5,9 +5,12 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from sse_convert import api, pipeline
 from sse_convert.checkpoints import open as opening
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import DataError, OutputError, TrainingError, VerificationError
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.modeling.auto import load_pretrained
@@ -36,7 +39,7 @@ def recipe(make, text_folder):
 STEPS = ["convert", "calibrate", "align", "uptrain", "eval", "export"]
 
 
-def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch):
+def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     report = run_recipe(recipe())
     assert [step["name"] for step in report.steps] == STEPS
     assert not any(step["already_done"] for step in report.steps)
@@ -46,13 +49,38 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch):
     load_pretrained(tmp_path / "out")
     assert (tmp_path / "out" / "evaluation.json").is_file()
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
-    assert report.lines()[-1] == f"finished model: {tmp_path / 'out'}"
+    assert report.lines()[-2:] == [report.verdict.line(), f"finished model: {tmp_path / 'out'}"]
+    (shared,) = report.warnings
+    assert shared.startswith("1 files of data.valid are in data.train as well, such as ")
+    assert f"warning: {shared}" in report.lines()
+    assert f"warning: {shared}" in capsys.readouterr().err
+    assert any(line.startswith("warning: align: 1 steps are hardly training") for line in report.lines())
 
     for name in ("convert_checkpoint", "calibrate_checkpoint", "Evaluator", "export_checkpoint"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     again = run_recipe(recipe())
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
+
+
+def test_a_destroyed_model_ends_the_run_with_exit_code_6(recipe, tmp_path, capsys):
+    settings = recipe(controls=["gla"]).to_dict()
+    settings["stages"][1] |= {"lr": 30.0, "tokens": 512, "warmup": 0.0, "checkpoint_steps": 100}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    for _ in range(2):  # finished steps do not hide it
+        assert run_app(app, ["run", str(path)]) == 6
+        told = capsys.readouterr().err
+        assert "error: destroyed: loss " in told
+        assert "not offered for push" in told
+        assert "sse-convert push" not in told
+        assert "finished model" not in told
+        assert not (tmp_path / "out.controls" / "gla.stages").exists()
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert "Verdict: destroyed: " in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(VerificationError, match="destroyed"):
+        api.push(tmp_path / "out", "ada/tiny", dry_run=True)
+    assert api.push(tmp_path / "out", "ada/tiny", dry_run=True, anyway=True).remarks[0].startswith("verdict: destroyed")
 
 
 def test_a_recipe_takes_five_hops_to_the_loop(recipe, monkeypatch):
