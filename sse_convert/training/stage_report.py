@@ -39,6 +39,8 @@ class StageReport:
     """step, loss and reason of each step left out"""
     collapsed: list[str] = dc.field(default_factory=list)
     """layers whose router collapsed, each with what to do"""
+    chosen: dict[str, Any] = dc.field(default_factory=dict)
+    """micro_batch, gradient_checkpointing and compile as they were, and the processes"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
