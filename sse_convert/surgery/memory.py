@@ -39,6 +39,9 @@ _PAIR_BYTES = 4
 """of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
 _LOGIT_BYTES = {"layer_mse": 0, "ce": 12, "kl": KL_BYTES}
 """bytes per logit of a chunk: logits of student (and teacher), their exponentials, a gradient"""
+COMPILED_SHARE = 0.7
+"""of the activations, what compiled layers with fused kernels keep at most; 0.61 of them in the distill stage of
+benchmarks/training/throughput_qwen3-0.6b.json: its peak without the bytes that do not depend on the rows"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
@@ -135,6 +138,7 @@ def stage_memory(
     bf16: bool,
     checkpointing: bool,
     cuda_graphs: bool,
+    compiled: bool = False,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
 
@@ -146,6 +150,7 @@ def stage_memory(
         bf16: bfloat16 autocast.
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
+        compiled: decoder layers are compiled on a GPU.
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
@@ -163,6 +168,7 @@ def stage_memory(
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
+        kept *= COMPILED_SHARE if compiled and not checkpointing else 1
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     softmax = beside or any(mixer is None for mixer in mixers)

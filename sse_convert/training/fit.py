@@ -86,15 +86,13 @@ class Fit:
         """
         if before is not None and before["processes"] == self.accelerator.num_processes:
             return self._with_explicit(Chosen(**before))
-        rows, checkpointing = self._passes()
-        schedule, loss = Schedule.of(self.stage), self.stage.loss
-        pays = schedule.steps >= COMPILED_STEPS and loss != "layer_mse"
-        alone = self.accelerator.distributed_type != DistributedType.FSDP
+        compiled = self._compiled()
+        rows, checkpointing = self._passes(compiled)
         return self._with_explicit(
             Chosen(
                 micro_batch=rows,
                 gradient_checkpointing=checkpointing,
-                compile=self.accelerator.device.type == "cuda" and pays and alone,
+                compile=compiled,
                 processes=self.accelerator.num_processes,
             )
         )
@@ -123,7 +121,15 @@ class Fit:
             processes=chosen.processes,
         )
 
-    def _passes(self) -> tuple[int, bool]:
+    def _compiled(self) -> bool:
+        """Whether layers are compiled: as asked, or where it pays."""
+        if self.train.compile != "auto":
+            return self.train.compile
+        pays = Schedule.of(self.stage).steps >= COMPILED_STEPS and self.stage.loss != "layer_mse"
+        alone = self.accelerator.distributed_type != DistributedType.FSDP
+        return self.accelerator.device.type == "cuda" and pays and alone
+
+    def _passes(self, compiled: bool) -> tuple[int, bool]:
         """Rows of a pass, and whether activations are computed twice: only where too few rows fit otherwise."""
         memory = gpu_memory(self.accelerator)
         length, rows = self.stage.seq_len, self._rows
@@ -132,12 +138,12 @@ class Fit:
         asked = self.stage.gradient_checkpointing
         ways = [asked] if asked != "auto" else [False] if self.stage.loss == "layer_mse" else [False, True]
         wanted = self.stage.micro_batch if self.stage.micro_batch != "auto" else min(ENOUGH_TOKENS // length, rows)
-        most = [self._most(way, *memory) for way in ways]
+        most = [self._most(way, compiled, *memory) for way in ways]
         if most[0] >= max(1, wanted) or most[0] == most[-1] > 0:
             return most[0], ways[0]
         return max(1, most[-1]), ways[-1]
 
-    def _most(self, checkpointing: bool, gpu_bytes: int, free: int) -> int:
+    def _most(self, checkpointing: bool, compiled: bool, gpu_bytes: int, free: int) -> int:
         geometry = geometry_of(source_view(self.files))
         mixers = [None if name == FULL else self.match.mixers[name] for name in self.match.names]
         estimate = stage_memory(
@@ -148,6 +154,7 @@ class Fit:
             bf16=self.accelerator.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=self.train.cuda_graphs,
+            compiled=compiled,
         )
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
         buckets = 0 if sharded else 4 * trained_parameters(geometry, mixers, self.stage, self.train.lora)
