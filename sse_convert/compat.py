@@ -86,3 +86,10 @@ def end_allocation(device: int, pool: Any) -> None:
     import torch
 
     torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def compile_error() -> type[Exception]:
+    """What all errors of torch.compile are."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException

@@ -147,7 +147,7 @@ def _known(error: Exception) -> SSEConvertError | None:
     if type(error).__name__ == "OutOfMemoryError":  # torch's; importing torch to name it would be slow
         return HardwareError(
             f"the accelerator is out of memory: {str(error).partition('. ')[0]}",
-            fix="lower micro_batch or seq_len, set gradient_checkpointing: true, or use more devices",
+            fix="leave micro_batch and gradient_checkpointing at auto, lower seq_len, or use more devices",
         )
     return None
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sse_convert.errors import CheckpointError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
-from sse_convert.evaluation.perplexity import Windows, position_chunks
-from sse_convert.modeling.head import Head
+from sse_convert.evaluation.perplexity import Windows
+from sse_convert.modeling.head import Head, token_chunks
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def divergence(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head:
             fix="compare with the model that the student was made from",
         )
     parts: list[tuple[Tensor, Tensor]] = []
-    for part in position_chunks(hidden, head):
+    for part in token_chunks(len(hidden), head.weight.shape[0], hidden.device):
         log_p = torch.log_softmax(teacher_head.logits(teacher_hidden[part]), -1)
         log_q = torch.log_softmax(head.logits(hidden[part]), -1)
         same = log_p.argmax(-1) == log_q.argmax(-1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
-from sse_convert.modeling.head import LOGITS_AT_ONCE, Head
+from sse_convert.modeling.head import Head, token_chunks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -255,15 +255,9 @@ def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tens
 
 def _losses(hidden: Tensor, head: Head, input_ids: Tensor) -> Tensor:
     flat, targets = hidden.flatten(0, 1), input_ids[:, 1:].flatten().to(hidden.device)
-    parts = position_chunks(flat, head)
+    parts = token_chunks(len(flat), head.weight.shape[0], flat.device)
     losses = [F.cross_entropy(head.logits(flat[part]), targets[part], reduction="none") for part in parts]
     return torch.cat(losses).view(hidden.shape[:2])
-
-
-def position_chunks(flat: Tensor, head: Head) -> list[slice]:
-    """Slices of positions [P, D] whose logits may exist at a time."""
-    step = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
-    return [slice(start, start + step) for start in range(0, len(flat), step)]
 
 
 def _check_head(model: "PreTrainedModel", input_ids: Tensor) -> None:

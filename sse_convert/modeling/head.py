@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sse_convert.modeling.logits import logits_at_once
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-LOGITS_AT_ONCE = 2**26
-"""elements of the largest logits tensor"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -54,9 +53,10 @@ class Head:
         return dc.replace(self, weight=self.weight.to(dtype))
 
 
-def token_chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Slices of T tokens whose logits are few enough to exist at a time."""
-    size = max(1, LOGITS_AT_ONCE // vocabulary)
+def token_chunks(tokens: int, vocabulary: int, device: torch.device) -> list[slice]:
+    """Slices of T tokens whose logits are few enough to exist at a time on a device."""
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    size = max(1, logits_at_once(memory) // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 

@@ -112,7 +112,14 @@ def _build_union(options: tuple[Any, ...], value: Any, path: Path, problems: lis
         built = build(option, value, path, attempt)
         if not attempt:
             return built
-    return build(others[-1], value, path, problems)
+    before = len(problems)
+    built = build(others[-1], value, path, problems)
+    literals = [option for option in others if typing.get_origin(option) is typing.Literal]
+    words = [str(word) for option in literals for word in typing.get_args(option)]
+    if words and len(problems) > before:
+        either = problems[-1].message.replace("expected ", f"expected {', '.join(words)} or ", 1)
+        problems[-1] = dc.replace(problems[-1], message=either)
+    return built
 
 
 def _build_mixer(value: Any, path: Path, problems: list[Problem]) -> Mixer | None:

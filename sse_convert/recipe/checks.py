@@ -159,7 +159,9 @@ def _layers(layers: Layers) -> Iterator[Problem]:
 def _stage(stage: Stage) -> Iterator[Problem]:
     if not _NAME.fullmatch(stage.name):
         yield Problem(("name",), f"{stage.name!r}: expected letters, digits, - and _, starting with a letter")
-    yield from _at_least(stage, 1, "tokens", "seq_len", "batch_tokens", "micro_batch", "checkpoint_steps")
+    yield from _at_least(stage, 1, "tokens", "seq_len", "batch_tokens", "checkpoint_steps")
+    if stage.micro_batch != "auto":
+        yield from _at_least(stage, 1, "micro_batch")
     yield from _at_least(stage, 0, "weight_decay")
     yield from _more_than_zero(stage, "clip")
     if not 0 <= stage.warmup < 1:
@@ -190,9 +192,10 @@ def _stage_rates(stage: Stage) -> Iterator[Problem]:
 
 
 def _stage_budget(stage: Stage) -> Iterator[Problem]:
-    if min(stage.tokens, stage.seq_len, stage.batch_tokens, stage.micro_batch) < 1:
+    rows = 1 if stage.micro_batch == "auto" else stage.micro_batch
+    if min(stage.tokens, stage.seq_len, stage.batch_tokens, rows) < 1:
         return
-    row = stage.seq_len * stage.micro_batch
+    row = stage.seq_len * rows
     if stage.tokens < stage.seq_len:
         yield Problem(("tokens",), f"{stage.tokens} is less than one row (seq_len is {stage.seq_len})")
     elif stage.tokens < stage.batch_tokens:
@@ -202,7 +205,7 @@ def _stage_budget(stage: Stage) -> Iterator[Problem]:
     if stage.batch_tokens % row:
         below, above = stage.batch_tokens // row * row, -(-stage.batch_tokens // row) * row
         near = " or ".join(format_count(value) for value in (below, above) if value)
-        product = f"seq_len * micro_batch ({stage.seq_len} * {stage.micro_batch})"
+        product = f"seq_len * micro_batch ({stage.seq_len} * {rows})"
         yield Problem(("batch_tokens",), f"{stage.batch_tokens} is not a multiple of {product}; use {near}")
 
 

@@ -161,7 +161,8 @@ def _stage_defaults(stage: Any) -> Any:
     filled = dict(stage)
     if stage.get("loss") == "layer_mse":
         filled.setdefault("train", "mixers")
-    row = _count(stage.get("seq_len")) * _count(stage.get("micro_batch", 1))
+    rows = stage.get("micro_batch", "auto")
+    row = _count(stage.get("seq_len")) * (1 if rows == "auto" else _count(rows))
     if row > 0:
         filled.setdefault("batch_tokens", -(-DEFAULT_BATCH_TOKENS // row) * row)
     return filled

@@ -16,6 +16,7 @@ RulerName = Literal[
     "niah_multivalue",
     "niah_multiquery",
 ]
+Auto = Literal["auto"]
 Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pure_sse"]
 
 
@@ -75,8 +76,8 @@ class Stage:
     """what is trained: converted layers only (always so for layer_mse), everything, or converted layers plus LoRA"""
     batch_tokens: int = 65536
     """tokens per optimizer step, over all processes; a multiple of seq_len * micro_batch (unset: rounded up to one)"""
-    micro_batch: int = 1
-    """rows per forward pass and process"""
+    micro_batch: Auto | int = "auto"
+    """rows per forward pass and process; auto: as many as the GPU's memory holds, by `plan`'s estimate"""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon for the matrices of decoder layers and adamw for the rest, at the same learning rates"""
     warmup: float = 0.05
@@ -87,8 +88,8 @@ class Stage:
     """weight decay of matrices"""
     clip: float = 1.0
     """gradient norm limit"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass"""
+    gradient_checkpointing: Auto | bool = "auto"
+    """recompute activations in the backward pass; auto: where the GPU's memory does not hold them"""
     loss_mask: Literal["all", "assistant"] = "all"
     """ce only: train on every token, or on assistant turns of the chat template (supervised fine-tuning)"""
     stop: float | None = None
@@ -282,8 +283,9 @@ class Train:
     """where a router sends nearly all tokens to the same partitions: say so, or end the stage with an error as well"""
     backend: str = "auto"
     """operator backend"""
-    compile: bool = False
-    """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps, above all on a GPU"""
+    compile: Auto | bool = "auto"
+    """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps; auto: on GPUs, in
+    stages long enough to pay for it, without FSDP"""
     cuda_graphs: bool = False
     """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
     set of activations in memory. Where that cannot be, the stage says why and goes on without"""

@@ -1,9 +1,10 @@
-"""How much GPU memory a training stage takes, and the longest row that fits. Estimates, on one GPU, without sharding.
+"""How much GPU memory a training stage takes, and the rows that fit: estimates, from sizes alone.
 
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
 trained ones 4 for the gradient and 8 for AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher
 takes 2 under bfloat16, else 4, and none where its predictions come from disk. `layer_mse` has the attention of
-converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient.
+converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient. Softmax layers of packed
+rows have a mask of all pairs of tokens of a row.
 
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
 kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
@@ -22,7 +23,7 @@ of their own, beside those of plain passes. The constants were fitted to what au
 import dataclasses as dc
 
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
-from sse_convert.modeling.head import LOGITS_AT_ONCE
+from sse_convert.modeling.logits import KL_BYTES, logits_at_once
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
@@ -32,24 +33,54 @@ GPU_GIB = (24, 48, 80, 141)
 """memory sizes of the tables"""
 USABLE = 0.92
 """share of a GPU's memory that training can use; the rest is the driver's, the library's and fragmentation"""
-_LOGIT_BYTES = {"layer_mse": 0, "ce": 12, "kl": 20}
+MOST_TOKENS = 65536
+"""tokens of a pass beyond which more of them no longer make a GPU faster"""
+_PAIR_BYTES = 4
+"""of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
+_LOGIT_BYTES = {"layer_mse": 0, "ce": 12, "kl": KL_BYTES}
 """bytes per logit of a chunk: logits of student (and teacher), their exponentials, a gradient"""
+COMPILED_SHARE = 0.7
+"""of the activations, what compiled layers with fused kernels keep at most; 0.61 of them in the distill stage of
+benchmarks/training/throughput_qwen3-0.6b.json: its peak without the bytes that do not depend on the rows"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """Memory of one training stage as a function of the row length."""
+    """Memory of one training stage as a function of its rows and of the GPU."""
 
-    fixed: int
-    """bytes that do not depend on the row: weights, gradients, optimizer, teacher, a chunk of logits"""
+    weights: int
+    """bytes of weights, gradients, optimizer and teacher, which FSDP shares out over the processes"""
+    head: int
+    """bytes of the head's gradient, which the losses hold whole"""
+    per_logit: int
+    """bytes per logit of a chunk"""
+    vocabulary: int
+    """logits per token"""
     per_token: float
     """activation bytes per token"""
+    per_pair: int
+    """bytes per pair of tokens of a row: the mask of packed rows"""
 
-    def total(self, seq_len: int, rows: int) -> float:
-        """Bytes for a forward and backward pass over `rows` rows of `seq_len` tokens."""
-        return self.fixed + rows * self.per_token * seq_len
+    def total(self, seq_len: int, rows: int, gpu_bytes: int, shards: int = 1) -> float:
+        """Bytes for a forward and backward pass.
+
+        Args:
+            seq_len: tokens of a row.
+            rows: rows of the pass.
+            gpu_bytes: memory of the whole GPU, which decides on the logits that exist at a time.
+            shards: processes that share the weights.
+        """
+        tokens = rows * seq_len
+        logits = min(logits_at_once(gpu_bytes), tokens * self.vocabulary)
+        passes = tokens * (self.per_token + self.per_pair * seq_len)
+        return self.weights / shards + self.head + self.per_logit * logits + passes
+
+    def least(self, seq_len: int, rows: int) -> float:
+        """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
+        needed = {gib: self.total(seq_len, rows, gib * GIB) for gib in GPU_GIB}
+        return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
 
     def longest(self, gpu_gib: int) -> int:
         """Tokens of the longest single row that fits a GPU, a multiple of 256; 0 if the model itself does not fit."""
@@ -57,8 +88,29 @@ class StageMemory:
         low, high = 0, 1 << 24
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.total(middle * 256, 1) <= room else (low, middle)
+            fits = self.total(middle * 256, 1, gpu_gib * GIB) <= room
+            low, high = (middle, high) if fits else (low, middle)
         return low * 256
+
+
+def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, shards: int) -> int:
+    """Rows of the largest pass that fits and goes evenly into `rows`; 0 if none does.
+
+    Args:
+        estimate: of the stage.
+        seq_len: tokens of a row.
+        rows: of one step and process.
+        gpu_bytes: memory of the whole GPU.
+        room: bytes that may be used.
+        shards: processes that share the weights.
+    """
+    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, shards) <= room)
+    return max((n for n in fitting if n == 1 or n * seq_len <= MOST_TOKENS), default=0)
+
+
+def even_parts(rows: int) -> list[int]:
+    """The numbers that go evenly into a number of rows, in rising order."""
+    return [n for n in range(1, rows + 1) if rows % n == 0]
 
 
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
@@ -86,6 +138,7 @@ def stage_memory(
     bf16: bool,
     checkpointing: bool,
     cuda_graphs: bool,
+    compiled: bool = False,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
 
@@ -97,6 +150,7 @@ def stage_memory(
         bf16: bfloat16 autocast.
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
+        compiled: decoder layers are compiled on a GPU.
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
@@ -106,19 +160,26 @@ def stage_memory(
         trained = sum(each)
     weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
-    logits = LOGITS_AT_ONCE * _LOGIT_BYTES[stage.loss] + head
     beside = stage.loss != "ce" and stage.offline is None
     teacher = geometry.parameters * element if beside else 0
-    fixed = weights * (6 if bf16 else 4) + trained * 12 + logits + teacher
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(geometry, mixer, element) for mixer in mixers if mixer is not None]
         kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
     else:
         layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
+        kept *= COMPILED_SHARE if compiled and not checkpointing else 1
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
-    return StageMemory(fixed=fixed, per_token=sets * (kept + masks))
+    softmax = beside or any(mixer is None for mixer in mixers)
+    return StageMemory(
+        weights=weights * (6 if bf16 else 4) + trained * 12 + teacher,
+        head=0 if stage.loss == "layer_mse" else head,
+        per_logit=_LOGIT_BYTES[stage.loss],
+        vocabulary=geometry.vocabulary,
+        per_token=sets * (kept + masks),
+        per_pair=_PAIR_BYTES if softmax else 0,
+    )
 
 
 def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:

@@ -126,7 +126,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         )
         for checkpointing in (False, True)
     )
-    chosen = checkpointed if stage.gradient_checkpointing else plain
+    least = checkpointed if stage.gradient_checkpointing else plain  # auto can have it, where it must
     return StageRow(
         name=stage.name,
         loss=stage.loss,
@@ -135,7 +135,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         seq_len=stage.seq_len,
         flops=stage.tokens * training_flops(stage, geometry, mixers),
         trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
-        memory_bytes=round(chosen.total(stage.seq_len, stage.micro_batch)),
+        memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         offline_bytes=_offline_bytes(stage),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
@@ -154,7 +154,8 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     """FLOPs per training token of a stage.
 
     F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
-    activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing.
+    activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing
+    where the stage says so outright.
     `layer_mse` runs and trains the converted layers' attention alone.
     """
     length = stage.seq_len
@@ -167,7 +168,7 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     )
     student = attention if stage.loss == "layer_mse" else budget.forward_flops(geometry, mixers, length)
     weights = student if stage.train == "all" else attention
-    return teacher + student * (2 + stage.gradient_checkpointing) + weights
+    return teacher + student * (2 + (stage.gradient_checkpointing is True)) + weights
 
 
 def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:

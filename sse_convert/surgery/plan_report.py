@@ -50,7 +50,7 @@ class StageRow:
     """all tokens, teacher passes and recomputation included"""
     trained_parameters: int
     memory_bytes: int
-    """one GPU, at the recipe's micro_batch, seq_len and checkpointing"""
+    """one GPU, at the recipe's seq_len, micro_batch and checkpointing; the least that is needed where those are auto"""
     offline_bytes: int
     """disk for the teacher's predictions of all tokens; 0 where the teacher runs beside the student"""
     longest: dict[str, dict[str, int]]
@@ -166,7 +166,8 @@ class Plan:
         header = ("stage", "loss", "tokens", "steps", "seq_len", "FLOPs", "memory", *(f"{gib} GiB" for gib in gpus))
         return [
             "",
-            "stages, with the estimated memory on one GPU and the longest row that fits GPUs of these sizes, plain /",
+            "stages, with the estimated memory on one GPU (at least, where micro_batch and gradient_checkpointing are",
+            "auto, which take what there is) and the longest row that fits GPUs of these sizes, plain /",
             "with gradient checkpointing (a row stays on one GPU: sequence parallelism is not offered):",
             *table(header, rows),
         ]

@@ -50,7 +50,7 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         "a loss of ce picks its targets": stage.loss == "ce",
         "data-parallel wrappers exchange gradients": accelerator.distributed_type != DistributedType.NO,
         "fp16 scales its loss anew": accelerator.mixed_precision == "fp16",
-        "gradient_checkpointing repeats forwards": stage.gradient_checkpointing,
+        "gradient_checkpointing repeats forwards": stage.gradient_checkpointing is True,
         "each pass drops out other values": _drops_out(student),
         f"rope_type {rope} looks at the positions": rope in ("dynamic", "longrope"),
         "a backend other than triton waits for the device": any(x.backend not in ("auto", "triton") for x in layers),

@@ -64,7 +64,7 @@ class Distill(WholeModel):
         stage: Stage,
         train: Train,
     ) -> None:
-        if train.compile:
+        if train.compile is True:
             compile_layers(teacher)
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
         super().__init__(accelerator, student, DistillLoss(student, frozen), stage, train)

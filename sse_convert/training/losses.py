@@ -2,11 +2,14 @@
 
 Shapes: T tokens, D hidden width, V vocabulary. Everything is a sum over tokens in float32 (float64 for float64 inputs);
 whoever calls divides once by the tokens of the whole step, so splitting a batch changes nothing.
+
+No library's loss is taken: cut-cross-entropy and Liger have no KL with soft caps, scaled logits and biases (and Liger's
+sums the head's gradient in the weight's dtype, over as many chunks as the vocabulary is wider than the model).
 """
 
 import dataclasses as dc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +18,6 @@ from torch.autograd.function import once_differentiable
 from sse_convert.data.packing import IGNORED
 from sse_convert.errors import ShapeError
 from sse_convert.modeling.head import Head, token_chunks, wide
-
-if TYPE_CHECKING:
-    pass
 
 
 def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class _Divergence:
         log_p = torch.log_softmax(self.head.logits(self.hidden[part]), -1)
         log_q = torch.log_softmax(logits, -1)
         p = log_p.exp()
-        loss = (p * log_p.sub_(log_q)).sum()
+        loss = log_p.sub_(log_q).mul_(p).sum()
         return loss, log_q.exp_().sub_(p)
 
 
@@ -134,7 +134,7 @@ class _ChunkedLoss(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=accumulate) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=accumulate) if bias is not None and needs_bias else None
-        for part in token_chunks(hidden.shape[0], weight.shape[0]):
+        for part in token_chunks(hidden.shape[0], weight.shape[0], hidden.device):
             logits = cast.logits(hidden[part])
             loss, grad = chunk_loss(part, logits)
             total += loss

@@ -30,6 +30,8 @@ class MetricsLog:
 
     def __init__(self, folder: Path, accelerator: Accelerator, step: int) -> None:
         self._path = folder / FILE
+        self.written = 0
+        """records of this start"""
         self._accelerator = accelerator
         if accelerator.is_main_process:
             kept = [record for record in read(self._path) if record["step"] <= step]
@@ -37,6 +39,7 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record and hand its numbers to the trackers. NaN and Inf are stored as null."""
+        self.written += 1
         clean = {key: _finite(value) for key, value in record.items()}
         if self._accelerator.is_main_process:
             with self._path.open("a", encoding="utf-8") as file:

@@ -45,9 +45,9 @@ class WholeModel(Objective):
         self.student = student
         self._lora = stage.train == "lora"
         prepare_parameters(student, stage, train)
-        if stage.gradient_checkpointing:
+        if stage.gradient_checkpointing is True:
             recompute_activations(student)
-        if train.compile:
+        if train.compile is True:
             compile_layers(student)
         layers = f"{_STUDENT}{source_spec(student.config.model_type).layers_path}."
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())

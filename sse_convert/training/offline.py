@@ -194,7 +194,7 @@ class Predictor:
             head = head.in_dtype(flat.dtype)
             parts = [
                 self._stored(Truncated.of(head.logits(flat[part]), self._offline.top_k))
-                for part in token_chunks(flat.shape[0], head.weight.shape[0])
+                for part in token_chunks(flat.shape[0], head.weight.shape[0], flat.device)
             ]
         rows, length = batch["input_ids"].shape
         whole = {name: torch.cat([part[i] for part in parts]) for i, name in enumerate(NAMES)}

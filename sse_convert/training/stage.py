@@ -22,14 +22,15 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
-from sse_convert.errors import RecipeError, TrainingError
+from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.files import write_json
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.compatibility import match_recipe
-from sse_convert.training import metrics
+from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.distill import Distill, OfflineDistill
+from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.guard import Guard
 from sse_convert.training.loop import Progress, train
 from sse_convert.training.loss_spikes import left_out_steps
@@ -109,10 +110,12 @@ class _StageRun:
         self.recipe, self.stage, self.checkpoint, self.out = recipe, stage, checkpoint, out
         self.work = out.with_name(f"{out.name}.work")
         self.lock = FileLock(self.work / LOCK, timeout=0)
-        self.schedule = Schedule.of(stage)
+        self.schedule, self.train_settings = Schedule.of(stage), recipe.train
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
         check_stage(recipe, stage, self.accelerator)
-        self.match = match_recipe(recipe, open_checkpoint(checkpoint))
+        files = open_checkpoint(checkpoint)
+        self.match = match_recipe(recipe, files)
+        self.fit = Fit(stage=stage, train=recipe.train, accelerator=self.accelerator, files=files, match=self.match)
         self.reader = stage_reader(recipe, stage, checkpoint)
         self.inputs = stage_inputs(recipe, stage, checkpoint, self.reader, self.match)
 
@@ -150,14 +153,56 @@ class _StageRun:
 
     def prepare(self) -> None:
         """Make the text ready, and the teacher's predictions where the stage reads them from disk."""
+        chosen = self.work / fit.FILE
+        self._settle(self.fit.choose(json.loads(chosen.read_text(encoding="utf-8")) if chosen.is_file() else None))
         if self.accelerator.is_main_process and (short := self.reader.crowding()) is not None:
             say(f"{self.stage.name}: {short}")
         self.reader.prepare()
         if self.cache is not None:
-            self.cache.fill(self.accelerator, self.reader.rows(), self._whole_teacher, self.stage.micro_batch)
+            self.cache.fill(self.accelerator, self.reader.rows(), self._whole_teacher, self.chosen.micro_batch)
         self.checkpoints = Checkpoints(self.work, self.accelerator)
 
     def train(self) -> tuple[Objective, StageReport]:
+        """Train to the end; anew with other choices where the first step of this start shows that they do not work."""
+        while True:
+            self.log: MetricsLog | None = None
+            try:
+                return self._train()
+            except fit.failures() as error:
+                other = self.fit.otherwise(self.chosen, error)
+                if other is None or (self.log is not None and self.log.written):
+                    raise
+                why = (str(error).splitlines() or [type(error).__name__])[0]
+            self._retry(other, why)
+
+    def _retry(self, other: Chosen, why: str) -> None:
+        """Free everything and settle on other choices.
+
+        Raises:
+            HardwareError: several processes train, some of which may wait for this one.
+        """
+        if not self._alone:
+            write_json(self.work / fit.FILE, dc.asdict(other))
+            raise HardwareError(why, expected=other.line(), fix="start again: the stage goes on with these")
+        say(f"{self.stage.name}: {why}")
+        self.accelerator.free_memory()
+        self._settle(other)
+
+    @property
+    def _alone(self) -> bool:
+        return bool(self.accelerator.num_processes == 1)
+
+    def _settle(self, chosen: Chosen) -> None:
+        """Take these choices, and write them down."""
+        self.chosen = chosen
+        self.stage, self.train_settings = chosen.applied(self.fit.stage, self.fit.train)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            write_json(self.work / fit.FILE, dc.asdict(chosen))
+            if self.accelerator.device.type == "cuda":
+                say(f"{self.stage.name}: {chosen.line()}")
+
+    def _train(self) -> tuple[Objective, StageReport]:
         """Set up, restore if there is something to restore, and train to the end."""
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
@@ -170,7 +215,7 @@ class _StageRun:
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
-        log = MetricsLog(self.work, self.accelerator, now.step)
+        log = self.log = MetricsLog(self.work, self.accelerator, now.step)
         try:
             with Background(self._steps(position)) as rows:
                 now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
@@ -220,12 +265,12 @@ class _StageRun:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
         stretch_rope(student, self.stage)
         if self.stage.loss == "ce":
-            return Uptrain(self.accelerator, student, self.stage, self.recipe.train)
+            return Uptrain(self.accelerator, student, self.stage, self.train_settings)
         if self.cache is not None:
-            return OfflineDistill(self.accelerator, student, self.stage, self.recipe.train)
+            return OfflineDistill(self.accelerator, student, self.stage, self.train_settings)
         teacher = load_teacher(self.recipe, self.accelerator)
         if self.stage.loss == "kl":
-            return Distill(self.accelerator, student, teacher, self.stage, self.recipe.train)
+            return Distill(self.accelerator, student, teacher, self.stage, self.train_settings)
         first = next(self._steps(None)).batches if memory is None else []
         return Align(self.accelerator, student, teacher, self.stage, first=first, memory=memory)
 
@@ -235,7 +280,7 @@ class _StageRun:
         return steps(
             islice(self.reader.rows(position), left),
             rows_per_step=self.schedule.rows,
-            micro_batch=self.stage.micro_batch,
+            micro_batch=self.chosen.micro_batch,
             rank=self.accelerator.process_index,
             processes=self.accelerator.num_processes,
             beside=None if self.cache is None else self.cache.read,
@@ -261,4 +306,5 @@ class _StageRun:
             left_out=left_out_steps(records),
             collapsed=collapses(records),
             rose=rises(losses),
+            chosen=dc.asdict(self.chosen),
         )

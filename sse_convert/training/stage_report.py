@@ -61,6 +61,8 @@ class StageReport:
     """layers whose router collapsed, each with what to do"""
     rose: bool = False
     """whether the loss ended above its start by more than its noise"""
+    chosen: dict[str, Any] = dc.field(default_factory=dict)
+    """micro_batch, gradient_checkpointing and compile as they were, and the processes"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 

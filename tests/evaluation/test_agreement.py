@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from sse_convert.errors import CheckpointError
-from sse_convert.evaluation import perplexity
 from sse_convert.evaluation.agreement import Comparison, TeacherStates, divergence
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.modeling.head import Head
@@ -24,7 +23,7 @@ def compare(teacher, student, windows, batch_tokens=300):
 @torch.no_grad()
 def test_it_equals_a_dense_computation(llama, make_llama, windows, monkeypatch):
     other = make_llama(llama.config.vocab_size, seed=1)
-    monkeypatch.setattr(perplexity, "LOGITS_AT_ONCE", 13 * llama.config.vocab_size)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 13 * llama.config.vocab_size)
     result = compare(llama, other, windows)
     log_p, log_q = (torch.log_softmax(m(windows.input_ids).logits[:, :-1].double(), -1) for m in (llama, other))
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)

@@ -23,7 +23,7 @@ def test_bucket_edges_are_powers_of_two_up_to_the_window():
 
 @torch.no_grad()
 def test_loss_equals_a_dense_computation(llama, windows, monkeypatch):
-    monkeypatch.setattr(perplexity, "LOGITS_AT_ONCE", 13 * llama.config.vocab_size)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 13 * llama.config.vocab_size)
     result = held_out_loss(llama, windows, batch_tokens=300)
     logits = llama(windows.input_ids).logits[:, :-1]
     dense = F.cross_entropy(logits.transpose(1, 2), windows.input_ids[:, 1:], reduction="none").double()

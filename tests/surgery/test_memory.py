@@ -1,17 +1,35 @@
 """The activation formulas against what autograd really keeps."""
 
+import dataclasses as dc
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from sse_convert.mixers import SlidingMixer, mixer_from_dict
+from sse_convert.checkpoints.meta_model import teacher_from_config
+from sse_convert.mixers import FULL, SlidingMixer, mixer_from_dict
 from sse_convert.modeling.architectures import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
+from sse_convert.modeling.logits import KL_BYTES, SHARE, logits_at_once
+from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, added_parameters
-from sse_convert.surgery.memory import GIB, LOGITS_AT_ONCE, USABLE, StageMemory, stage_memory, trained_parameters
+from sse_convert.surgery.memory import (
+    COMPILED_SHARE,
+    GIB,
+    MOST_TOKENS,
+    USABLE,
+    StageMemory,
+    most_rows,
+    stage_memory,
+    trained_parameters,
+)
+from sse_convert.surgery.plan import geometry_of
 from tests.modeling.tiny import spec_for, tiny_config
 
+ESTIMATE = StageMemory(weights=GIB, head=1000, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4)
 SIZES = {
     "hidden_size": 256,
     "intermediate_size": 704,
@@ -94,16 +112,17 @@ def test_activations_per_token(settings, bf16):
     assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, bf16), rel=0.15)
 
 
-def test_fixed_bytes():
+def test_weights():
     mixer = mixer_from_dict({"kind": "sse"})
     added = added_parameters(geometry().dims, mixer)
-    weights, head = 2_000_000 + added, 97 * 256 * 4
-    assert memory([mixer, None]).fixed == weights * (4 + 2 + 12) + 12 * LOGITS_AT_ONCE + head
-    assert memory([mixer, None], bf16=False).fixed == weights * (4 + 12) + 12 * LOGITS_AT_ONCE + head
-    kl = weights * 18 + 20 * LOGITS_AT_ONCE + head + 2 * 2_000_000
-    assert memory([mixer, None], loss="kl").fixed == kl
+    weights = 2_000_000 + added
+    assert memory([mixer, None]).weights == weights * (4 + 2 + 12)
+    assert memory([mixer, None], bf16=False).weights == weights * (4 + 12)
+    assert memory([mixer, None]).head == 97 * 256 * 4
+    assert memory([mixer, None], loss="kl").weights == weights * 18 + 2 * 2_000_000
     align = memory([mixer, None, mixer], loss="layer_mse", train="mixers")
-    assert align.fixed == 2 * (added + 200_000) * 18 + 2 * 2_000_000
+    assert align.weights == 2 * (added + 200_000) * 18 + 2 * 2_000_000
+    assert align.head == align.per_logit == 0
     assert align.per_token < memory([mixer]).per_token * 1.2
 
 
@@ -127,7 +146,33 @@ def test_cuda_graphs_have_activations_of_their_own(loss, checkpointing, sets):
         memory([mixer], loss=loss, checkpointing=checkpointing, cuda_graphs=graphs) for graphs in (False, True)
     )
     assert recorded.per_token == sets * plain.per_token
-    assert recorded.fixed == plain.fixed
+    assert recorded.weights == plain.weights
+
+
+def test_compiled_layers_keep_less():
+    sse = mixer_from_dict({"kind": "sse"})
+    plain, compiled = (memory([sse, None], loss="kl", compiled=compiled) for compiled in (False, True))
+    assert compiled.per_token == pytest.approx(COMPILED_SHARE * plain.per_token)
+    checkpointed = [memory([sse, None], checkpointing=True, compiled=compiled) for compiled in (False, True)]
+    assert checkpointed[0] == checkpointed[1]
+
+
+def test_the_estimate_covers_what_was_measured():
+    """The peak of a stage that chose its own passes on a GPU, as benchmarks/training/throughput.py recorded it."""
+    record = json.loads((Path(__file__).parents[2] / "benchmarks/training/throughput_qwen3-0.6b.json").read_text())
+    part = record["parts"]["distill"]
+    assert part["chosen"]["compile"]
+    recipe = load_recipe("qwen3-0.6b")
+    config = json.loads((Path(__file__).parents[1] / "fixtures/configs/qwen3-0.6b.json").read_text())
+    teacher = teacher_from_config(config, "qwen3-0.6b")
+    names, mixers = resolve(recipe, teacher.num_layers)
+    layers = [None if name == FULL else mixers[name] for name in names]
+    estimate = stage_memory(
+        geometry_of(teacher), layers, recipe.stages[0],
+        lora=recipe.train.lora, bf16=True, checkpointing=False, cuda_graphs=False, compiled=True,
+    )  # fmt: skip
+    total = estimate.total(part["seq_len"], part["chosen"]["micro_batch"], 140 * GIB)
+    assert total == pytest.approx(part["peak_mib"][0] << 20, rel=0.15)
 
 
 def test_windows_keep_one_mask_for_all_layers():
@@ -136,8 +181,41 @@ def test_windows_keep_one_mask_for_all_layers():
 
 
 def test_longest_row_is_the_last_that_fits():
-    estimate = StageMemory(fixed=GIB, per_token=100_000)
-    longest = estimate.longest(24)
+    longest = ESTIMATE.longest(24)
     assert longest % 256 == 0
-    assert estimate.total(longest, 1) <= 24 * GIB * USABLE < estimate.total(longest + 256, 1)
-    assert StageMemory(fixed=30 * GIB, per_token=1).longest(24) == 0
+    assert ESTIMATE.total(longest, 1, 24 * GIB) <= 24 * GIB * USABLE < ESTIMATE.total(longest + 256, 1, 24 * GIB)
+    assert dc.replace(ESTIMATE, weights=30 * GIB).longest(24) == 0
+
+
+def test_a_chunk_of_logits_is_the_same_share_of_any_gpu():
+    for gib in (24, 80, 141):
+        share = gib * GIB / SHARE
+        assert share / 2 < logits_at_once(gib * GIB) * KL_BYTES <= share
+    few = ESTIMATE.total(1, 1, 80 * GIB)
+    assert few == GIB + ESTIMATE.head + 16 * 1000 + 100_000 + 4
+
+
+def test_pairs_of_tokens_count_where_softmax_masks_them():
+    sse = mixer_from_dict({"kind": "sse"})
+    assert memory([sse, sse]).per_pair == 0
+    assert memory([sse, None]).per_pair == memory([sse, sse], loss="kl").per_pair > 0
+
+
+@pytest.mark.parametrize(("rows", "gib", "shards", "expected"), [
+    (64, 24, 1, 32), (12, 24, 1, 12), (32, 6, 1, 4), (32, 6, 4, 8), (7, 6, 1, 7), (13, 6, 1, 1), (4, 1, 1, 0),
+])  # fmt: skip
+def test_the_most_rows_that_fit_go_evenly_into_a_step(rows, gib, shards, expected):
+    room = gib * GIB * USABLE
+    estimate = dc.replace(ESTIMATE, per_token=600_000)
+    found = most_rows(estimate, 1024, rows, gib * GIB, room, shards)
+    assert found == expected
+    if found:
+        larger = [n for n in range(found + 1, rows + 1) if rows % n == 0]
+        assert estimate.total(1024, found, gib * GIB, shards) <= room
+        assert all(estimate.total(1024, n, gib * GIB, shards) > room for n in larger)
+
+
+def test_a_pass_has_no_more_tokens_than_help():
+    small = dc.replace(ESTIMATE, per_token=1, per_pair=0)
+    assert most_rows(small, 1024, 1024, 80 * GIB, 80 * GIB, 1) * 1024 == MOST_TOKENS
+    assert most_rows(small, 2 * MOST_TOKENS, 8, 80 * GIB, 80 * GIB, 1) == 1

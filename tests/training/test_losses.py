@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sse_convert.errors import ShapeError
-from sse_convert.modeling import head as modeling_head
 from sse_convert.modeling.head import Head
 from sse_convert.training.losses import linear_cross_entropy, linear_kl, squared_error
 
@@ -22,7 +21,7 @@ HEADS = {
 
 @pytest.fixture(params=[1, 4 * V, 7 * V, 10**6], ids=["one", "ragged4", "ragged7", "whole"])
 def _chunk(request, monkeypatch):
-    monkeypatch.setattr(modeling_head, "LOGITS_AT_ONCE", request.param)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", request.param)
 
 
 def head_of(kind, seed, dtype, width=D):
@@ -108,7 +107,7 @@ def test_kl_of_a_model_with_itself_is_zero():
 
 
 def test_no_logits_of_the_whole_batch_exist(monkeypatch):
-    monkeypatch.setattr(modeling_head, "LOGITS_AT_ONCE", 5 * V)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 5 * V)
     seen = []
     real = Head.logits
     monkeypatch.setattr(Head, "logits", lambda self, hidden: seen.append(len(hidden)) or real(self, hidden))

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from sse_convert.errors import ShapeError
-from sse_convert.modeling import head as modeling_head
-from sse_convert.training import losses
+from sse_convert.modeling.head import Head
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
 from tests.training.test_losses import HEADS, D, T, V, dense_logits, gradients, head_of, hidden_and_targets
@@ -13,7 +12,7 @@ from tests.training.test_losses import HEADS, D, T, V, dense_logits, gradients, 
 
 @pytest.fixture(params=[1, 4 * V, 10**6], ids=["one", "ragged4", "whole"])
 def _chunk(request, monkeypatch):
-    monkeypatch.setattr(modeling_head, "LOGITS_AT_ONCE", request.param)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", request.param)
 
 
 def models(kind="plain", dtype=torch.float64):
@@ -91,7 +90,7 @@ def test_a_mass_too_small_for_float32_stays_finite():
     logits = torch.zeros(2, 8)
     logits[:, 0] = 300.0
     hidden = torch.randn(2, 4).requires_grad_()
-    head = losses.Head(torch.randn(8, 4))
+    head = Head(torch.randn(8, 4))
     loss = linear_truncated_kl(hidden, head, Truncated.of(logits, 1))
     loss.backward()
     assert loss.isfinite()

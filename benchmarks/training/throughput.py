@@ -1,0 +1,211 @@
+"""Tokens per second of a packaged recipe as it is, on one GPU, beside the same KL step of plain transformers.
+
+    python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
+        --config tests/fixtures/configs/qwen3-0.6b.json
+
+The model has the configuration's shape and random weights, its text random words; the recipe changes in where model and
+text come from alone. Its stages run as a user starts them and are killed after some steps. Parts:
+
+    distill, uptrain   the recipe's stages
+    plain              transformers alone: all layers softmax (SDPA), student in float32 under bf16 autocast, teacher in
+                       bf16, both compiled layer by layer, activations kept, the same rows of a step, the same chunked
+                       loss, AdamW; the first of `--rows` that fits the GPU
+
+The share of the peak counts the FLOPs of `sse-convert plan`: a forward pass of the teacher, three of the student,
+attention among them, nothing computed twice. `--tiny` tries the script on a CPU.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, make_teacher, make_text, surroundings, wait
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.mixers import FULL
+from sse_convert.modeling.head import Head
+from sse_convert.recipe import load_recipe, resolve
+from sse_convert.recipe.schema import Recipe
+from sse_convert.surgery.plan import geometry_of, training_flops
+from sse_convert.training.losses import linear_kl
+from sse_convert.training.metrics import read
+from sse_convert.training.setup import compile_layers, decoder_layers
+
+PEAK = 989e12
+"""dense bf16 FLOP/s of an H100 and an H200, by their data sheets"""
+WARM = 2
+"""steps that compile"""
+
+
+def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
+    """Write the recipe with this model and this text."""
+    recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
+    recipe["model"] = str(work / "teacher")
+    recipe["data"] = {"train": [{"path": str(work / "text")}], "needles": recipe["data"]["needles"]}
+    recipe["export"] = {"dir": str(work / "exported")}
+    if tiny:
+        recipe["data"].pop("needles")
+        for stage in recipe["stages"]:
+            stage |= {"seq_len": TINY_ROW, "batch_tokens": TINY_STEP}
+    path = work / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def run_stage(name: str, recipe: Path, work: Path, steps: int, until: float) -> dict[str, Any]:
+    """Start a stage as a user does, and kill it after some steps."""
+    out, log = work / name, work / f"{name}.log"
+    command = [sys.executable, "-m", "sse_convert", name, str(recipe), "-c", str(work / "converted"), "-o", str(out)]
+    with Memory() as memory, log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        how = wait(process, out, steps, until)
+    place = out.with_name(f"{name}.work")
+    records = read(place / "metrics.jsonl")
+    chosen = json.loads((place / "chosen.json").read_text()) if (place / "chosen.json").is_file() else None
+    return {
+        "command": shlex.join(command[1:]),
+        "ended": how,
+        "chosen": chosen,
+        "peak_mib": memory.most,
+        "step_seconds": [record["seconds"] for record in records],
+        "losses": [record["loss"] for record in records],
+        **({} if how == "killed" else {"log": log.read_text()[-3000:]}),
+    }
+
+
+def plain_step(student: Any, teacher: Any, rows: torch.Tensor, total: int) -> None:
+    """Forward and backward of the KL to the teacher, over the tokens of the whole step."""
+    device = rows.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.no_grad():
+            expected = teacher.base_model(input_ids=rows, use_cache=False).last_hidden_state.flatten(0, 1)
+        hidden = student.base_model(input_ids=rows, use_cache=False).last_hidden_state.flatten(0, 1)
+        loss = linear_kl(hidden, Head.of(student), expected, Head.of(teacher))
+    (loss / total).backward()
+
+
+def run_plain(recipe: Recipe, rows: int, steps: int) -> list[float]:
+    """Seconds of each step of plain transformers."""
+    stage = next(stage for stage in recipe.stages if stage.loss == "kl")
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    student: nn.Module = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32).to(device).train()
+    teacher = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.bfloat16 if cuda else torch.float32)
+    teacher = teacher.to(device).requires_grad_(False)
+    if cuda:
+        compile_layers(student)  # type: ignore[arg-type]
+        compile_layers(teacher)
+    optimizer = torch.optim.AdamW(student.parameters(), 1e-5, fused=cuda)
+    assert len(decoder_layers(teacher)) > 0
+    tokens = torch.randint(5, 4000, (stage.batch_tokens // stage.seq_len, stage.seq_len), device=device)
+    seconds = []
+    for _ in range(steps):
+        began = time.monotonic()
+        for part in tokens.split(rows):
+            plain_step(student, teacher, part, tokens.numel())
+        nn.utils.clip_grad_norm_(student.parameters(), 1.0).item()
+        optimizer.step()
+        optimizer.zero_grad()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+def plain(arguments: argparse.Namespace, recipe: Path, until: float) -> dict[str, Any]:
+    """The plain step in a process of its own, with the first number of rows that fits."""
+    tried = {}
+    for rows in arguments.rows:
+        command = [sys.executable, __file__, arguments.recipe, "--work", str(arguments.work), "--plain", str(rows)]
+        command += ["--steps", str(arguments.steps)]
+        with Memory() as memory:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=max(1.0, until - time.monotonic())
+            )
+        found = {"command": shlex.join(command[1:]), "peak_mib": memory.most, "rows": rows}
+        if done.returncode == 0:
+            return {**found, "step_seconds": json.loads(done.stdout.splitlines()[-1]), "too_many_rows": tried}
+        tried[rows] = done.stderr[-800:]
+    return {"step_seconds": [], "too_many_rows": tried}
+
+
+def figures(found: dict[str, Any], recipe: Recipe, loss: str, *, softmax: bool) -> dict[str, Any]:
+    """Tokens per second of the median step after the first ones, which compile, and the share of the peak."""
+    stage = next(stage for stage in recipe.stages if stage.loss == loss)
+    teacher = open_teacher(recipe.model)
+    names, mixers = resolve(recipe, teacher.num_layers)
+    layers = [None if softmax or name == FULL else mixers[name] for name in names]
+    flops = training_flops(stage, geometry_of(teacher), layers)
+    warm = found["step_seconds"][WARM:]
+    rate = stage.batch_tokens / statistics.median(warm) if warm else None
+    return {
+        **found,
+        "seq_len": stage.seq_len,
+        "batch_tokens": stage.batch_tokens,
+        "flops_per_token": flops,
+        "tokens_per_second": rate,
+        "share_of_peak": rate and rate * flops / PEAK,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", help="name of a packaged recipe")
+    parser.add_argument("--config", type=Path, help="config.json of the shape")
+    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
+    parser.add_argument("--parts", nargs="*", default=["distill", "plain", "uptrain"], help="in this order")
+    parser.add_argument("--steps", type=int, default=6, help="of each part")
+    parser.add_argument("--rows", type=int, nargs="*", default=[8, 4], help="of a pass of the plain step")
+    parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--commit", default="", help="to record")
+    parser.add_argument("--seconds", type=float, default=3600, help="end after these")
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
+    arguments = parser.parse_args()
+    path = arguments.work / "recipe.yaml"
+    if arguments.plain is not None:
+        print(json.dumps(run_plain(load_recipe(path), arguments.plain, arguments.steps)))
+        return
+    until = time.monotonic() + arguments.seconds
+    tokenizer = make_text(arguments.work / "text", 4 if arguments.tiny else 20)
+    make_teacher(arguments.config, arguments.work / "teacher", tokenizer, tiny=arguments.tiny)
+    path = make_recipe(arguments.recipe, arguments.work, tiny=arguments.tiny)
+    convert = [sys.executable, "-m", "sse_convert", "convert", str(path), "-o", str(arguments.work / "converted")]
+    subprocess.run(convert, check=True, capture_output=True)
+    recipe = load_recipe(path)
+    result: dict[str, Any] = {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": arguments.commit,
+        **surroundings(),
+        "parts": {},
+    }
+    for part in arguments.parts:
+        if time.monotonic() > until:
+            break
+        found = (
+            plain(arguments, path, until)
+            if part == "plain"
+            else run_stage(part, path, arguments.work, arguments.steps, until)
+        )
+        loss = "ce" if part == "uptrain" else "kl"
+        result["parts"][part] = row = figures(found, recipe, loss, softmax=part == "plain")
+        arguments.out.write_text(json.dumps(result, indent=1))
+        shown = {
+            key: row.get(key)
+            for key in ("tokens_per_second", "share_of_peak", "peak_mib", "chosen", "step_seconds", "log")
+        }
+        print(part, json.dumps(shown), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What a stage leaves to the machine: chosen from memory, repeated by the next start, mended where it fails."""
+
+import json
+
+import pytest
+import torch
+
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.compat import compile_error
+from sse_convert.errors import HardwareError
+from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.memory import USABLE, stage_memory
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.training import fit
+from sse_convert.training.fit import Chosen, Fit
+from sse_convert.training.setup import make_accelerator
+from sse_convert.training.uptrain import Uptrain
+from tests.training.conftest import losses
+
+AUTO = {"micro_batch": "auto", "batch_tokens": 512, "tokens": 1024}
+MIB = 1 << 20
+
+
+@pytest.fixture
+def fitted(make, converted, tmp_path, monkeypatch):
+    """A fit of a stage on a GPU with so many bytes free, or on the CPU."""
+
+    def build(free=None, stage="uptrain", train=None, **settings):
+        recipe = make((stage, {**AUTO, **settings}), train=train or {})
+        files = open_checkpoint(converted)
+        memory = None if free is None else (1 << 30, int(free))
+        monkeypatch.setattr(fit, "gpu_memory", lambda accelerator: memory)
+        accelerator = make_accelerator(recipe.train, tmp_path)
+        match = match_recipe(recipe, files)
+        return Fit(stage=recipe.stages[0], train=recipe.train, accelerator=accelerator, files=files, match=match)
+
+    return build
+
+
+def needed(own, rows, *, checkpointing):
+    """Bytes that must be free for a pass of these rows."""
+    mixers = [own.match.mixers.get(name) for name in own.match.names]
+    geometry = geometry_of(fit.source_view(own.files))
+    estimate = stage_memory(
+        geometry, mixers, own.stage, lora=own.train.lora, bf16=False, checkpointing=checkpointing, cuda_graphs=False
+    )
+    return estimate.total(own.stage.seq_len, rows, 1 << 30) / USABLE
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_as_many_rows_as_fit(fitted, rows, monkeypatch):
+    monkeypatch.setattr(fit, "ENOUGH_TOKENS", 1)
+    free = needed(fitted(), rows, checkpointing=False) + 1
+    chosen = fitted(free).choose(None)
+    assert (chosen.micro_batch, chosen.gradient_checkpointing) == (rows, False)
+
+
+def test_activations_are_computed_twice_only_where_too_few_rows_fit(fitted, monkeypatch):
+    monkeypatch.setattr(fit, "ENOUGH_TOKENS", 64)  # two rows
+    one, two = (needed(fitted(), rows, checkpointing=False) for rows in (1, 2))
+    assert fitted(two + 1).choose(None).gradient_checkpointing is False
+    assert fitted(one + 1).choose(None).gradient_checkpointing is False, "one row fits either way"
+    monkeypatch.setattr(fit, "ENOUGH_TOKENS", 512)
+    eight = needed(fitted(), 8, checkpointing=True)
+    assert needed(fitted(), 4, checkpointing=False) < eight < needed(fitted(), 8, checkpointing=False)
+    short = fitted(eight + 1).choose(None)
+    assert (short.micro_batch, short.gradient_checkpointing) == (8, True)
+    assert fitted(eight + 1, gradient_checkpointing=False).choose(None).micro_batch == 4
+    assert fitted(1000).choose(None) == Chosen(micro_batch=1, gradient_checkpointing=True, compile=False, processes=1)
+    assert fitted(1000, "align").choose(None).gradient_checkpointing is False
+
+
+def test_a_cpu_takes_small_passes(fitted, monkeypatch):
+    assert fitted().choose(None).micro_batch == 16
+    monkeypatch.setattr(fit, "CPU_TOKENS", 100)
+    assert fitted().choose(None) == Chosen(micro_batch=2, gradient_checkpointing=False, compile=False, processes=1)
+
+
+def test_what_the_recipe_says_stands(fitted):
+    stated = fitted(1000, micro_batch=4, gradient_checkpointing=False, train={"compile": True})
+    chosen = stated.choose({"micro_batch": 2, "gradient_checkpointing": True, "compile": False, "processes": 1})
+    assert chosen == Chosen(micro_batch=4, gradient_checkpointing=False, compile=True, processes=1)
+    assert stated.otherwise(chosen, torch.OutOfMemoryError()) is None
+    assert stated.otherwise(chosen, compile_error()()) is None
+
+
+def test_another_number_of_processes_chooses_anew(fitted):
+    before = {"micro_batch": 1, "gradient_checkpointing": True, "compile": False, "processes": 1}
+    assert fitted().choose(before).micro_batch == 1
+    assert fitted().choose({**before, "processes": 2}).micro_batch == 16
+
+
+def test_less_is_tried_after_a_failure(fitted):
+    own = fitted()
+    chosen = Chosen(micro_batch=16, gradient_checkpointing=False, compile=True, processes=1)
+    tried = []
+    while chosen is not None:
+        tried.append((chosen.micro_batch, chosen.gradient_checkpointing))
+        chosen = own.otherwise(chosen, torch.OutOfMemoryError())
+    assert tried == [(16, False), (8, False), (4, False), (2, False), (1, False), (1, True)]
+
+
+def failing(monkeypatch, error, times):
+    """Let passes of more than so many rows fail; returns the rows of all passes."""
+    seen = []
+    real = Uptrain.backward
+
+    def backward(self, batch, **arguments):
+        seen.append(len(batch["input_ids"]))
+        found = real(self, batch, **arguments)
+        if len(seen) <= times:
+            raise error
+        return found
+
+    monkeypatch.setattr(Uptrain, "backward", backward)
+    return seen
+
+
+def test_a_first_step_out_of_memory_starts_anew_with_half(train, monkeypatch, capsys):
+    plain, _ = train("uptrain", "plain", **AUTO, optimizer="muon")
+    seen = failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), times=2)
+    folder, report = train("uptrain", "less", **AUTO, optimizer="muon")
+    assert seen == [16, 8, *[4] * 8]
+    assert report.chosen["micro_batch"] == 4
+    assert losses(folder) == pytest.approx(losses(plain), rel=1e-6)
+    assert "CUDA out of memory" in capsys.readouterr().err
+    assert json.loads((folder / "stage.json").read_text())["report"]["chosen"]["micro_batch"] == 4
+
+
+def test_what_was_halved_stays_so_after_a_kill(train, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    seen = failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), times=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("sse_convert.training.loop._stepped", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            train("uptrain", "killed", **AUTO)
+    assert json.loads((tmp_path / "killed.work" / fit.FILE).read_text())["micro_batch"] == 8
+    before = len(seen)
+    train("uptrain", "killed", **AUTO)
+    assert set(seen[before:]) == {8}
+
+
+def test_a_later_step_out_of_memory_is_an_error(train, monkeypatch):
+    seen = failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), times=0)
+    real = Uptrain.backward
+
+    def backward(self, batch, **arguments):
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, batch, **arguments)
+
+    monkeypatch.setattr(Uptrain, "backward", backward)
+    with pytest.raises(torch.OutOfMemoryError):
+        train("uptrain", **AUTO)
+    assert seen == [16]
+
+
+def test_several_processes_say_what_to_do(train, tmp_path, monkeypatch):
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), times=9)
+    monkeypatch.setattr("sse_convert.training.stage._StageRun._alone", property(lambda self: False))
+    with pytest.raises(HardwareError, match="start again"):
+        train("uptrain", **AUTO)
+    assert json.loads((tmp_path / "result.work" / fit.FILE).read_text())["micro_batch"] == 8
