@@ -3,14 +3,14 @@
 import dataclasses as dc
 from typing import Any
 
-from sse_convert.report import format_number, table
+from sse_convert.report import FieldsReport, format_number, table
 
 AVERAGED = 10
 """steps at the end that the final loss is averaged over"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class StageReport:
+class StageReport(FieldsReport):
     """A finished training stage."""
 
     name: str
@@ -41,10 +41,6 @@ class StageReport:
     """layers whose router collapsed, each with what to do"""
     already_done: bool = False
     """whether an earlier run had finished it"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return dc.asdict(self)
 
     def lines(self) -> list[str]:
         """The result for a person."""
