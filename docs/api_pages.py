@@ -26,5 +26,6 @@ def _below(package: str) -> list[str]:
     folder = ROOT / Path(*package.split("."))
     modules = []
     for module in pkgutil.iter_modules([str(folder)], f"{package}."):
-        modules += [module.name, *(_below(module.name) if module.ispkg else ())]
+        if module.name not in NOT_SHOWN:
+            modules += [module.name, *(_below(module.name) if module.ispkg else ())]
     return modules

@@ -42,7 +42,7 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         overrides: `a.b=c` assignments (for a file or a name).
-        allow_pickle: also plan for a teacher in pickle format.
+        allow_pickle: accept a teacher in pickle format (it can run code; trust its author).
 
     Raises:
         RecipeError: the recipe is malformed or does not fit the model.
@@ -75,7 +75,7 @@ def select(
         source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
         keep: layers to keep.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
-        methods: greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
+        methods: of greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
             (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
         text: file or folder to use in place of the recipe's `data.valid`.
         stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's.
@@ -83,7 +83,7 @@ def select(
         length: tokens per row.
         samples: needle (or copy) rows.
         recall_weight: recall beside text, both in nats per token.
-        device: unset picks the accelerator, or the CPU.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
         overrides: `a.b=c` assignments (for a file, a name or a model).
 
     Raises:
@@ -126,7 +126,8 @@ def convert(
         overrides: `a.b=c` assignments (for a file or a name).
         link: hard-link the teacher's shards (copied where links are impossible), or copy them.
         check: stream every shard first: hashes, NaN, Inf.
-        allow_pickle: accept a pickled teacher; its weights are stored as safetensors.
+        allow_pickle: accept a teacher in pickle format (it can run code; trust its author); its weights are stored as
+            safetensors.
 
     Raises:
         RecipeError: the recipe is malformed or does not fit the model.
@@ -196,7 +197,18 @@ def distill(
     stage: str | None = None,
     overrides: Sequence[str] | None = None,
 ) -> "StageReport":
-    """Run the recipe's stage with loss kl: the model learns the teacher's predictions. See `align` for the rest."""
+    """Run the recipe's stage with loss kl: the model learns the teacher's predictions.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint to start from.
+        out: the folder to make; an interrupted run of the same stage is continued.
+        stage: stage name, where the recipe has several of this loss.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        the errors of `align`.
+    """
     return _stage(recipe, "kl", checkpoint, out, stage, overrides)
 
 
@@ -208,7 +220,18 @@ def uptrain(
     stage: str | None = None,
     overrides: Sequence[str] | None = None,
 ) -> "StageReport":
-    """Run the recipe's stage with loss ce: the model learns the text, or chat answers. See `align` for the rest."""
+    """Run the recipe's stage with loss ce: the model learns the text, or chat answers.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint to start from.
+        out: the folder to make; an interrupted run of the same stage is continued.
+        stage: stage name, where the recipe has several of this loss.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        the errors of `align`.
+    """
     return _stage(recipe, "ce", checkpoint, out, stage, overrides)
 
 
@@ -228,6 +251,8 @@ def _stage(
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
     """Do it all: convert, calibrate, every stage, eval, export, then the recipe's controls. Finished steps are skipped.
+
+    On several GPUs: accelerate launch --multi_gpu -m sse_convert run RECIPE
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -263,13 +288,15 @@ def evaluate(
 ) -> "EvalReport":
     """Measure a checkpoint beside its teacher as the recipe's `eval` says.
 
+    Held-out loss, predictions, needles, RULER, lm-eval, memory and speed, as far as they are asked for.
+
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         checkpoint: converted model, or a plain one to set beside the teacher; folder or hub id.
         overrides: `a.b=c` assignments (for a file or a name).
         out: JSON file for the report; an older one is replaced.
         plot: PNG file for the plot.
-        device: unset picks the accelerator, or the CPU.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
 
     Raises:
         RecipeError: the recipe is malformed; a length is beyond the teacher's context, unless a stage's `rope`
@@ -326,7 +353,7 @@ def push(
     create_pr: bool = False,
     anyway: bool = False,
 ) -> "PushReport":
-    """Upload an exported checkpoint to the hub as one commit.
+    """Upload an exported checkpoint to the hub as one commit. Log in first with `hf auth login`.
 
     A repository that already has a model is left alone unless a revision or a pull request is asked for; weights and
     code of the older upload are then replaced as a whole.
@@ -365,6 +392,15 @@ def generate(
 ) -> "GenerationReport":
     """Continue a text with a checkpoint (converted or not).
 
+    Args:
+        checkpoint: folder or hub id.
+        prompt: text to continue.
+        max_new_tokens: tokens to generate at most.
+        temperature: 0 takes the likeliest token.
+        top_p: sample from the likeliest tokens of this total probability.
+        seed: of sampling.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
+
     Raises:
         UsageError: a setting out of range, an empty prompt, or one that does not fit the context.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
@@ -385,7 +421,16 @@ def chat(
     system: str | None = None,
     device: str | None = None,
 ) -> "ChatReport":
-    """Talk with a checkpoint on stdin and stdout until end of input.
+    """Talk with a checkpoint on stdin and stdout until end of input (Ctrl-D).
+
+    Args:
+        checkpoint: folder or hub id.
+        max_new_tokens: tokens to generate at most.
+        temperature: 0 takes the likeliest token.
+        top_p: sample from the likeliest tokens of this total probability.
+        seed: of sampling.
+        system: system message.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
 
     Raises:
         UsageError: a setting out of range, or a system message without a chat template.
@@ -432,7 +477,7 @@ def analyze(
         tokens: of the text, at most.
         length: tokens per row; unset takes 2048, or the model's context or the text if they are shorter.
         out: new folder for the report, its arrays and figures.
-        device: unset picks the accelerator, or the CPU.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
 
     Raises:
         DataError: the text is missing, empty, not UTF-8, or shorter than a row (128 tokens at least).
@@ -515,9 +560,9 @@ def expand(
     Args:
         checkpoint: converted checkpoint folder, trained or not.
         out: the folder to make.
-        num_partitions: N afterwards; unset keeps it.
-        top_k: k afterwards; unset keeps it.
-        layers: indices or ranges such as 3-5; empty takes every SSE layer.
+        num_partitions: partitions (N) afterwards; unset keeps it.
+        top_k: partitions per token (k) afterwards; unset keeps it.
+        layers: indices or ranges such as 3-5; unset takes every SSE layer.
         init: new router rows are copies of the old ones, in turn, or small and random.
         shift: what is taken from the logits of new partitions; the larger, the less changes at first.
         seed: of random rows.
@@ -565,6 +610,9 @@ def recipes_list() -> TextReport:
 def recipes_show(name: str) -> TextReport:
     """The text of a packaged recipe.
 
+    Args:
+        name: as `recipes list` has it.
+
     Raises:
         RecipeError: there is no such recipe.
     """
@@ -572,8 +620,13 @@ def recipes_show(name: str) -> TextReport:
     return TextReport({"name": name, "text": text}, text.splitlines())
 
 
-def recipes_copy(name: str, to: Path, *, overwrite: bool = False) -> TextReport:
-    """Copy a packaged recipe to a file or into a folder.
+def recipes_copy(name: str, to: Path = Path("."), *, overwrite: bool = False) -> TextReport:
+    """Copy a packaged recipe to a file or into a folder, to edit it.
+
+    Args:
+        name: as `recipes list` has it.
+        to: file or folder.
+        overwrite: replace an existing file.
 
     Raises:
         RecipeError: there is no such recipe.
@@ -584,7 +637,11 @@ def recipes_copy(name: str, to: Path, *, overwrite: bool = False) -> TextReport:
 
 
 def recipes_schema() -> TextReport:
-    """The JSON schema of recipes."""
+    """The JSON schema of recipes, for editors.
+
+    Save it as recipe.schema.json and start a recipe with the line
+    # yaml-language-server: $schema=recipe.schema.json
+    """
     schema = json_schema()
     return TextReport(schema, json.dumps(schema, indent=2).splitlines())
 

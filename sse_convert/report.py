@@ -41,6 +41,15 @@ class TextReport:
         return self.text
 
 
+@dc.dataclass(frozen=True, slots=True)
+class FieldsReport:
+    """A result whose fields are its plain data."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields; paths as text."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in dc.asdict(self).items()}
+
+
 def json_ready(value: Any) -> Any:
     """`value` with only JSON types inside: dataclasses as mappings, paths as text, NaN and Inf as null.
 

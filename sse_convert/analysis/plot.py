@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sse_convert.errors import DependencyError
-from sse_convert.evaluation.plot import COLOURS
+from sse_convert.evaluation.plot import COLOURS, blank_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,11 +80,7 @@ def figures(layers: Sequence[Layer], arrays: Arrays) -> Iterator[tuple[str, "Fig
 
 
 def _new(width: float, height: float, title: str) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(width, height)
     figure.suptitle(title)
     return figure
 

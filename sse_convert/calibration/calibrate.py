@@ -33,7 +33,7 @@ from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import new_tensors, state_heads
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
-from sse_convert.report import table
+from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
 from sse_convert.surgery.convert import NEW_SHARD
 
@@ -54,17 +54,13 @@ class CalibratedLayer:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrateReport:
+class CalibrateReport(FieldsReport):
     """The result of a calibration."""
 
     out: Path
     rows: int
     tokens: int
     layers: list[CalibratedLayer]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return {**dc.asdict(self), "out": str(self.out)}
 
     def lines(self) -> list[str]:
         """The result for a person."""

@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import functools
+import inspect
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from typer.main import get_command
@@ -38,6 +39,14 @@ EXIT_CODES = {
 }
 
 
+_AS_JSON = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")],
+)
+
+
 class UserInterruptError(SSEConvertError):
     """Ctrl-C."""
 
@@ -50,45 +59,39 @@ def exit_code_table() -> str:
     return "\n".join(["\b", "Exit codes:", *(f"  {code:<4} {text}" for code, text in EXIT_CODES.items())])
 
 
-def command(
-    app: typer.Typer,
-    name: str,
-    *,
-    after_interrupt: str = "nothing was changed",
-    to_stdout: bool = False,
-) -> Callable[[Callable[P, Report]], Callable[P, None]]:
-    """Register a function that returns a report as a command; its `as_json` parameter decides how the report is shown.
+def add_command(
+    app: typer.Typer, name: str, function: Callable[..., Report], *, after_interrupt: str, to_stdout: bool
+) -> None:
+    """Register a function that returns a report as a command, with an option `--json`.
 
     Args:
         app: where to register.
         name: the command's name.
+        function: what it does; its parameters carry what typer is to know.
         after_interrupt: said after Ctrl-C, for example how to go on.
         to_stdout: without `--json`, print the report's lines on stdout instead of stderr (for results that are text).
     """
 
-    def register(function: Callable[P, Report]) -> Callable[P, None]:
-        @app.command(name)
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            as_json = bool(kwargs["as_json"])
-            try:
-                # what libraries print must not end up beside the JSON
-                with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                    report = function(*args, **kwargs)
-            except KeyboardInterrupt as interrupt:
-                raise UserInterruptError("interrupted", fix=after_interrupt) from interrupt
-            if not _is_first_process():
-                return
-            if as_json:
-                _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
-            elif to_stdout:
-                _print("\n".join(report.lines()))
-            else:
-                _say(*report.lines())
+    def run(*, as_json: bool, **given: Any) -> None:
+        try:
+            # what libraries print must not end up beside the JSON
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                report = function(**given)
+        except KeyboardInterrupt as interrupt:
+            raise UserInterruptError("interrupted", fix=after_interrupt) from interrupt
+        if not _is_first_process():
+            return
+        if as_json:
+            _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
+        elif to_stdout:
+            _print("\n".join(report.lines()))
+        else:
+            _say(*report.lines())
 
-        return run
-
-    return register
+    own = inspect.signature(function).parameters.values()
+    run.__signature__ = inspect.Signature([*own, _AS_JSON])  # type: ignore[attr-defined]
+    run.__doc__ = function.__doc__
+    app.command(name)(run)
 
 
 def reporting_errors(main: Callable[P, None]) -> Callable[P, int]:

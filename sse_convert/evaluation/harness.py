@@ -16,6 +16,7 @@ from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, DependencyError, RecipeError
 from sse_convert.recipe.schema import LMEval, RulerName
+from sse_convert.report import FieldsReport
 from sse_convert.trust import OPTION, trusts_code
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ NOT_MEASURED = -1.0
 
 
 @dc.dataclass(frozen=True, slots=True)
-class TaskScore:
+class TaskScore(FieldsReport):
     """One metric of one task."""
 
     task: str
@@ -54,10 +55,6 @@ class TaskScore:
     """documents"""
     higher_is_better: bool | None
     """None where the harness does not say"""
-
-    def to_dict(self) -> dict[str, object]:
-        """JSON-ready."""
-        return dc.asdict(self)
 
 
 class Harness:

@@ -12,6 +12,7 @@ from sse_convert.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """teacher first; distinguishable with colour-blind eyes (Okabe and Ito)"""
@@ -37,9 +38,6 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
         raise UsageError("no report to plot", expected="at least one")
     if labels is not None and len(labels) != len(reports):
         raise UsageError(f"{len(labels)} labels for {len(reports)} reports", expected="one label per report")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = labels or [Path(report["student"]["name"]).name or "student" for report in reports]
     models = [("teacher", reports[0]["teacher"]), *((n, r["student"]) for n, r in zip(names, reports, strict=True))]
     panels: list[Callable[[Axes], None]] = [
@@ -52,8 +50,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
         panels.insert(2, lambda axis: draw_accuracy(axis, models, "ruler", title, "values in the answer (%)"))
     if any(scores.get("agreement") for _, scores in models):
         panels.insert(1, lambda axis: draw_divergence(axis, models))
-    figure = Figure(figsize=(4.3 * len(panels), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(4.3 * len(panels), 4.4)
     axes = figure.subplots(1, len(panels))
     for axis, draw in zip(axes, panels, strict=True):
         draw(axis)
@@ -66,6 +63,21 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
         figure.savefig(temporary, dpi=120, format="png")
 
 
+def blank_figure(width: float, height: float) -> "Figure":
+    """A figure that no window shows.
+
+    Args:
+        width: inches.
+        height: inches.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def draw_loss(axis: "Axes", models: Models) -> None:
     """Held-out loss by context, of the longest windows.
 
@@ -73,15 +85,8 @@ def draw_loss(axis: "Axes", models: Models) -> None:
         axis: to draw on.
         models: names and scores, the teacher first.
     """
-    axis.set(title="held-out loss", xlabel="tokens of context (bucket end)", ylabel="nats per token")
-    axis.set_xscale("log", base=2)
-    for i, (name, scores) in enumerate(models):
-        if scores["held_out"]:
-            longest = max(scores["held_out"], key=lambda entry: entry["length"])
-            x = [bucket["stop"] for bucket in longest["buckets"]]
-            y = [_number(bucket["loss"]) for bucket in longest["buckets"]]
-            label = f"{name} ({_number(longest['loss']):.3f})"
-            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
+    axis.set(title="held-out loss")
+    _by_context(axis, models, "held_out", "loss", lambda entry: f"{_number(entry['loss']):.3f}")
 
 
 def _interval(correct: float, samples: float) -> tuple[float, float]:
@@ -99,15 +104,35 @@ def draw_divergence(axis: "Axes", models: Models) -> None:
         axis: to draw on.
         models: names and scores, the teacher first.
     """
-    axis.set(title="KL(teacher || student)", xlabel="tokens of context (bucket end)", ylabel="nats per token")
+    axis.set(title="KL(teacher || student)")
+    _by_context(
+        axis,
+        models,
+        "agreement",
+        "kl",
+        lambda entry: f"{_number(entry['kl']):.3f}, top-1 {_number(entry['top1']):.0%}",
+    )
+
+
+def _by_context(axis: "Axes", models: Models, key: str, quantity: str, mean: Callable[[dict[str, Any]], str]) -> None:
+    """A quantity of the longest windows' buckets; the legend has its mean."""
+    axis.set(xlabel="tokens of context (bucket end)", ylabel="nats per token")
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
-        if scores.get("agreement"):
-            longest = max(scores["agreement"], key=lambda entry: entry["length"])
+        if scores.get(key):
+            longest = max(scores[key], key=lambda entry: entry["length"])
             x = [bucket["stop"] for bucket in longest["buckets"]]
-            y = [_number(bucket["kl"]) for bucket in longest["buckets"]]
-            label = f"{name} ({_number(longest['kl']):.3f}, top-1 {_number(longest['top1']):.0%})"
-            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=label)
+            y = [_number(bucket[quantity]) for bucket in longest["buckets"]]
+            axis.plot(x, y, **style(i), label=f"{name} ({mean(longest)})")
+
+
+def style(i: int) -> dict[str, Any]:
+    """How the curve of one model looks.
+
+    Args:
+        i: its number; 0 is the teacher.
+    """
+    return {"color": COLOURS[i % 7], "marker": MARKERS[i % 7], "markersize": 4}
 
 
 def draw_accuracy(axis: "Axes", models: Models, key: str, title: str, unit: str) -> None:
@@ -136,8 +161,7 @@ def draw_accuracy(axis: "Axes", models: Models, key: str, title: str, unit: str)
                 [high - v for v, (_, high) in zip(y, bounds, strict=True)],
             ]
             apart = [length * 1.03**i for length in x]  # so that equal results stay visible
-            style: dict[str, Any] = {"color": COLOURS[i % 7], "marker": MARKERS[i % 7], "markersize": 4, "capsize": 3}
-            axis.errorbar(apart, y, yerr=errors, label=name, **style)
+            axis.errorbar(apart, y, yerr=errors, label=name, capsize=3, **style(i))
 
 
 def draw_cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]) -> None:
@@ -154,13 +178,12 @@ def draw_cache(axis: "Axes", reports: Sequence[dict[str, Any]], names: list[str]
     lengths = [row["length"] for row in rows]
     if rows:
         y = [row["teacher_bytes"] for row in rows]
-        axis.plot(lengths, y, color=COLOURS[0], marker=MARKERS[0], markersize=4, label="teacher")
+        axis.plot(lengths, y, **style(0), label="teacher")
     for i, (name, report) in enumerate(zip(names, reports, strict=True), start=1):
         if report["cache"]:
             x = [row["length"] for row in report["cache"]]
             y = [row["student_bytes"] for row in report["cache"]]
-            dashes = LINES[i % 4]
-            axis.plot(x, y, dashes, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
+            axis.plot(x, y, LINES[i % 4], **style(i), label=name)
 
 
 def length_label(tokens: float, _: float = 0) -> str:

@@ -151,15 +151,12 @@ class EvalReport:
         for name, limit in self.limits.items():
             if name == "loss_gap":
                 value = max((row["gap"] for row in self.loss_gaps()), default=None)
-                checks.append(
-                    GateCheck(name=name, limit=limit, value=value, passed=value is not None and value <= limit)
-                )
+                passed = value is not None and value <= limit
             else:
                 hits = [sum(score.total.correct for score in model.needles) for model in (self.teacher, self.student)]
                 value = hits[1] / hits[0] if hits[0] else None
-                checks.append(
-                    GateCheck(name=name, limit=limit, value=value, passed=value is not None and value >= limit)
-                )
+                passed = value is not None and value >= limit
+            checks.append(GateCheck(name=name, limit=limit, value=value, passed=passed))
         return checks
 
     def require_gate(self, written_to: Path | None = None) -> None:

@@ -44,10 +44,7 @@ class NeedleScore:
             "keys": self.keys,
             "length": self.length,
             **self.total.to_dict(),
-            "depths": [
-                {"start": i / DEPTH_BUCKETS, "stop": (i + 1) / DEPTH_BUCKETS, **accuracy.to_dict()}
-                for i, accuracy in enumerate(self.depths)
-            ],
+            "depths": depth_entries(self.depths),
         }
 
 
@@ -121,6 +118,14 @@ def by_depth(hits: Sequence[tuple[float, float]]) -> tuple[Accuracy, ...]:
     for depth, hit in hits:
         buckets[min(int(depth * DEPTH_BUCKETS), DEPTH_BUCKETS - 1)].append(hit)
     return tuple(Accuracy(sum(bucket), len(bucket)) for bucket in buckets)
+
+
+def depth_entries(depths: Sequence[Accuracy]) -> list[dict[str, float | int | None]]:
+    """JSON-ready: the accuracies that `by_depth` gives, each with its part of the text."""
+    return [
+        {"start": i / DEPTH_BUCKETS, "stop": (i + 1) / DEPTH_BUCKETS, **accuracy.to_dict()}
+        for i, accuracy in enumerate(depths)
+    ]
 
 
 @torch.no_grad()

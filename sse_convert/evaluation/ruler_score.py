@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sse_convert.console import Bar
 from sse_convert.evaluation.intervals import Accuracy
-from sse_convert.evaluation.retrieval import DEPTH_BUCKETS, by_depth
+from sse_convert.evaluation.retrieval import by_depth, depth_entries
 from sse_convert.evaluation.ruler_rows import NEW_TOKENS, RulerSample
 from sse_convert.inference.cuda_graphs import graphed
 
@@ -49,10 +49,7 @@ class RulerScore:
             "length": self.length,
             **self.generated.to_dict(),
             "likelihood": None if self.likelihood is None else self.likelihood.to_dict(),
-            "depths": [
-                {"start": i / DEPTH_BUCKETS, "stop": (i + 1) / DEPTH_BUCKETS, **accuracy.to_dict()}
-                for i, accuracy in enumerate(self.depths)
-            ],
+            "depths": depth_entries(self.depths),
         }
 
 

@@ -13,13 +13,14 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sse_convert.console import Bar
 from sse_convert.inference.cuda_graphs import graphed
+from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(FieldsReport):
     """What one model does at one context length, for one sequence."""
 
     length: int
@@ -36,10 +37,6 @@ class Speed:
     """timed prefills"""
     formula_bytes: int | None = None
     """what `surgery.budget` says the cache takes, with keys and values in the type of this measurement"""
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        """JSON-ready."""
-        return dc.asdict(self)
 
 
 @torch.no_grad()

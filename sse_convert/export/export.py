@@ -27,7 +27,7 @@ from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.pages.collect import read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.units import parse_size
-from sse_convert.report import format_bytes, format_number
+from sse_convert.report import FieldsReport, format_bytes, format_number
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.convert import write_index
 
@@ -38,7 +38,7 @@ _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class ExportReport:
+class ExportReport(FieldsReport):
     """The result of an export."""
 
     out: Path
@@ -55,10 +55,6 @@ class ExportReport:
     """whether the card has figures"""
     destroyed: bool
     """whether those figures say that the model is not fit to be published"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return {**dc.asdict(self), "out": str(self.out)}
 
     def lines(self) -> list[str]:
         """The result for a person."""

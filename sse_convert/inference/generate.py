@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
 from sse_convert.errors import UsageError
+from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -65,7 +66,7 @@ class GenerationReport:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class ChatReport:
+class ChatReport(FieldsReport):
     """One conversation."""
 
     turns: int
@@ -78,10 +79,6 @@ class ChatReport:
     """time spent generating"""
     ended: Literal["user", "context full"]
     """who ended it"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return dc.asdict(self)
 
     def lines(self) -> list[str]:
         """One line of figures."""

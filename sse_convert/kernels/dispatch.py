@@ -7,7 +7,6 @@ from torch import Tensor
 
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap
-from sse_convert.kernels.fla_backend import fla_unavailable_reason, fla_unsupported_reason, sse_attention_on_fla
 from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch.masked import sse_attention_masked
@@ -28,9 +27,9 @@ _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = 
     "recurrent": (sse_attention_recurrent, "decoding: touches the selected partitions' states only"),
 }
 _TRITON = "GPU kernels for training, prefill and decoding; work grows with k, not N"
-_FLA = "fla-core's GPU kernels for the gated delta rule with one decay per head"
-_ON_GPU = ("triton", "fla")
-BACKENDS = ("auto", *_BACKENDS, *_ON_GPU)
+_RETIRED = {"fla": "use backend: auto, whose Triton kernels run the gated delta rule"}
+"""backends there once were, and what to do"""
+BACKENDS = ("auto", *_BACKENDS, "triton")
 """every name, available here or not"""
 STEP_BY_STEP = ("reference", "recurrent")
 """backends that can run a partition gate which reads the state"""
@@ -106,10 +105,9 @@ def sse_attention(
         positions: [T] integer position of each token for `partition_gate`; None counts from each sequence's start.
         inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
             it; needs gradients off.
-        backend: auto | reference | sequential | masked | varlen | recurrent | triton | fla. auto takes triton for
-            what it can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted, or
-            when the partition gate reads the state; else fla for what it can run on a GPU, unless torch.compile
-            traces (fla breaks the graph); else varlen.
+        backend: auto | reference | sequential | masked | varlen | recurrent | triton. auto takes triton for what it
+            can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted, or when the
+            partition gate reads the state; else varlen.
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
@@ -144,19 +142,17 @@ def sse_attention(
 
 def available_backends() -> list[str]:
     """Names that `sse_attention` accepts here, `auto` first."""
-    on_gpu = [name for name in _ON_GPU if _unavailable(name, _gpu()) is None]
-    return ["auto", *_BACKENDS, *on_gpu]
+    return [name for name in BACKENDS if name != "triton" or unavailable_reason(_gpu(), False) is None]
 
 
 def explain(backend: str) -> str:
     """One line on what a backend is, or why it is not available."""
-    if backend in _ON_GPU:
-        reason = _unavailable(backend, _gpu())
-        return {"triton": _TRITON, "fla": _FLA}[backend] if reason is None else f"not available: {reason}"
+    if backend == "triton":
+        reason = unavailable_reason(_gpu(), False)
+        return _TRITON if reason is None else f"not available: {reason}"
     if backend == "auto":
-        last = "varlen" if _unavailable("fla", _gpu()) else "fla for the gated delta rule, else varlen"
-        fallback = f"recurrent for one token per sequence without gradients, else {last}"
-        return fallback if _unavailable("triton", _gpu()) else f"triton for what it can run on a GPU; {fallback}"
+        fallback = "recurrent for one token per sequence without gradients, else varlen"
+        return fallback if unavailable_reason(_gpu(), False) else f"triton for what it can run on a GPU; {fallback}"
     if backend not in _BACKENDS:
         raise _unknown(backend)
     return _BACKENDS[backend][1]
@@ -167,19 +163,10 @@ def _gpu() -> torch.device:
     return torch.device(_GPU, torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
-def _unavailable(backend: str, device: torch.device, *, delta: bool = False) -> str | None:
-    """Why a backend that needs a GPU cannot run on a device (by the delta rule); None if it can. Asks that backend
-    alone: an answer may take packages and a self-check, which torch.compile cannot trace."""
-    reason: str | None = unavailable_reason(device, delta) if backend == "triton" else fla_unavailable_reason(device)
-    return reason
-
-
 def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
-    """The backends that take operands and segments; fla's kernel stands in for one of torch's loops."""
+    """The backends that take operands and segments."""
     if backend == "recurrent":
         o_THGV, final_SMHDV = sse_attention_recurrent(operands_of(given), inplace_state=inplace_state)
-    elif backend == "fla":
-        o_THGV, final_SMHDV = sse_attention_on_fla(given)
     else:
         o_THGV, final_SMHDV = _BACKENDS[backend][0](operands_of(given))
     if inplace_state and backend != "recurrent" and given.initial_state is not None:
@@ -200,7 +187,8 @@ def _check_inplace(x: Inputs) -> None:
 
 
 def _unknown(backend: str) -> UsageError:
-    return UsageError(f"backend is {backend!r}", expected=f"one of {', '.join(available_backends())}")
+    known = f"one of {', '.join(available_backends())}"
+    return UsageError(f"backend is {backend!r}", expected=known, fix=_RETIRED.get(backend, ""))
 
 
 def _check_backend(backend: str, gate: PartitionGate | None) -> None:
@@ -214,18 +202,17 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
         )
 
 
-def _check_gpu_backend(backend: str, x: Inputs) -> None:
+def _check_triton(x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
-    if (reason := _unavailable(backend, x.q.device, delta=x.write_strength is not None)) is not None:
-        raise HardwareError(f"backend '{backend}' is not available: {reason}", expected=others, fix="use backend: auto")
-    unsupported = unsupported_reason if backend == "triton" else fla_unsupported_reason
-    if (reason := unsupported(x)) is not None:
-        raise UsageError(f"backend '{backend}' cannot run this: {reason}", expected=others, fix="use backend: auto")
+    if (reason := unavailable_reason(x.q.device, x.write_strength is not None)) is not None:
+        raise HardwareError(f"backend 'triton' is not available: {reason}", expected=others, fix="use backend: auto")
+    if (reason := unsupported_reason(x)) is not None:
+        raise UsageError(f"backend 'triton' cannot run this: {reason}", expected=others, fix="use backend: auto")
 
 
 def _chosen(backend: str, x: Inputs) -> str:
-    if backend in _ON_GPU:
-        _check_gpu_backend(backend, x)
+    if backend == "triton":
+        _check_triton(x)
     if backend != "auto":
         return backend
     on_gpu, delta = x.q.device.type == _GPU, x.write_strength is not None
@@ -233,8 +220,4 @@ def _chosen(backend: str, x: Inputs) -> str:
         return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"
-    if x.one_token_each and not x.wants_grad():
-        return "recurrent"
-    if not on_gpu or torch.compiler.is_compiling() or fla_unsupported_reason(x) is not None:
-        return "varlen"
-    return "fla" if fla_unavailable_reason(x.q.device) is None else "varlen"
+    return "recurrent" if x.one_token_each and not x.wants_grad() else "varlen"

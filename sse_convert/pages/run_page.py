@@ -3,7 +3,6 @@
 import dataclasses as dc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sse_convert.errors import UsageError
 from sse_convert.pages.blocks import Section
@@ -22,13 +21,13 @@ from sse_convert.pages.sections.samples import samples
 from sse_convert.pages.sections.states import states
 from sse_convert.pages.sections.summary import summary
 from sse_convert.pages.sections.training import training
-from sse_convert.report import format_bytes
+from sse_convert.report import FieldsReport, format_bytes
 
 SUFFIX = ".report.html"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class PageReport:
+class PageReport(FieldsReport):
     """A page that was written."""
 
     out: Path
@@ -39,10 +38,6 @@ class PageReport:
     """titles, in order"""
     missing: dict[str, str]
     """title of a section without data -> the command that makes it"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return dc.asdict(self)
 
     def lines(self) -> list[str]:
         """The file, and what it lacks."""

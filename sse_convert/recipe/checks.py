@@ -27,7 +27,7 @@ from sse_convert.recipe.schema import (
 from sse_convert.recipe.stage_settings import Offline, Rope
 from sse_convert.recipe.units import format_count, parse_size
 
-BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton", "fla")
+BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
 TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
 """RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
@@ -313,7 +313,9 @@ def _lora(lora: Lora) -> Iterator[Problem]:
 
 
 def _train(train: Train) -> Iterator[Problem]:
-    if train.backend not in BACKENDS:
+    if train.backend == "fla":
+        yield Problem(("backend",), "'fla' was retired, Triton kernels run the gated delta rule; use backend: auto")
+    elif train.backend not in BACKENDS:
         yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
     if train.spikes is not None:
         yield from _more_than_zero(train, "spikes")

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash, resolve
-from sse_convert.report import format_number
+from sse_convert.report import FieldsReport, format_number
 from sse_convert.surgery.compatibility import check_fit
 
 NEW_SHARD = "sse-00001-of-00001.safetensors"
@@ -41,7 +40,7 @@ _SEED_STRIDE = 1_000_003
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertReport:
+class ConvertReport(FieldsReport):
     """The result of a conversion."""
 
     out: Path
@@ -57,10 +56,6 @@ class ConvertReport:
     """tensors of the teacher's shards that its model does not use"""
     checked: bool
     """whether all weights were streamed and found finite"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return {**dc.asdict(self), "out": str(self.out)}
 
     def lines(self) -> list[str]:
         """The result for a person."""

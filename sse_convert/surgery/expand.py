@@ -28,7 +28,7 @@ from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.loader import recipe_from_checkpoint
 from sse_convert.recipe.pattern import layer_range
-from sse_convert.report import table
+from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import converted_field
 from sse_convert.surgery.convert import layout_bytes, write_index
 from sse_convert.surgery.growth import Growth, grown_tensors, kept_share
@@ -53,7 +53,7 @@ class GrownLayer:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class ExpandReport:
+class ExpandReport(FieldsReport):
     """The result of an expansion."""
 
     out: Path
@@ -66,10 +66,6 @@ class ExpandReport:
     """shards with changed tensors"""
     change: "LogitChange | None"
     """of the logits at step 0, where a text was given"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return {**dc.asdict(self), "out": str(self.out)}
 
     def lines(self) -> list[str]:
         """The result for a person."""

@@ -9,13 +9,13 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, source_view
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
-from sse_convert.report import format_bytes, format_mixer, format_number, table
+from sse_convert.report import FieldsReport, format_bytes, format_mixer, format_number, table
 from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes
 from sse_convert.surgery.plan import geometry_of
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class InspectReport:
+class InspectReport(FieldsReport):
     """What was found."""
 
     name: str
@@ -42,10 +42,6 @@ class InspectReport:
     recipe_hash: str | None
     provenance: dict[str, Any] | None
     """content of sse_convert.json"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return dc.asdict(self)
 
     def lines(self) -> list[str]:
         """The result for a person."""

@@ -3,7 +3,6 @@
 import dataclasses as dc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.auto import load_pretrained, register
+from sse_convert.report import FieldsReport
 
 PROBE_TOKENS = 32
 
@@ -31,15 +31,11 @@ class Check:
 
 
 @dc.dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(FieldsReport):
     """The result of a verification that passed."""
 
     checkpoint: str
     checks: list[Check]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return dc.asdict(self)
 
     def lines(self) -> list[str]:
         """The result for a person."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from sse_convert.report import format_number, table
+from sse_convert.report import FieldsReport, format_number, table
 
 AVERAGED = 10
 """steps at the end that the final loss is averaged over"""
@@ -30,7 +30,7 @@ def rises(losses: Sequence[float]) -> bool:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class StageReport:
+class StageReport(FieldsReport):
     """A finished training stage."""
 
     name: str
@@ -65,10 +65,6 @@ class StageReport:
     """micro_batch, gradient_checkpointing and compile as they were, and the processes"""
     already_done: bool = False
     """whether an earlier run had finished it"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return dc.asdict(self)
 
     def lines(self) -> list[str]:
         """The result for a person."""

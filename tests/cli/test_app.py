@@ -1,5 +1,7 @@
 """The command line: exit codes, JSON on stdout, messages on stderr, for every kind of outcome."""
 
+import inspect
+import io
 import json
 import os
 import resource
@@ -11,9 +13,11 @@ from typing import get_args
 
 import pytest
 import torch
+from typer.main import get_command
 
 from sse_convert import __version__, api, errors
 from sse_convert.cli.app import app
+from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
 from sse_convert.recipe.checks import BACKENDS
 from sse_convert.recipe.schema import RulerName
@@ -96,6 +100,52 @@ def test_every_command_has_help_and_json(name):
     text = sse_convert(name, "--help").stdout
     assert "--json" in text
     assert f"Usage: sse-convert {name} " in text
+
+
+def shown(name):
+    """Options of a command by the API's parameter, with their flags and defaults."""
+    command = get_command(app).commands[name]
+    return {p.name: (p.opts, p.default) for p in command.params if p.param_type_name == "option"}
+
+
+def test_a_command_takes_its_options_and_words_from_the_api():
+    words = described(api.expand)[1]
+    assert words["shift"].startswith("what is taken from the logits")
+    found = shown("expand")
+    assert list(found) == [*list(inspect.signature(api.expand).parameters)[1:], "as_json"]
+    assert found["out"][0] == ["--out", "-o"]
+    assert found["shift"] == (["--shift"], 2.0)
+    assert shown("select")["methods"][1] == ["greedy"]
+    assert [name for name in ("controls", "as_json") if name not in shown("run")] == []
+
+
+@pytest.mark.parametrize("name", [name for name in api.__dict__ if name in COMMANDS or name.startswith("recipes_")])
+def test_every_parameter_has_words(name):
+    function = getattr(api, name)
+    summary, words = described(function)
+    assert summary
+    assert [p for p in inspect.signature(function).parameters if not words.get(p)] == []
+
+
+def test_what_is_not_given_keeps_the_default_of_the_api(monkeypatch):
+    seen = []
+
+    def report(run, *, max_new_tokens=64, beside=(), **rest):
+        seen.append((str(run), max_new_tokens, beside, rest))
+        return TextReport({}, [])
+
+    monkeypatch.setattr(api, "report", report)
+    assert run_app(app, ["report", "r", "--beside", "a", "--beside", "b"]) == 0
+    assert run_app(app, ["report", "r", "--prompt", "-"]) == 0
+    assert seen == [("r", 64, [Path("a"), Path("b")], {}), ("r", 64, (), {"prompts": ["-"]})]
+
+
+def test_a_prompt_from_stdin(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once"))
+    monkeypatch.setattr(api, "generate", lambda **given: seen.append(given["prompt"]) or TextReport({}, []))
+    assert run_app(app, ["generate", "x", "-"]) == 0
+    assert seen == ["Once"]
 
 
 def test_exit_codes_are_those_of_the_errors():
@@ -250,10 +300,11 @@ def test_a_real_sigint(tmp_path):
         "import signal, sys, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background shells start us with it ignored
         "from sse_convert import api\n"
+        "from sse_convert.cli.app import main\n"
         "def slow(*a, **k):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
         "api.run = slow\n"
         "sys.argv = ['sse-convert', 'run', 'x']\n"
-        "from sse_convert.cli.app import main\nmain()"
+        "main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline() == "started\n"

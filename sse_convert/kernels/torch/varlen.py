@@ -1,6 +1,6 @@
 """The paper's Algorithm 2: reorder tokens by (sequence, partition), then one variable-length linear attention."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,23 +8,8 @@ from torch import Tensor
 from sse_convert.kernels.torch.chunk import gated_linear_attention
 from sse_convert.kernels.torch.operands import Operands, gather_rows, slot_weights, written
 
-
-class LinearAttention(Protocol):
-    """Linear attention over packed segments, as `chunked.gated_linear_attention`."""
-
-    def __call__(
-        self,
-        q_THGD: Tensor,
-        k_THD: Tensor,
-        v_THV: Tensor,
-        log_decay_THD: Tensor,
-        cu_seqlens: Tensor,
-        state_SHDV: Tensor,
-        *,
-        write_strength_TH: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """o [T, H, G, V] and the states after each segment [S, H, D, V]."""
-        ...
+LinearAttention = Callable[..., tuple[Tensor, Tensor]]
+"""linear attention over packed segments, as `gated_linear_attention`"""
 
 
 def sse_attention_varlen(x: Operands, *, attend: LinearAttention = gated_linear_attention) -> tuple[Tensor, Tensor]:

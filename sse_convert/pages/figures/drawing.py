@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from sse_convert.evaluation.plot import COLOURS
+from sse_convert.evaluation.plot import COLOURS, blank_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,11 +112,7 @@ def new_figure(width: float = 4.6, height: float = 3.1, columns: int = 1) -> tup
         height: inches.
         columns: plots side by side.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(width, height)
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 

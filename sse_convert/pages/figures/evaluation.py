@@ -2,20 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sse_convert.evaluation.plot import (
-    COLOURS,
-    MARKERS,
-    Models,
-    draw_accuracy,
-    draw_cache,
-    draw_loss,
-    length_label,
-)
+from sse_convert.evaluation.plot import Models, draw_accuracy, draw_cache, draw_loss, length_label, style
 from sse_convert.pages.collect import Evaluation
 from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain
 from sse_convert.report import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DARK_CELL = 0.55
 """share from which the text in a cell of the heat map is white"""
@@ -67,9 +62,7 @@ def _loss(models: Models) -> Drawing:
     figure, (axis,) = new_figure()
     draw_loss(axis, models)
     axis.set(title="", xlabel="tokens of context")
-    axis.xaxis.set_major_formatter(length_label)
-    axis.grid(alpha=0.5)
-    legend_above(axis)
+    _finish(axis)
     about = "Nats per token by the context a prediction could look back on; the legend has the mean."
     return Drawing(name="loss-by-context", title="Held-out loss by context", about=about, figure=figure)
 
@@ -79,9 +72,7 @@ def _needles(models: Models) -> Drawing:
     draw_accuracy(axis, models, "needles", "", "exact answers (%)")
     lengths = [entry["length"] for entry in models[-1][1]["needles"]]
     axis.set(title="", xlim=(min(lengths) / 1.5, max(lengths) * 1.5))
-    axis.xaxis.set_major_formatter(length_label)
-    axis.grid(alpha=0.5)
-    legend_above(axis)
+    _finish(axis)
     about = "Exact answers by context length, all kinds and numbers of keys together; bars are 95% intervals."
     return Drawing(name="needles-by-length", title="Needles found by length", about=about, figure=figure)
 
@@ -124,18 +115,19 @@ def _cache(evaluation: Evaluation) -> Drawing:
     state = [row["student_state_bytes"] for row in rows]
     if any(state):
         lengths = [row["length"] for row in rows]
-        axis.plot(lengths, state, "--", color=COLOURS[3], marker=MARKERS[3], markersize=4, label="of it, SSE states")
+        axis.plot(lengths, state, "--", **style(3), label="of it, SSE states")
     axis.set(title="")
-    axis.xaxis.set_major_formatter(length_label)
-    axis.yaxis.set_major_formatter(_bytes_label)
-    axis.grid(alpha=0.5)
-    legend_above(axis)
+    axis.yaxis.set_major_formatter(lambda size, _: format_bytes(size))
+    _finish(axis)
     about = "Bytes of one sequence by context length, from the formula; both axes are logarithmic."
     return Drawing(name="cache-by-length", title="Cache and state by length", about=about, figure=figure)
 
 
-def _bytes_label(size: float, _: float) -> str:
-    return format_bytes(size)
+def _finish(axis: "Axes") -> None:
+    """Lengths along x, a grid, and the legend above."""
+    axis.xaxis.set_major_formatter(length_label)
+    axis.grid(alpha=0.5)
+    legend_above(axis)
 
 
 def _speed(models: Models) -> Drawing:
@@ -146,7 +138,7 @@ def _speed(models: Models) -> Drawing:
         for i, (name, scores) in enumerate(models):
             x = [entry["length"] for entry in scores["speed"]]
             y = [entry[key] for entry in scores["speed"]]
-            axis.plot(x, y, color=COLOURS[i % 7], marker=MARKERS[i % 7], markersize=4, label=name)
+            axis.plot(x, y, **style(i), label=name)
         axis.set_xscale("log", base=2)
         axis.set_ylim(bottom=0)
         axis.set(title=title, xlabel="context (tokens)")
