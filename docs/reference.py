@@ -114,8 +114,8 @@ def _left_out() -> list[str]:
         "## All causal language models of transformers",
         "",
         f"{len(supported())} model types convert ({'; '.join(same)}). The others are refused by name. So is a",
-        "checkpoint of a known family whose attention has a module, parameter, buffer, argument or config switch that the entry",
-        "does not name: `plan` and `convert` say which, before any weight is read.",
+        "checkpoint of a known family whose attention has a module, parameter, buffer, argument or config switch",
+        "that the entry does not name: `plan` and `convert` say which, before any weight is read.",
         "",
     ]
     for kind, groups in left_out().items():

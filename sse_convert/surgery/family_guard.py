@@ -1,8 +1,8 @@
 """Whether a family's entry names everything that its attention does, before anything expensive starts.
 
 A converted layer does what its `ArchSpec` says and no more: a norm, gate or clip of the family's attention that the
-entry does not name would be lost without a sign. So the model is built without data, and each of its attention modules is
-compared with the entry: children, parameters, buffers, arguments, and the config fields that its code reads.
+entry does not name would be lost without a sign. So the model is built without data, and each of its attention modules
+is compared with the entry: children, parameters, buffers, arguments, and the config fields that its code reads.
 """
 
 import ast
