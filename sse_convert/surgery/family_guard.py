@@ -117,7 +117,7 @@ def _targets(rule: WeightConverter) -> list[str]:
     return [targets] if isinstance(targets, str) else list(targets)
 
 
-def _layer_problems(layer: nn.Module, config: Any, spec: ArchSpec) -> Iterator[str]:
+def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
     attention = getattr(layer, spec.attention, None)
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
@@ -127,9 +127,9 @@ def _layer_problems(layer: nn.Module, config: Any, spec: ArchSpec) -> Iterator[s
     yield from (f"no module {name}" for name in spec.children if name not in have)
     yield from (f"module {name}" for name in have if name not in known)
     parts = {"parameter": attention.named_parameters(recurse=False), "buffer": attention.named_buffers(recurse=False)}
-    for kind, tensors in parts.items():
-        yield from (f"{kind} {name}" for name, _ in tensors if name not in known)
-    kind = type(attention)
+    for what, tensors in parts.items():
+        yield from (f"{what} {name}" for name, _ in tensors if name not in known)
+    kind: Any = type(attention)
     yield from (f"argument {name} of its forward" for name in _arguments(kind) if name not in _known_arguments(spec))
     for name in _fields(kind):
         if name not in _known_fields(spec) and (value := _value(config, name)):
@@ -140,7 +140,7 @@ def _layer_problems(layer: nn.Module, config: Any, spec: ArchSpec) -> Iterator[s
         yield from _rotation_problems(kind, spec)
 
 
-def _rotation_problems(kind: type[nn.Module], spec: ArchSpec) -> Iterator[str]:
+def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
     """A rotation of other pairs than the entry's, or on the other side of the norms."""
     x = torch.arange(1.0, 5.0, device="cpu")
     rotate = getattr(sys.modules[kind.__module__], "rotate_half", None)
@@ -155,7 +155,7 @@ def _rotation_problems(kind: type[nn.Module], spec: ArchSpec) -> Iterator[str]:
 
 
 @functools.cache
-def _first_call(kind: type[nn.Module], name: str) -> int | None:
+def _first_call(kind: Any, name: str) -> int | None:
     """The first line of a class that calls a function or module of this name; None if there is none."""
     calls = (node for node in _code(kind) if isinstance(node, ast.Call))
     lines = [
@@ -183,13 +183,13 @@ def _known_fields(spec: ArchSpec) -> frozenset[str]:
 
 
 @functools.cache
-def _arguments(kind: type[nn.Module]) -> tuple[str, ...]:
+def _arguments(kind: Any) -> tuple[str, ...]:
     parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     return tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
 
 
 @functools.cache
-def _fields(kind: type[nn.Module]) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     """Config fields that the code of a module's class and of its bases reads."""
     return tuple(sorted({name for node in _code(kind) if (name := _field(node)) is not None}))
 
@@ -212,7 +212,7 @@ def _is_config(node: ast.AST) -> bool:
 
 
 @functools.cache
-def _hands_on(kind: type[nn.Module], attention: str) -> bool:
+def _hands_on(kind: Any, attention: str) -> bool:
     """Whether a decoder layer gives its own keyword arguments to its attention."""
     calls = (node for node in _code(kind) if isinstance(node, ast.Call))
     ours = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == attention]
