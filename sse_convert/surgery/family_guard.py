@@ -134,8 +134,9 @@ def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
     for name in _fields(kind):
         if name not in _known_fields(spec) and (value := _value(config, name)):
             yield f"config field {name} = {value!r}"
-    if spec.hands_on and not _hands_on(type(layer), spec.attention):
-        yield f"{type(layer).__name__}.forward, which hands no keyword arguments to {spec.attention}"
+    layer_kind: Any = type(layer)
+    if spec.hands_on and not _hands_on(layer_kind, spec.attention):
+        yield f"{layer_kind.__name__}.forward, which hands no keyword arguments to {spec.attention}"
     if spec.rotary != "none":
         yield from _rotation_problems(kind, spec)
 
