@@ -484,7 +484,6 @@ def analyze(
         CheckpointError, HubError: a model cannot be read, is not converted, or is not this model's teacher.
         UsageError: `tokens` or `length` is out of range.
         HardwareError: the device does not exist here.
-        DependencyError: `out` is given and matplotlib is not installed.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     from sse_convert.analysis.analyze import analyze_model

@@ -15,7 +15,7 @@ from sse_convert.analysis.capture import Seen, Sizes, watching
 from sse_convert.analysis.clustering import Clustering
 from sse_convert.analysis.decay import HalfLife
 from sse_convert.analysis.keys import RowSparsity
-from sse_convert.analysis.plot import draw, require_matplotlib
+from sse_convert.analysis.plot import draw
 from sse_convert.analysis.quantity import Quantity
 from sse_convert.analysis.receptive import ReceptiveField
 from sse_convert.analysis.router_health import RouterHealth
@@ -70,7 +70,6 @@ def analyze_model(
         check_pair(open_teacher(teacher), source_view(files))
     place = pick_device(device)
     if out is not None:
-        require_matplotlib()
         check_output(out)
     student = _load(model, place)
     config = student.config

@@ -1,6 +1,5 @@
 """Figures of an analysis, one PNG per quantity, after the paper's."""
 
-import importlib.util
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sse_convert.errors import DependencyError
 from sse_convert.evaluation.plot import COLOURS, blank_figure
 
 if TYPE_CHECKING:
@@ -32,18 +30,6 @@ LONGEST_TOKEN = 9
 DPI = 120
 CHARACTERS_PER_INCH = 16
 """of the line below a figure"""
-
-
-def require_matplotlib() -> None:
-    """Refuse to begin what cannot be drawn at the end.
-
-    Raises:
-        DependencyError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise DependencyError(
-            "figures need matplotlib, which is not installed", fix="pip install matplotlib, or leave out --out"
-        )
 
 
 def draw(report: Mapping[str, Any], arrays: Arrays, folder: Path) -> list[str]:

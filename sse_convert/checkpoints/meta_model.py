@@ -1,18 +1,13 @@
 """Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from sse_convert.checkpoints.open import CheckpointFiles
-from sse_convert.checkpoints.safetensors_io import TensorInfo
-from sse_convert.checkpoints.teacher import Teacher, build_source_config, check_shapes
-from sse_convert.checkpoints.tensor_data import DTYPE_NAMES
-from sse_convert.modeling.architectures import attention_dims, spec_for
+from sse_convert.checkpoints.teacher import Teacher, check_shapes
 
 
 def skeleton(config: Any) -> PreTrainedModel:
@@ -64,23 +59,3 @@ def check_complete(teacher: Teacher) -> list[str]:
     expected = stored_shapes(teacher, skeleton(teacher.config), teacher.files.tensors)
     check_shapes(teacher.files, expected)
     return sorted(teacher.files.tensors.keys() - expected.keys())
-
-
-def teacher_from_config(raw: dict[str, Any], name: str) -> Teacher:
-    """A teacher that exists as a config.json alone, with the tensors its model would have: enough to plan.
-
-    Args:
-        raw: config.json.
-        name: what to call it.
-
-    Raises:
-        CheckpointError: the family is unknown, or the values do not make a model.
-    """
-    spec = spec_for(raw["model_type"])
-    config = build_source_config(raw, name)
-    dtype = DTYPE_NAMES[config.dtype or torch.float32]
-    tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in model_shapes(skeleton(config)).items()}
-    files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors=tensors, shard_bytes={})
-    return Teacher(
-        files=files, spec=spec, config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."
-    )

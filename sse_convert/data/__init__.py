@@ -1,6 +1,6 @@
 """Text to rows of tokens: local files, hub datasets, chat, teacher samples; mixed, packed, in a seeded order."""
 
-from sse_convert.data.rows import Row, RowReader, rows, stack
+from sse_convert.data.rows import Row, RowReader, stack
 from sse_convert.data.teacher_samples import SamplingTeacher
 
-__all__ = ["Row", "RowReader", "SamplingTeacher", "rows", "stack"]
+__all__ = ["Row", "RowReader", "SamplingTeacher", "stack"]

@@ -266,17 +266,3 @@ class RowReader:
         if self._loss_mask == "assistant":
             hidden |= ~packed.assistant
         return Row(packed.ids, packed.positions, np.where(hidden, IGNORED, packed.ids), position)
-
-
-def rows(
-    sources: Sequence[Source],
-    tokenizer: "PreTrainedTokenizerBase",
-    seq_len: int,
-    seed: int,
-    *,
-    needles: Needles | None = None,
-    role: Role = "train",
-    teacher: SamplingTeacher | None = None,
-) -> Iterator[Row]:
-    """Rows of `RowReader` with its other settings at their defaults."""
-    return RowReader(sources, tokenizer, seq_len, seed, needles=needles, role=role, teacher=teacher).rows()

@@ -227,22 +227,13 @@ def _summary(windows: Windows, sums: Tensor, counts: Tensor) -> HeldOutLoss:
     )
 
 
-def token_losses(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
-    """Cross entropy of every next token, with logits for a bounded number of positions at a time.
+def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """The hidden states that a model's head makes predictions of.
 
     Args:
         model: causal language model.
         input_ids: [R, T] token ids, on any device.
         position_ids: [R, T] positions that restart with each document, or None.
-
-    Returns:
-        [R, T - 1] float32 losses in nats, on the model's device.
-    """
-    return _losses(final_hidden(model, input_ids, position_ids), Head.of(model), input_ids)
-
-
-def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
-    """The hidden states that a model's head makes predictions of; arguments as in `token_losses`.
 
     Returns:
         [R, T - 1, D], the last token's left out.

@@ -70,16 +70,10 @@ class ModelScores:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        values = {field.name: getattr(self, field.name) for field in dc.fields(self)}
         return {
-            "name": self.name,
-            "parameters": self.parameters,
-            "dtype": self.dtype,
-            "held_out": [loss.to_dict() for loss in self.held_out],
-            "needles": [score.to_dict() for score in self.needles],
-            "ruler": [score.to_dict() for score in self.ruler],
-            "agreement": [agreement.to_dict() for agreement in self.agreement],
-            "tasks": [score.to_dict() for score in self.tasks],
-            "speed": [speed.to_dict() for speed in self.speed],
+            name: [score.to_dict() for score in value] if isinstance(value, tuple) else value
+            for name, value in values.items()
         }
 
 

@@ -26,11 +26,6 @@ class TensorSpec:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
-    def trainable(self) -> bool:
-        """Whether gradients train it."""
-        return self.name != ROUTER_BIAS
-
 
 def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
     """H, the number of states per partition."""

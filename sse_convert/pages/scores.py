@@ -98,14 +98,11 @@ def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"])
         yield _task(entry)
     machine = _conditions(evaluation, "device", "threads", "dtype", "torch")
     for entry in scores["speed"]:
-        setting, order = _tokens(entry["length"]), ("", 0, entry["length"])
         for name, key in ((PREFILL, "prefill_tokens_per_s"), (DECODE, "decode_tokens_per_s")):
-            rate = entry[key]
-            yield Measure(
-                quantity=name, setting=setting, order=order, text=f"{rate:,.0f}", value=rate, conditions=machine
-            )
+            yield _at_length(name, entry["length"], f"{entry[key]:,.0f}", entry[key], machine)
     for row in evaluation.data["cache"]:
-        yield _bytes(row["length"], row[f"{which}_bytes"])
+        size = row[f"{which}_bytes"]
+        yield _at_length(CACHE, row["length"], format_bytes(size), size)
 
 
 def relative_measures(evaluation: Evaluation) -> Iterator[Measure]:
@@ -139,14 +136,7 @@ def relative_measures(evaluation: Evaluation) -> Iterator[Measure]:
     machine = (("teacher", teacher_name(evaluation)), *_conditions(evaluation, "device", "threads", "dtype", "torch"))
     for t, s in zip(data["teacher"]["speed"], data["student"]["speed"], strict=True):
         ratio = s["decode_tokens_per_s"] / t["decode_tokens_per_s"]
-        yield Measure(
-            quantity=RATIO,
-            setting=_tokens(s["length"]),
-            order=("", 0, s["length"]),
-            text=f"{ratio:.2f}x",
-            value=ratio,
-            conditions=machine,
-        )
+        yield _at_length(RATIO, s["length"], f"{ratio:.2f}x", ratio, machine)
 
 
 def teacher_name(evaluation: Evaluation) -> str:
@@ -198,7 +188,7 @@ def cache_measures(run: Run) -> Iterator[Measure]:
     from sse_convert.surgery.budget import LENGTHS
 
     for name, size in run.model.cache.items() if run.model else ():
-        yield _bytes(LENGTHS[name], size)
+        yield _at_length(CACHE, LENGTHS[name], format_bytes(size), size)
 
 
 def analysis_measures(analysis: Analysis) -> Iterator[Measure]:
@@ -223,16 +213,11 @@ def _interval(
     """A mean with its standard error; NaN, stored as null, stays visible."""
     spread = None if value is None or error is None else Z95 * error
     text = "not finite" if value is None else f"{value:{sign}.3f}"
-    return Measure(
-        quantity=quantity,
-        setting=_tokens(length),
-        order=("", 0, length),
-        text=text if spread is None else f"{text} \N{PLUS-MINUS SIGN} {spread:.3f}",
-        value="not finite" if value is None else value,
-        low=None if value is None or spread is None else value - spread,
-        high=None if value is None or spread is None else value + spread,
-        conditions=under,
-    )
+    text = text if spread is None else f"{text} \N{PLUS-MINUS SIGN} {spread:.3f}"
+    measure = _at_length(quantity, length, text, "not finite" if value is None else value, under)
+    if value is None or spread is None:
+        return measure
+    return dc.replace(measure, low=value - spread, high=value + spread)
 
 
 def _share(
@@ -273,9 +258,10 @@ def _needle_order(entry: Mapping[str, Any]) -> tuple[str, int, int]:
     return entry["kind"], entry["keys"], entry["length"]
 
 
-def _bytes(length: int, size: int) -> Measure:
+def _at_length(quantity: str, length: int, text: str, value: float | str, under: Conditions = ()) -> Measure:
+    """A figure whose only setting is a length."""
     order = ("", 0, length)
-    return Measure(quantity=CACHE, setting=_tokens(length), order=order, text=format_bytes(size), value=size)
+    return Measure(quantity=quantity, setting=_tokens(length), order=order, text=text, value=value, conditions=under)
 
 
 def _tokens(length: int) -> str:

@@ -22,7 +22,7 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
 
     Args:
         recipe: what to do.
-        teacher: an opened teacher (`open_teacher`, or `teacher_from_config` for a config.json alone).
+        teacher: an opened teacher (`open_teacher`).
         allow_pickle: also open pickled checkpoints.
 
     Raises:

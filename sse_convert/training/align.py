@@ -77,10 +77,6 @@ class Align(Objective):
         """The measurements, and what the early stop remembers."""
         return {**self._memory, "stops": self._stops.memory()}
 
-    def count(self, batch: Batch) -> int:
-        """All tokens."""
-        return batch["input_ids"].numel()
-
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """One teacher pass, then forward and backward layer by layer. `loss` is the layers' mean relative error."""
         calls = self._teacher_calls(batch)

@@ -69,10 +69,6 @@ class Distill(WholeModel):
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
         super().__init__(accelerator, student, DistillLoss(student, frozen), stage, train)
 
-    def count(self, batch: Batch) -> int:
-        """All tokens: the teacher has an opinion everywhere."""
-        return batch["input_ids"].numel()
-
 
 class OfflineDistillLoss(nn.Module):
     """Student and loss in one forward."""
@@ -107,10 +103,6 @@ class OfflineDistill(WholeModel):
 
     def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:
         super().__init__(accelerator, student, OfflineDistillLoss(student), stage, train)
-
-    def count(self, batch: Batch) -> int:
-        """All tokens."""
-        return batch["input_ids"].numel()
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """Tokens, and the teacher's predictions of them as one object."""

@@ -61,9 +61,9 @@ class Objective(ABC):
         """A micro batch on this process's device, as `backward` takes it."""
         return {name: value.to(self.accelerator.device, non_blocking=True) for name, value in batch.items()}
 
-    @abstractmethod
     def count(self, batch: Batch) -> int:
-        """Tokens of a micro batch that the loss is averaged over."""
+        """Tokens of a micro batch that the loss is averaged over: all, unless an objective says otherwise."""
+        return batch["input_ids"].numel()
 
     @abstractmethod
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from sse_convert.analysis.quantity import quantiles
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
-from sse_convert.errors import DependencyError, OutputError
+from sse_convert.errors import OutputError
 from sse_convert.kernels import gates
 from tests.analysis.cases import text
 from tests.conftest import SHARED
@@ -202,16 +202,6 @@ def test_quantiles():
     assert quantiles(torch.arange(11.0)) == {"p10": 1, "median": 5, "p90": 9}
     assert quantiles(torch.tensor([1.0, math.inf, 2.0])) == {"p10": 1, "median": 2, "p90": math.inf}
     assert all(math.isnan(value) for value in quantiles(torch.zeros(0)).values())
-
-
-def test_matplotlib_is_missed_before_anything_runs(converted, words, tmp_path, monkeypatch):
-    found = analysis.require_matplotlib.__globals__["importlib"].util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "matplotlib" else found(name, *a))
-    with pytest.raises(DependencyError, match="matplotlib") as error:
-        api.analyze(converted, words, out=tmp_path / "out")
-    assert "pip install matplotlib" in error.value.fix
-    assert not (tmp_path / "out").exists()
-    assert api.analyze(converted, words, length=128).layers, "without --out nothing is drawn"
 
 
 def test_a_failed_write_leaves_nothing(converted, words, tmp_path, monkeypatch):

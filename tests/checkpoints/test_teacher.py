@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sse_convert.checkpoints.meta_model import check_complete, teacher_from_config
+from sse_convert.checkpoints.meta_model import check_complete
 from sse_convert.checkpoints.teacher import open_teacher, tokenizer_size
 from sse_convert.errors import CheckpointError
 from tests.surgery import synthetic
@@ -145,6 +145,6 @@ def test_tokenizer_files(folder):
 
 
 def test_a_config_alone_is_enough_to_plan():
-    teacher = teacher_from_config(synthetic.LLAMA, "some/model")
+    teacher = synthetic.teacher_from_config(synthetic.LLAMA, "some/model")
     assert teacher.files.headers.keys() == synthetic.llama_layout(synthetic.LLAMA).keys()
     assert teacher.dtype == "BF16"

@@ -8,12 +8,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sse_convert.data import RowReader, SamplingTeacher, rows, stack
+from sse_convert.data import RowReader, SamplingTeacher, stack
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.packing import Cursor, Packer
 from sse_convert.data.text_files import TextFiles, find_files
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
+
+
+def rows(*given, **settings):
+    """The rows of a reader."""
+    return RowReader(*given, **settings).rows()
+
 
 T = 64
 

@@ -8,6 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation import perplexity
 from sse_convert.evaluation.perplexity import bucket_edges, held_out_loss, loss_gap, make_windows
+from sse_convert.modeling.head import Head
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,8 @@ def test_logit_scales_and_caps_are_applied(model):
     model.eval()
     ids = torch.randint(0, 300, (2, 20), generator=torch.Generator().manual_seed(0))
     expected = F.cross_entropy(model(ids).logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-    assert torch.allclose(perplexity.token_losses(model, ids), expected, atol=1e-5)
+    losses = perplexity._losses(perplexity.final_hidden(model, ids), Head.of(model), ids)
+    assert torch.allclose(losses, expected, atol=1e-5)
 
 
 def test_a_head_that_does_something_else_is_refused(llama, windows, monkeypatch):

@@ -3,8 +3,16 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
-from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, header_bytes
+import torch
+
+from sse_convert.checkpoints.meta_model import model_shapes, skeleton
+from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo, header_bytes
+from sse_convert.checkpoints.teacher import Teacher, build_source_config
+from sse_convert.checkpoints.tensor_data import DTYPE_NAMES
+from sse_convert.modeling.architectures import attention_dims, spec_for
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -84,3 +92,23 @@ def edit_config(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def teacher_from_config(raw: dict[str, Any], name: str) -> Teacher:
+    """A teacher that exists as a config.json alone, with the tensors its model would have: enough to plan.
+
+    Args:
+        raw: config.json.
+        name: what to call it.
+
+    Raises:
+        CheckpointError: the family is unknown, or the values do not make a model.
+    """
+    spec = spec_for(raw["model_type"])
+    config = build_source_config(raw, name)
+    dtype = DTYPE_NAMES[config.dtype or torch.float32]
+    tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in model_shapes(skeleton(config)).items()}
+    files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors=tensors, shard_bytes={})
+    return Teacher(
+        files=files, spec=spec, config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."
+    )

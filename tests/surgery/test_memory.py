@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sse_convert.checkpoints.meta_model import teacher_from_config
 from sse_convert.mixers import FULL, SlidingMixer, mixer_from_dict
 from sse_convert.modeling.architectures import attention_dims
 from sse_convert.modeling.configuration import build_config
@@ -28,6 +27,7 @@ from sse_convert.surgery.memory import (
 )
 from sse_convert.surgery.plan import geometry_of
 from tests.modeling.tiny import spec_for, tiny_config
+from tests.surgery.synthetic import teacher_from_config
 
 ESTIMATE = StageMemory(weights=GIB, head=1000, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4)
 SIZES = {

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from sse_convert.checkpoints import open as opening
-from sse_convert.checkpoints.meta_model import teacher_from_config
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
@@ -18,7 +17,9 @@ STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 
 
 def plan_of(config, **changes):
     data = {"data": {"train": [{"path": "x"}]}, "calibrate": {"enabled": False}, **changes}
-    return make_plan(recipe_from_dict(models.recipe_data("m", **data)), teacher=teacher_from_config(config, "m"))
+    return make_plan(
+        recipe_from_dict(models.recipe_data("m", **data)), teacher=synthetic.teacher_from_config(config, "m")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_stage_flops(qwen3):
     """A teacher of P parameters without its context: 6 P per token for full training, 2 P more with its forward."""
     from sse_convert.surgery.plan import geometry_of
 
-    geometry = geometry_of(teacher_from_config(QWEN3, "m"))
+    geometry = geometry_of(synthetic.teacher_from_config(QWEN3, "m"))
     plain = [None] * 28
     stage = recipe_from_dict(
         models.recipe_data("m", stages=[{**STAGE, "seq_len": 1}], data={"train": [{"path": "x"}]})
