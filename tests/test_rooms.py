@@ -38,8 +38,6 @@ ROOMS = [
     "cli",
 ]
 """packages and modules of the top level, each below those that may import it"""
-SHARED_WITH_KERNELS = {"Problem", "run", "select"}
-"""public names that still mean two things, one of them at least in the kernels"""
 PRIVATE_BUT_USUAL = ("_attn_implementation", "_foreach_", "_replace", "_fields")
 """what transformers' own models read, torch's only fused updates of many tensors, and public names of named tuples"""
 COMPAT = {f"{PACKAGE}.compat", f"{PACKAGE}.modeling.compat"}
@@ -134,10 +132,7 @@ def test_no_basename_more_than_twice():
 
 
 def test_a_public_name_means_one_thing():
-    shared = {name: where for name, where in public_names(ROOT).items() if len(where) > 1}
-    assert {name: where for name, where in shared.items() if name not in SHARED_WITH_KERNELS} == {}
-    assert all(any(module.startswith("kernels.") for module in where) for where in shared.values())
-    assert shared.keys() >= SHARED_WITH_KERNELS, "a name that is unique by now needs no exception"
+    assert {name: where for name, where in public_names(ROOT).items() if len(where) > 1} == {}
 
 
 def test_no_modules_import_each_other():

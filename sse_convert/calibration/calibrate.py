@@ -92,7 +92,7 @@ def calibrate_checkpoint(
     teacher = source_view(files)
     mixers = _check_input(recipe, files, limit=teacher.config.max_position_embeddings if rows is None else None)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    model = load_source(teacher)
+    model = load_as_teacher(teacher)
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
     statistics = _measured(model, teacher, mixers, batches, "the teacher")
@@ -159,7 +159,7 @@ def _bounds(values: Tensor) -> tuple[float, float]:
     return float(values.min()), float(values.max())
 
 
-def load_source(view: Teacher) -> PreTrainedModel:
+def load_as_teacher(view: Teacher) -> PreTrainedModel:
     """The source model of a converted, untrained checkpoint: its teacher, loaded from the same shards.
 
     Args:

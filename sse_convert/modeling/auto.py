@@ -107,19 +107,20 @@ def load_pretrained(
 
 def _register_configs(auto: ModuleType) -> None:
     module = _LazyModule(_CONFIGURATIONS)
-    for spec in _known(auto.CONFIG_MAPPING._mapping):
+    for spec in _known():
         add_config(auto.CONFIG_MAPPING, spec.hybrid_type, spec.hybrid_config, module)
 
 
 def _register_models(auto: ModuleType) -> None:
     module = _LazyModule(_CONFIGURATIONS, "sse_convert.modeling.hybrid")
-    for spec in _known(auto.MODEL_MAPPING._config_mapping):
+    for spec in _known():
         for auto_class, name in spec.auto_classes.items():
             add_model(getattr(auto, auto_class), spec.hybrid_type, spec.hybrid_config, name, module)
 
 
-def _known(configurations: dict[str, str]) -> list[ArchSpec]:
-    """The families that the installed transformers has; `configurations` has their model types as keys."""
+def _known() -> list[ArchSpec]:
+    """The families that the installed transformers has."""
+    configurations = sys.modules[_CONFIG_MODULE].CONFIG_MAPPING
     return [spec for spec in ARCHITECTURES.values() if spec.model_type in configurations]
 
 

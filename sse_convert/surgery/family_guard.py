@@ -66,10 +66,10 @@ def check_family(config: Any, spec: ArchSpec) -> None:
     Raises:
         CheckpointError: naming what the entry does not.
     """
-    refuse(spec, model_problems(skeleton(config), spec))
+    refuse_family(spec, model_problems(skeleton(config), spec))
 
 
-def refuse(spec: ArchSpec, problems: list[str]) -> None:
+def refuse_family(spec: ArchSpec, problems: list[str]) -> None:
     """Raise the problems of a model, if there are any.
 
     Raises:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
-from sse_convert.calibration.calibrate import calibrate_checkpoint, load_source
+from sse_convert.calibration.calibrate import calibrate_checkpoint, load_as_teacher
 from sse_convert.calibration.initial_values import (
     MIN_SCALE,
     SPREAD,
@@ -180,7 +180,7 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
 def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type, caplog):
     source = save_source(tmp_path / "teacher", model_type)
     convert_checkpoint(recipe(source), tmp_path / "converted")
-    model = load_source(source_view(open_checkpoint(tmp_path / "converted")))
+    model = load_as_teacher(source_view(open_checkpoint(tmp_path / "converted")))
     ids = tokens()
     with torch.no_grad():
         assert torch.equal(model(ids).logits, load_pretrained(source)(ids).logits)

@@ -19,10 +19,10 @@ from sse_convert.kernels.triton.passes import (
     compiled_pass,
     plain_backward,
     plain_forward,
-    run,
+    run_pass,
 )
-from sse_convert.kernels.triton.problem import Forward, Problem, Settings, Slots, allocate, slots_of, sum_slots
-from sse_convert.kernels.triton.routing import select, select_by, slot_layout
+from sse_convert.kernels.triton.problem import ChunkProblem, Forward, Settings, Slots, allocate, slots_of, sum_slots
+from sse_convert.kernels.triton.routing import select_by, select_partitions, slot_layout
 
 PADDING_BEARABLE = 0.25
 """segments share chunks when aligning them would add more than this share of padding"""
@@ -63,7 +63,7 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         v = correct(k, v, g, slot_strengths(x, gate), shared_k, shared_g, shared_v, initial, used, slots, settings)
         shared_v = None
     given: Tensors = [q, k, v, g, gate, used, shared_q, shared_k, shared_g, shared_v, x.k_scale, initial]
-    o, final = run(_PASS, _forward, given, slots, settings)
+    o, final = run_pass(_PASS, _forward, given, slots, settings)
     assert o is not None
     return o.to(x.v.dtype), final if output_final_state else None
 
@@ -71,7 +71,7 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
 def _used(x: Inputs, offsets: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
     """The partitions of each token and what gates them, [T, K] both."""
     if x.partition_gate is None:
-        used, gate = select(x.router_logits, x.router_bias, used_k)
+        used, gate = select_partitions(x.router_logits, x.router_bias, used_k)
         return used, x.renormalised(gate)
     positions = x.positions
     if positions is None:
@@ -118,9 +118,9 @@ def _tensors(x: Inputs) -> tuple[list[Tensor], list[Tensor | None]]:
     return of_all, [q, k, g, v if x.shared.own_values else None]
 
 
-def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> Problem:
+def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> ChunkProblem:
     q, k, v, g, gate, _, *of_shared, shared_v, k_scale, initial = tensors
-    return Problem(
+    return ChunkProblem(
         q=q, k=k, v=v, g=g, gate=gate, shared=None if of_shared[0] is None else tuple(of_shared), shared_v=shared_v,
         k_scale=k_scale, initial=initial, slots=slots, settings=settings,
     )  # fmt: skip

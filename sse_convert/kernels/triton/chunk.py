@@ -12,7 +12,7 @@ from sse_convert.kernels.triton.chunk_fwd_o import output_kernel
 from sse_convert.kernels.triton.chunk_state import scan_kernel, state_kernel
 from sse_convert.kernels.triton.config import block
 from sse_convert.kernels.triton.launching import launch
-from sse_convert.kernels.triton.problem import Forward, Problem, SlotGradients, allocate, sum_slots
+from sse_convert.kernels.triton.problem import ChunkProblem, Forward, SlotGradients, allocate, sum_slots
 
 SLAB_BYTES = 2**29
 """most bytes of chunk states that a backward pass holds"""
@@ -21,7 +21,7 @@ SEARCHERS = 1056
 Given = tuple[Tensor | None, ...]
 
 
-def run_forward(x: Problem) -> tuple[Tensor, Tensor | None, Forward | None]:
+def run_forward(x: ChunkProblem) -> tuple[Tensor, Tensor | None, Forward | None]:
     """o [T, Hq, V], with states the final state [S, M, H, D, V], and what a backward pass needs if one may follow."""
     (T, _, Hq, _), V, s, sources = x.q.shape, x.v.shape[-1], x.settings, x.sources
     f, tile = allocate(x), x.config.output
@@ -45,7 +45,7 @@ def parts_of(adds: bool) -> tuple[str, ...]:
     return ("sparse", "shared") if adds else ("all",)
 
 
-def prepare_chunks(x: Problem, f: Forward) -> None:
+def prepare_chunks(x: ChunkProblem, f: Forward) -> None:
     """What happens inside of chunks: fills everything in `f` but states and what is carried to them."""
     (T, _, Hq, D), s, config, sources = x.q.shape, x.settings, x.config, x.sources
     numbers = (s.scale, s.normalizer, T, s.num_sequences, s.num_shared_chunks)
@@ -63,7 +63,7 @@ def prepare_chunks(x: Problem, f: Forward) -> None:
     )  # fmt: skip
 
 
-def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) -> SlotGradients:
+def run_backward(x: ChunkProblem, saved: Forward, do: Tensor, dfinal: Tensor | None) -> SlotGradients:
     """Gradients with respect to everything, from those of o [T, Hq, V] and of the final state (given with states).
 
     The states of all chunks would be large, so groups of chunks are finished slab by slab.
@@ -87,7 +87,7 @@ def run_backward(x: Problem, saved: Forward, do: Tensor, dfinal: Tensor | None) 
     return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
 
 
-def _gradients(x: Problem, dfinal: Tensor | None) -> SlotGradients:
+def _gradients(x: ChunkProblem, dfinal: Tensor | None) -> SlotGradients:
     """Memory for the gradients, those of gates and of k_scale in parts."""
     (T, _, Hq, D), (H, V), s, config = x.q.shape, x.v.shape[-2:], x.settings, x.config
     new, parts = x.q.new_empty, -(-D // min(config.finish.block_d, config.finish_strong.block_d))
@@ -103,13 +103,13 @@ def _gradients(x: Problem, dfinal: Tensor | None) -> SlotGradients:
     )
 
 
-def slab_groups(x: Problem) -> int:
+def slab_groups(x: ChunkProblem) -> int:
     """Groups whose chunks' states are held at a time."""
     (H, V), D = x.v.shape[-2:], x.q.shape[-1]
     return min(x.num_groups, max(1, SLAB_BYTES // (2 * x.settings.group_chunks * H * D * V * x.low.itemsize)))
 
 
-def states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count: int) -> None:
+def states_of_slab(x: ChunkProblem, saved: Forward, states: Tensor, first: int, count: int) -> None:
     """The state entering each chunk of `count` groups."""
     (H, V), s, tile, sources = x.v.shape[-2:], x.settings, x.config.states, x.sources
     launch(
@@ -122,7 +122,7 @@ def states_of_slab(x: Problem, saved: Forward, states: Tensor, first: int, count
 
 
 def _value_gradients(
-    x: Problem, saved: Forward, do: Tensor, leaving: Tensor, written: Given, first: int, count: int
+    x: ChunkProblem, saved: Forward, do: Tensor, leaving: Tensor, written: Given, first: int, count: int
 ) -> None:
     """dv of `count` groups, the gradient of the state leaving each of their chunks, and of initial states."""
     (H, V), s, tile, sources = x.v.shape[-2:], x.settings, x.config.values, x.sources
@@ -134,7 +134,9 @@ def _value_gradients(
     )  # fmt: skip
 
 
-def finish(x: Problem, saved: Forward, do: Tensor, given: Given, grads: SlotGradients, first: int, count: int) -> None:
+def finish(
+    x: ChunkProblem, saved: Forward, do: Tensor, given: Given, grads: SlotGradients, first: int, count: int
+) -> None:
     """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays.
 
     Args:
@@ -164,7 +166,7 @@ def finish(x: Problem, saved: Forward, do: Tensor, given: Given, grads: SlotGrad
 
 
 def _entering_states(
-    x: Problem, written: tuple[Tensor, Tensor, Tensor], rows: Tensor, inject: Tensor, decay: Tensor,
+    x: ChunkProblem, written: tuple[Tensor, Tensor, Tensor], rows: Tensor, inject: Tensor, decay: Tensor,
     ends: Tensor | None, local: Tensor, *, reverse: bool,
 ) -> None:  # fmt: skip
     """Fills `local` with the state entering each group (leaving it, in reverse), of products of `written`."""

@@ -24,9 +24,17 @@ from sse_convert.kernels.triton.passes import (
     compiled_pass,
     plain_backward,
     plain_forward,
-    run,
+    run_pass,
 )
-from sse_convert.kernels.triton.problem import Forward, Problem, Settings, SlotGradients, Slots, allocate, sum_slots
+from sse_convert.kernels.triton.problem import (
+    ChunkProblem,
+    Forward,
+    Settings,
+    SlotGradients,
+    Slots,
+    allocate,
+    sum_slots,
+)
 
 
 def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
@@ -71,12 +79,12 @@ def correct(
         settings, read_top_k=settings.top_k, write_gate=False, read_gate=False, by_slot=False, corrects=True, scale=1.0,
         k_map="identity",
     )  # fmt: skip
-    (u,) = run(_PASS, _correct, [k, v, g, beta, shared_k, shared_g, shared_v, initial, used], slots, own)
+    (u,) = run_pass(_PASS, _correct, [k, v, g, beta, shared_k, shared_g, shared_v, initial, used], slots, own)
     assert u is not None
     return u
 
 
-def run_correction(x: Problem, beta: Tensor) -> tuple[Tensor, Forward]:
+def run_correction(x: ChunkProblem, beta: Tensor) -> tuple[Tensor, Forward]:
     """Corrected values u of every slot [ranks * T, 1, H, V], and what the backward pass needs, with the inverses of the
     chunks' systems in the place of their products.
 
@@ -105,7 +113,7 @@ def corrected_dtype(v: Tensor) -> torch.dtype:
     return torch.float32 if v.dtype == torch.float16 else v.dtype
 
 
-def run_correction_backward(x: Problem, saved: Forward, beta: Tensor, du: Tensor) -> tuple[SlotGradients, Tensor]:
+def run_correction_backward(x: ChunkProblem, saved: Forward, beta: Tensor, du: Tensor) -> tuple[SlotGradients, Tensor]:
     """Gradients by slot with respect to keys (as queries and as keys), decays, values and initial states, and of beta
     [ranks, T, H].
 
@@ -145,7 +153,7 @@ def run_correction_backward(x: Problem, saved: Forward, beta: Tensor, du: Tensor
 
 
 def _state_gradients_of_slab(
-    x: Problem, saved: Forward, leaving: Tensor, d_read: Tensor, dstates: Tensor, first: int, count: int
+    x: ChunkProblem, saved: Forward, leaving: Tensor, d_read: Tensor, dstates: Tensor, first: int, count: int
 ) -> None:
     """The gradient of the state leaving each chunk of `count` groups."""
     (H, V), s, tile = leaving.shape[1::2], x.settings, x.config.states
@@ -157,10 +165,10 @@ def _state_gradients_of_slab(
     )  # fmt: skip
 
 
-def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> Problem:
+def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> ChunkProblem:
     """Keys in the place of queries, without gates (in whose place, not followed, `used` tells their shape)."""
     k, v, g, _, shared_k, shared_g, shared_v, initial, used = tensors
-    return Problem(
+    return ChunkProblem(
         q=k, k=k, v=v, g=g, gate=used, shared=None if shared_k is None else (shared_k, shared_k, shared_g),
         shared_v=shared_v, k_scale=None, initial=initial, slots=slots, settings=settings,
     )  # fmt: skip

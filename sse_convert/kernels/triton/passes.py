@@ -59,7 +59,7 @@ def _backward(steps: Pass, d_results: Tensors, held: list[Any], inputs: int, set
     return steps.gradients(steps.backward(d_results, saved, tensors, slots, settings), tensors, settings)
 
 
-def run(steps: Pass, operator: Any, tensors: Tensors, slots: Slots, settings: Settings) -> Tensors:
+def run_pass(steps: Pass, operator: Any, tensors: Tensors, slots: Slots, settings: Settings) -> Tensors:
     """The results of a pass, eagerly or by the operator that `compiled_pass` prepared."""
     if is_compiling():
         given = [or_empty(x, slots.token) for x in tensors]

@@ -116,7 +116,7 @@ class Mapping(NamedTuple):
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ChunkProblem:
     """The tensors and settings of one call."""
 
     q: Tensor
@@ -288,7 +288,7 @@ class SlotGradients:
     """[S, M, H, D, V]"""
 
 
-def allocate(x: Problem) -> Forward:
+def allocate(x: ChunkProblem) -> Forward:
     """The buffers of the forward pass."""
     Hq, D, (H, V) = x.q.shape[2], x.q.shape[3], x.v.shape[-2:]
     chunks, new = x.num_chunks, x.q.new_empty

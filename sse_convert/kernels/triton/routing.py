@@ -69,7 +69,7 @@ class SlotLayout:
     """chunks set aside for the shared partition"""
 
 
-def select(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
+def select_partitions(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
     """The partitions of each token with the highest softmax gate (+ router_bias), best first, ties to the lowest index.
 
     Args:

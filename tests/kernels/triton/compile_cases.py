@@ -17,7 +17,7 @@ from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.kernels.triton.generation.token_attention import token_attention
-from sse_convert.kernels.triton.routing import select, slot_layout
+from sse_convert.kernels.triton.routing import select_partitions, slot_layout
 from sse_convert.kernels.validation import build_inputs
 
 
@@ -31,7 +31,7 @@ class CompileCase:
 
 def route_tokens(N: int, K: int, dtype: torch.dtype, bias: bool) -> None:
     logits = torch.zeros(16, N, dtype=dtype, requires_grad=True)
-    select(logits, torch.zeros(N) if bias else None, K)[1].sum().backward()
+    select_partitions(logits, torch.zeros(N) if bias else None, K)[1].sum().backward()
 
 
 def lay_out(N: int, K: int, packed: bool, states: bool, offsets: torch.dtype) -> None:
