@@ -137,8 +137,6 @@ def _value_gradients(
 def finish(
     x: ChunkProblem, saved: Forward, do: Tensor, given: Given, grads: SlotGradients, first: int, count: int
 ) -> None:
-    x: ChunkProblem, saved: Forward, do: Tensor, given: Given, grads: SlotGradients, first: int, count: int
-) -> None:
     """The other gradients of `count` groups: every chunk on the fast path, then those with strong decays.
 
     Args:
