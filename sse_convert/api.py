@@ -207,7 +207,7 @@ def distill(
         overrides: `a.b=c` assignments (for a file or a name).
 
     Raises:
-        the errors of `align`.
+        SSEConvertError: as `align`.
     """
     return _stage(recipe, "kl", checkpoint, out, stage, overrides)
 
@@ -230,7 +230,7 @@ def uptrain(
         overrides: `a.b=c` assignments (for a file or a name).
 
     Raises:
-        the errors of `align`.
+        SSEConvertError: as `align`.
     """
     return _stage(recipe, "ce", checkpoint, out, stage, overrides)
 

@@ -29,6 +29,7 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     data = json.loads((tmp_path / "deep" / "e.json").read_text())
     assert data == report.to_dict()
     assert set(data) == {
+        "verdict",
         *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "gate", "controls"),
     }
     (agreement,) = data["student"]["agreement"]

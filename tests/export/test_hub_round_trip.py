@@ -9,7 +9,11 @@ from sse_convert.modeling.auto import load_pretrained
 from tests.fake_hub import FakeHub
 
 TOKEN = "hf_roundTripSecret0123456789"
-PUSH = "import sys; from sse_convert.export.push import push; print(push(sys.argv[1], sys.argv[2], private=True).url)"
+PUSH = """
+import sys
+from sse_convert.export.push import push_folder
+print(push_folder(sys.argv[1], sys.argv[2], private=True).url)
+"""
 LOAD = """
 import sys, torch
 sys.modules["sse_convert"] = None

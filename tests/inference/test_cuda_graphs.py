@@ -196,20 +196,21 @@ def test_generate_gives_the_same(
 
 
 def test_a_conversation_goes_on_in_its_cache(model: PreTrainedModel, everywhere: None, steps: list[int]) -> None:
-    """Two answers with one cache, the second prompt longer than one token."""
+    """Two answers with one cache, the second prompt longer than one token. Masks are given: an answer may hold the padding token."""
     ids = prompts((8,))[0].to(model.device)
-    expected = model.generate(ids, **GREEDY)
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
     more = torch.cat([expected, ids], 1)
-    expected = model.generate(more, **GREEDY)
+    seen = torch.ones_like(more)
+    expected = model.generate(more, attention_mask=seen, **GREEDY)
     cache = DynamicCache(config=model.config)
     with graphed(model, 17):
-        model.generate(ids, past_key_values=cache, **GREEDY)
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **GREEDY)
     assert cache.get_seq_length() == 16
     assert {type(layer) for layer in cache.layers} <= {
         DynamicLayer, DynamicSlidingWindowLayer, SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer,
     }  # fmt: skip
     with graphed(model, 34):
-        assert torch.equal(model.generate(more, past_key_values=cache, **GREEDY), expected)
+        assert torch.equal(model.generate(more, attention_mask=seen, past_key_values=cache, **GREEDY), expected)
     assert len(steps) == (2 if model.device.type == "cuda" else 8) * 2
 
 

@@ -13,7 +13,7 @@ from sse_convert.modeling.layout import SequenceLayout, row_layout
 from tests.modeling.test_layer import KNOBS, ONE, model_with
 from tests.modeling.tiny import BESIDE, prompts, tiny_model
 
-NAMES = ("paper", "reads more", "rows decay", "own projections, sparse side path", "scalar decay", "no decay",
+NAMES = ("paper", "reads more", "own projections", "scalar decay", "no decay",
          "separate decays", "query heads", "rope", "output gate", "gla", "gdn", "mom", "delta, separate")  # fmt: skip
 MASK = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
 Results = dict[str, Tensor]

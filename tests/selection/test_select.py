@@ -197,7 +197,6 @@ def test_copies_stand_in_for_needles(recipe, probe, tmp_path):
         ({"length": 10**6}, UsageError, "length is 1000000"),
         ({"tokens": 100}, UsageError, "tokens is 100"),
         ({"samples": 0}, UsageError, "samples is 0"),
-        ({"gate_steps": 0}, UsageError, "gate_steps is 0"),
         ({"recall_weight": -1.0}, UsageError, "recall_weight is -1.0"),
         ({"methods": ["recall-ratio"], "recall_weight": 0.0}, UsageError, "recall has weight 0: text alone decides"),
         ({"text": None}, DataError, "no text to choose by"),

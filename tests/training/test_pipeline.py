@@ -101,6 +101,7 @@ def test_a_recipe_takes_five_hops_to_the_loop(recipe, monkeypatch):
             "sse_convert.pipeline.run_recipe",
             "sse_convert.training.stage.run_stage",
             "sse_convert.training.stage._StageRun.train",
+            "sse_convert.training.stage._StageRun._train",
         ]
     ]
 
