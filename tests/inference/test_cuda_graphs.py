@@ -196,7 +196,7 @@ def test_generate_gives_the_same(
 
 
 def test_a_conversation_goes_on_in_its_cache(model: PreTrainedModel, everywhere: None, steps: list[int]) -> None:
-    """Two answers with one cache, the second prompt longer than one token. Answers may hold padding: masks are given."""
+    """Two answers with one cache; the second prompt longer than a token. Masks are given: answers may hold padding."""
     ids = prompts((8,))[0].to(model.device)
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
     more = torch.cat([expected, ids], 1)
