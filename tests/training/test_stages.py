@@ -111,7 +111,7 @@ def test_repeated_text_is_reported(make, train, tmp_path):
     recipe = make(("uptrain", {"tokens": 512}), data={"train": [{"path": str(tmp_path / "short.txt")}]})
     _, report = train("uptrain", recipe=recipe)
     assert report.text_passes[0] >= 1
-    assert "text was repeated" in report.lines()[1]
+    assert any("text was repeated" in line for line in report.lines())
 
 
 def test_a_step_with_nothing_to_predict_is_refused(make, train, tmp_path):
