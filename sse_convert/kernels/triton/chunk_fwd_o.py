@@ -76,7 +76,9 @@ def output_kernel(
         bv = load_source(v_base, row, h, v, H, V)
         a = tl.load(products + slot * C + i[None, :])
         bq = tl.load(qd + slot * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-        bk = tl.load(kd + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+        writes = kd + (here * C + i[None, :]) * D + d[:, None]
+        if not IEEE:
+            bk = tl.load(writes, mask=(d < D)[:, None], other=0.0)
         factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
         state = tl.where(tl.load(slots.head + c) >= 0, state, 0.0)
         acc = matmul(bq, state, tl.zeros([Q * C, BV], tl.float32), IEEE)
@@ -91,6 +93,8 @@ def output_kernel(
             store_rows(total, acc, token, head, v, H * G, V)
         else:
             store_rows(o, acc, place, head, v, H * G, V)
+        if IEEE:  # after the other products, whose operands need its shared memory
+            bk = tl.load(writes, mask=(d < D)[:, None], other=0.0)
         state = matmul(bk, bv, state * factor[:, None], IEEE)
         if initial is not None:
             done = tl.load(slots.store + c)
