@@ -76,7 +76,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
     return Config(
-        prepare=Launch(min(d, 64), 0, 4 * pairs, heads=pairs),
+        prepare=Launch(32 if dim % 64 else 64, 0, 4 * pairs, heads=pairs),
         strong_products=Launch(min(d, 32), 0),
         states=Launch(d, wide, 8, 3, registers=128) if d == 128 else Launch(d, half, 4, 3),
         scan=scan,
