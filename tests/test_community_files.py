@@ -25,7 +25,8 @@ def test_the_citation_names_this_version_and_licence() -> None:
 @pytest.mark.parametrize("file", [f for f in TEMPLATES if f.name != "config.yml"], ids=lambda f: f.stem)
 def test_an_issue_form_has_what_github_wants(file: Path) -> None:
     form = read(file)
-    assert form["name"] and form["description"]
+    assert form["name"]
+    assert form["description"]
     fields = [part for part in form["body"] if part["type"] != "markdown"]
     assert len({part["id"] for part in fields}) == len(fields) > 0
     assert all(part["attributes"]["label"] for part in fields)

@@ -33,6 +33,7 @@ from sse_convert.report import json_ready, table
 
 SCHEMA = 1
 FILE = "analysis.json"
+ARRAYS = "arrays.safetensors"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

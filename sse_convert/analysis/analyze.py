@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import save
 from torch import Tensor
 
-from sse_convert.analysis.analysis_report import FILE, AnalysisReport, LayerAnalysis, LeftOut
+from sse_convert.analysis.analysis_report import ARRAYS, FILE, AnalysisReport, LayerAnalysis, LeftOut
 from sse_convert.analysis.branches import BranchNorms
 from sse_convert.analysis.capture import Seen, Sizes, watching
 from sse_convert.analysis.clustering import Clustering
@@ -46,7 +46,6 @@ QUANTITIES: tuple[type[Quantity], ...] = (
 """what is asked of recurrent layers"""
 TEACHER_QUANTITIES = ("output_error", "attention")
 """what needs the teacher"""
-ARRAYS = "arrays.safetensors"
 
 
 def analyze_model(

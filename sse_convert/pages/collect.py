@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sse_convert.analysis import analysis_report
-from sse_convert.analysis.analyze import ARRAYS
 from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.open import CONFIG, read_config
 from sse_convert.checkpoints.provenance import read_provenance
@@ -248,7 +247,7 @@ def _analysis(folder: Path) -> Analysis | None:
     if not path.is_file():
         return None
     data = read_json(path, ANALYSIS, schema=analysis_report.SCHEMA)
-    arrays = folder / ARRAYS
+    arrays = folder / analysis_report.ARRAYS
     try:
         return Analysis(path=path, data=data, arrays=load_file(arrays) if arrays.is_file() else {})
     except (SafetensorError, OSError) as error:
