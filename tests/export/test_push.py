@@ -18,10 +18,12 @@ TOKEN = "hf_writerSecretSecretSecret0123"
 STRANGER = "hf_strangerSecretSecret4567"
 CARD = "---\nlicense: mit\ntags:\n- custom_code\n---\n\n# tiny\n"
 PUSH = """
-import json, sys
+import json, os, sys
 from sse_convert.errors import SSEConvertError
 from sse_convert.export.push import push_folder
+own = os.environ["HF_TOKEN"]
 for settings in json.loads(sys.argv[1]):
+    os.environ["HF_TOKEN"] = settings.pop("token", own)
     try:
         report = push_folder(sys.argv[2], **settings)
         print("\\n".join(report.lines()), file=sys.stderr)
@@ -49,13 +51,12 @@ def figures(gap):
     return json.dumps(make_report({}, student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
 
 
-def run(hub, folder, *pushes, token=TOKEN, home, **extra):
-    """Push in a fresh process against the stand-in hub; the results, and everything the process wrote."""
+def run(hub, folder, *pushes, home, **extra):
+    """Push in a fresh process against the stand-in hub, with a token each or TOKEN; the results, and what it wrote."""
     drop = {"HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"}
     env = {key: value for key, value in os.environ.items() if key not in drop}
-    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", **extra}
-    if token is not None:
-        env["HF_TOKEN"] = token
+    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": TOKEN}
+    env |= extra
     command = [sys.executable, "-c", PUSH, json.dumps(pushes), str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -117,31 +118,30 @@ def test_refusals_say_why(folder, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     with FakeHub({TOKEN: "ada", STRANGER: "eve"}) as hub:
-        run(hub, folder, {"repo_id": "ada/tiny"}, home=home)
-        asked = [{"repo_id": "ada/tiny", "revision": "main"}, {"repo_id": "bob/tiny"}]
-        (write, create), _ = run(hub, folder, *asked, token=STRANGER, home=home)
-        assert write["error"]["what"] == "the token may not write to ada/tiny (403)"
-        assert create["error"]["what"] == "the token may not write to bob/tiny (403)"
-        (wrong,), _ = run(hub, folder, asked[0], token="hf_wrong", home=home)
-        assert "does not accept the token (401)" in wrong["error"]["what"]
-        requests = len(hub.requests)
-        (nobody,), _ = run(hub, folder, asked[0], token=None, home=home)
-        assert nobody["error"]["what"] == "not logged in to the hub"
-        assert len(hub.requests) == requests
+        asked = {"repo_id": "ada/tiny", "revision": "main"}
         results, _ = run(
             hub,
             folder,
-            {"repo_id": "ada/tiny", "private": True, "revision": "main"},
+            {"repo_id": "ada/tiny"},
+            {**asked, "token": STRANGER},
+            {"repo_id": "bob/tiny", "token": STRANGER},
+            {**asked, "token": "hf_wrong"},
+            {**asked, "private": True},
             {"repo_id": "ada/none", "create_pr": True},
             home=home,
         )
-        assert [r["error"]["what"] for r in results] == [
-            "ada/tiny exists and is public",
-            "ada/none does not exist",
-        ]
-        (offline,), _ = run(hub, folder, asked[0], home=home, HF_HUB_OFFLINE="1")
+        write, create, wrong, public, absent = [result["error"]["what"] for result in results[1:]]
+        assert write == "the token may not write to ada/tiny (403)"
+        assert create == "the token may not write to bob/tiny (403)"
+        assert "does not accept the token (401)" in wrong
+        assert public == "ada/tiny exists and is public"
+        assert absent == "ada/none does not exist"
+        requests = len(hub.requests)
+        (offline, nobody), _ = run(hub, folder, asked, {**asked, "token": ""}, home=home, HF_HUB_OFFLINE="1")
         assert "cannot be reached (OfflineModeIsEnabled)" in offline["error"]["what"]
-    (gone,), _ = run(hub, folder, asked[0], home=home)
+        assert nobody["error"]["what"] == "not logged in to the hub"
+        assert len(hub.requests) == requests
+    (gone,), _ = run(hub, folder, asked, home=home)
     assert "the hub cannot be reached" in gone["error"]["what"]
     assert gone["error"]["exit_code"] == HubError.exit_code
 

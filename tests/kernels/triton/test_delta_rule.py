@@ -16,8 +16,10 @@ LONG = dc.replace(DELTA, lengths=(330, 20), num_partitions=2)
 """segments of more than one group of chunks"""
 TRIALS = (
     DELTA,
-    dc.replace(DELTA, lengths=(63, 0, 64, 1, 65), top_k=2, read_top_k=3, groups=2, heads=2, initial_state=True),
-    dc.replace(DELTA, lengths=(20, 0, 31, 1, 9), final_state=True, top_k=2, read_top_k=1, router_bias=True),
+    dc.replace(
+        DELTA, lengths=(63, 0, 64, 1, 65), num_partitions=3, top_k=2, read_top_k=3, groups=2, initial_state=True
+    ),
+    dc.replace(DELTA, lengths=(20, 0, 1, 9), heads=2, final_state=True, top_k=2, read_top_k=1, router_bias=True),
     dc.replace(DELTA, lengths=(0, 1, 0), initial_state=True),
     dc.replace(DELTA, shared=False, write_gate=False, read_gate=False, top_k=2),
     dc.replace(DELTA, lengths=(200,), num_partitions=1, dtype=BF16),
@@ -37,7 +39,7 @@ TRIALS = (
 SLOW = (
     dc.replace(LONG, dim=64, value_dim=64, heads=2, dtype=BF16, lengths=(200, 30)),
     dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(200, 30)),
-    dc.replace(DELTA, lengths=tuple(range(8)), num_partitions=24, top_k=4, read_top_k=2),
+    dc.replace(DELTA, lengths=(0, 1, 5, 3), num_partitions=24, top_k=4, read_top_k=2),
 )
 
 
