@@ -2,12 +2,16 @@
 
 import json
 import shutil
+import signal
 
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, TrainingError
 from sse_convert.training import loop
 from sse_convert.training.checkpoint import Checkpoints
@@ -176,3 +180,64 @@ def test_while_steps_are_left_out_the_last_good_checkpoint_stays(train, monkeypa
     assert str(work / "step-000002") in caught.value.fix
     state = json.loads((work / "step-000002" / "state.json").read_text())
     assert (state["step"], state["bad_in_a_row"]) == (2, 0)
+
+
+@pytest.fixture
+def signalled(make, converted, tmp_path, monkeypatch):
+    """Runs a stage of six steps as a command, with signals in some of its steps; returns the exit code."""
+
+    def run(*numbers, at=3, **settings):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump(make(("uptrain", settings)).to_dict()))
+        real, calls = loop._gradients, []
+
+        def gradients(*args):
+            calls.append(1)
+            for number in numbers if len(calls) == at else ():
+                signal.raise_signal(number)
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "_gradients", gradients)
+            return run_app(app, ["uptrain", str(recipe), "-c", str(converted), "-o", str(tmp_path / "result")])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)], ids=["TERM", "HUP", "INT"]
+)
+def test_a_signal_saves_the_step_and_ends(train, signalled, capfd, tmp_path, number, code):
+    assert signalled(number) == code
+    told = capfd.readouterr().err
+    assert "ending once this step is saved" in told
+    assert f"uptrain: 3 of 6 steps are saved in {tmp_path / 'result.work'}" in told
+    if number == signal.SIGTERM:
+        whole, _ = train("uptrain", "whole")
+        assert signalled() == 0
+        assert losses(tmp_path / "result") == losses(whole)
+        assert same(tmp_path / "result", whole)
+
+
+def test_a_second_signal_ends_at_once(signalled, capsys, tmp_path):
+    assert signalled(signal.SIGTERM, signal.SIGTERM) == 143
+    assert "0 of 6 steps are saved" in capsys.readouterr().err
+
+
+def test_a_signal_while_steps_are_left_out_keeps_the_last_good_checkpoint(signalled, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(loop, "_update", lambda *args: (1.0, "not finite"))
+    assert signalled(signal.SIGHUP, at=2) == 129
+    assert "the last 2 steps were left out; no checkpoint was written yet" in capsys.readouterr().err
+    assert not list((tmp_path / "result.work").glob("step-*"))
+
+
+def test_a_signal_with_weights_that_are_not_finite_keeps_the_last_good_checkpoint(
+    signalled, monkeypatch, capsys, tmp_path
+):
+    weights_break(monkeypatch, 2)
+    assert signalled(signal.SIGTERM, checkpoint_steps=2, clip=1e9) == 143
+    told = capsys.readouterr().err
+    kept = tmp_path / "result.work" / "step-000002"
+    assert "weights are not finite after step 3" in told
+    assert f"the last good checkpoint is {kept}" in told
+    assert [path.name for path in kept.parent.glob("step-*")] == [kept.name]
