@@ -269,6 +269,7 @@ class _Steps:
             shutil.rmtree(folder)  # a killed run had not finished it
         self.accelerator.wait_for_everyone()
         stored = finished(folder, inputs)
+        self.accelerator.wait_for_everyone()  # all have looked before the main process begins the folder
         lines = [f"{name}: done before ({folder})"]
         if stored is None:
             if self.accelerator.is_main_process:
