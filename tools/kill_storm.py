@@ -212,7 +212,13 @@ class Storm:
 
     def to_dict(self) -> dict[str, Any]:
         """The storm as plain data."""
-        return {**dc.asdict(self), "seconds": round(self.seconds, 1), "equal": not self.different}
+        found = {field.name: getattr(self, field.name) for field in dc.fields(self)}
+        return found | {
+            "kills": dict(self.kills),
+            "codes": dict(self.codes),
+            "seconds": round(self.seconds, 1),
+            "equal": not self.different,
+        }
 
 
 ALLOWED = {
@@ -238,7 +244,7 @@ def run_storm(storm: Storm, place: Path, seconds: float, kills: int) -> None:
         while True:
             pids = start(place, command, scenario)
             more = storm.kills.total() < kills
-            codes = wait(pids, rng.uniform(0, 0.7 * seconds) if more else GENEROUS_SECONDS)
+            codes = wait(pids, rng.uniform(0, 0.4 * seconds) if more else GENEROUS_SECONDS)
             if None not in codes:
                 if set(codes) != {0}:
                     storm.different.append(f"{command}: exit codes {codes} without a signal")
