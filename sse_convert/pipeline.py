@@ -31,7 +31,7 @@ from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.overlap import overlap
-from sse_convert.data.rows import check_sources
+from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
@@ -298,6 +298,7 @@ def _calibrate_inputs(recipe: Recipe, source: Path) -> dict[str, Any]:
         "checkpoint": checkpoint_identity(source),
         "calibrate": dc.asdict(recipe.calibrate),
         "data": {key: data[key] for key in ("train", "seed", *planted)},
+        "text": text_digests(recipe.data.train),
     }
 
 
@@ -311,6 +312,7 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
             "seed": recipe.data.seed,
             "words": recipe.data.needles.words,
         },
+        "text": text_digests(recipe.data.valid),
     }
 
 

@@ -7,13 +7,14 @@ days later. What is kept is where units begin and end; text is read again when i
 import codecs
 import dataclasses as dc
 import json
-import mmap
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
+from sse_convert.data.watched_files import FileBytes, WatchedFiles, changed
 from sse_convert.errors import DataError
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -118,6 +119,7 @@ class TextFiles:
         self._separator = separator.encode() if separator else None
         self._field = field
         self._chat = chat
+        self._watched = WatchedFiles(files)
         self._of_file, self._start, self._end, self._whole = array("L"), array("Q"), array("Q"), array("B")
         for i, path in enumerate(files):
             if chat and path.suffix in TEXT_SUFFIXES:
@@ -128,6 +130,7 @@ class TextFiles:
                 self._start.append(span.start)
                 self._end.append(span.end)
                 self._whole.append(span.begins + 2 * span.ends)
+            self._watched.check(i)
             if path.suffix == ".jsonl" and len(self._start):
                 self.read(len(self._start) - 1)  # finds a wrong column name before training starts
 
@@ -137,21 +140,23 @@ class TextFiles:
         return len(self._start)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names, number and size of the files: enough to notice that the text is another one."""
-        sizes = {path.name: path.stat().st_size for path in self._files}
-        return {"files": len(self._files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20]}
+        """Names, number, size and content of the files."""
+        return _fingerprint(self._files, self._watched)
 
     def read(self, unit: int) -> list[Document]:
         """The documents of a unit, in file order.
 
         Raises:
-            DataError: a .jsonl line is not JSON or lacks the column.
+            DataError: a .jsonl line is not JSON or lacks the column, or the file has changed.
         """
         path = self._files[self._of_file[unit]]
         start, end = self._start[unit], self._end[unit]
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(end - start)
+        try:
+            with path.open("rb") as file:
+                data = FileBytes(file, path).part(start, end)
+        except OSError as error:
+            raise changed(path) from error
+        self._watched.check(self._of_file[unit])
         if path.suffix == ".jsonl":
             return list(self._records(path, start, data))
         where = f"{path} at byte {start}"
@@ -179,8 +184,9 @@ class TextFiles:
 
     def _spans(self, path: Path, size: int) -> Iterator[_Span]:
         """Cut a file: between documents where it can, inside a document only where that is longer than a unit."""
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            begin = len(_BOM) if data[: len(_BOM)] == _BOM else 0
+        with path.open("rb") as file:
+            data = FileBytes(file, path)
+            begin = len(_BOM) if data.part(0, len(_BOM)) == _BOM else 0
             separator = b"\n" if path.suffix == ".jsonl" else self._separator
             splittable = path.suffix != ".jsonl"
             while begin < len(data):
@@ -192,7 +198,7 @@ class TextFiles:
                 begin = end + (len(separator) if separator else 0)
 
 
-def _group_end(data: mmap.mmap, begin: int, separator: bytes | None, size: int) -> int:
+def _group_end(data: FileBytes, begin: int, separator: bytes | None, size: int) -> int:
     """End of the last document that starts within `size` bytes; a longer document is a group of its own."""
     if separator is None:
         return len(data)
@@ -203,7 +209,7 @@ def _group_end(data: mmap.mmap, begin: int, separator: bytes | None, size: int) 
     return len(data) if first < 0 else first
 
 
-def _pieces(data: mmap.mmap, begin: int, end: int, size: int) -> Iterator[_Span]:
+def _pieces(data: FileBytes, begin: int, end: int, size: int) -> Iterator[_Span]:
     """Pieces of about `size` bytes, cut after a line break, else after a space, else between two characters."""
     start = begin
     while start < end:
@@ -212,14 +218,19 @@ def _pieces(data: mmap.mmap, begin: int, end: int, size: int) -> Iterator[_Span]
         start = stop
 
 
-def _cut(data: mmap.mmap, target: int, end: int) -> int:
+def _cut(data: FileBytes, target: int, end: int) -> int:
     limit = min(target + _LOOK_AHEAD, end)
     for mark in (b"\n", b" "):
         if (found := data.find(mark, target, limit)) >= 0:
             return found + 1
-    while target < end and data[target] & 0xC0 == 0x80:
+    while target < end and data.part(target, target + 1)[0] & 0xC0 == 0x80:
         target += 1
     return target
+
+
+def _fingerprint(files: list[Path], watched: WatchedFiles) -> dict[str, Any]:
+    sizes = {path.name: path.stat().st_size for path in files}
+    return {"files": len(files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20], SEAL: watched.digest()}
 
 
 class ParquetFiles:
@@ -238,6 +249,7 @@ class ParquetFiles:
         self._files = files
         self._field = field
         self._chat = chat
+        self._watched = WatchedFiles(files)
         self._groups: list[tuple[int, int]] = []
         for i, path in enumerate(files):
             with self._open(path) as file:
@@ -258,20 +270,21 @@ class ParquetFiles:
         return len(self._groups)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names, number and size of the files: enough to notice that the text is another one."""
-        sizes = {path.name: path.stat().st_size for path in self._files}
-        return {"files": len(self._files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20]}
+        """Names, number, size and content of the files."""
+        return _fingerprint(self._files, self._watched)
 
     def read(self, unit: int) -> list[Document]:
         """The documents of a row group, in file order.
 
         Raises:
-            DataError: a value is not text (or not a conversation).
+            DataError: a value is not text (or not a conversation), or the file has changed.
         """
         index, group = self._groups[unit]
         path = self._files[index]
+        self._watched.check(index)
         with self._open(path) as file:
             values = file.read_row_group(group, columns=[self._field]).column(0).to_pylist()
+        self._watched.check(index)
         return [
             document_from_record(
                 {self._field: value}, self._field, chat=self._chat, where=f"{path}, row group {group}, row {row}"

@@ -22,7 +22,7 @@ from sse_convert.checkpoints.output_folder import check_output, new_folder, remo
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
 from sse_convert.console import say
-from sse_convert.errors import HardwareError, OutputError, RecipeError
+from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
@@ -41,7 +41,7 @@ from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import check_stage, stage_inputs, stage_reader, teacher_cache
-from sse_convert.training.stage_record import finished, refuse_changes, write_record
+from sse_convert.training.stage_record import changes, finished, refuse_changes, write_record
 from sse_convert.training.stage_report import AVERAGED, StageReport, rises
 from sse_convert.training.uptrain import Uptrain
 
@@ -99,6 +99,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         except KeyboardInterrupt:
             run.say_where()
             raise
+        except DataError as error:
+            raise run.with_price(error) from error
     run.drop_work()
     run.accelerator.free_memory()
     return report
@@ -135,7 +137,7 @@ class _StageRun:
             precision = self.accelerator.mixed_precision
             self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
         before = read_sealed(self.work / INPUTS)
-        if before is not None:
+        if before is not None and any(self.work.glob("step-*")):  # else there is nothing to lose
             refuse_changes(self.work, before, self.inputs)
         self.accelerator.wait_for_everyone()
         with contextlib.ExitStack() as held:
@@ -175,9 +177,11 @@ class _StageRun:
         path, state = self.work / INPUTS, self.checkpoints.newest()
         if state is not None:
             refuse_changes(self.work, state["inputs"], self.inputs)
-        if before is None and self.accelerator.is_main_process:
-            if path.is_file() or state is not None:
+        if self.accelerator.is_main_process and (before is None or changes(before, json_ready(self.inputs))):
+            if before is None and (path.is_file() or state is not None):
                 say(f"{path} was damaged or missing; written anew")
+            if before is not None:
+                (self.work / fit.FILE).unlink(missing_ok=True)  # chosen for other inputs
             write_sealed(path, self.inputs)
         self.accelerator.wait_for_everyone()
 
@@ -283,6 +287,12 @@ class _StageRun:
         if self.accelerator.is_main_process:
             state = self.checkpoints.newest() or {"step": 0}
             say(f"{self.stage.name}: {state['step']} of {self.schedule.steps} steps are saved in {self.work}")
+
+    def with_price(self, error: DataError) -> DataError:
+        """An error of the text with what mending it costs: a stage is never continued with other text."""
+        step = self.checkpoints.step
+        lost = f"the {step} steps in {self.work} are lost: delete it first" if step else "nothing is lost"
+        return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
 
     def _whole_teacher(self) -> Frozen:
         return Frozen(load_teacher(self.recipe, self.accelerator, whole=True))
