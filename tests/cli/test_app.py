@@ -149,7 +149,7 @@ def test_a_prompt_from_stdin(monkeypatch):
 
 
 def test_exit_codes_are_those_of_the_errors():
-    assert {cls.exit_code for cls in ERRORS} | {0, 1, errors.INTERRUPTED_EXIT_CODE} == set(EXIT_CODES)
+    assert {cls.exit_code for cls in ERRORS} | {0, 1, 129, 130, 143} == set(EXIT_CODES)
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
@@ -293,6 +293,31 @@ def test_interrupt_says_how_to_go_on(capsys, monkeypatch):
     monkeypatch.setattr(api, "run", interrupted)
     assert run_app(app, ["run", "x"]) == 130
     assert capsys.readouterr().err == "interrupted; run the same command again to continue where it stopped\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "what"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "ended by SIGTERM"),
+        (signal.SIGHUP, 129, "ended by SIGHUP"),
+    ],
+)
+def test_a_signal_that_ends_a_command(capsys, monkeypatch, number, code, what):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(api, "run", lambda *a, **k: signal.raise_signal(number))
+    assert run_app(app, ["run", "x"]) == code
+    assert capsys.readouterr().err == f"{what}; run the same command again to continue where it stopped\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_ignored_hangup_stays_ignored(monkeypatch):
+    monkeypatch.setattr(api, "run", lambda *a, **k: [signal.raise_signal(signal.SIGHUP), TextReport({}, [])][1])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run_app(app, ["run", "x"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_real_sigint(tmp_path):
