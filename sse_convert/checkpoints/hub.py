@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo
+from sse_convert.checkpoints.safetensors_io import TensorInfo, checked_tensors
 from sse_convert.errors import CheckpointError, HubError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -148,12 +148,12 @@ def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
             raise CheckpointError(
                 f"{where} is not a valid safetensors file: {error}", fix="use another revision"
             ) from error
-        for name, tensor in header.tensors.items():
-            if tensor.dtype not in ITEM_BYTES:
-                raise CheckpointError(
-                    f"{where}: tensor {name} has dtype {tensor.dtype}", expected=", ".join(ITEM_BYTES)
-                )
-            tensors[name] = TensorInfo(tensor.dtype, tuple(tensor.shape), shard, tensor.data_offsets[0])
+        entries = {
+            name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": list(tensor.data_offsets)}
+            for name, tensor in header.tensors.items()
+        }
+        end = max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
+        tensors |= checked_tensors(Path(shard), entries, 0, end)
     return tensors
 
 
