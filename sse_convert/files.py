@@ -4,6 +4,7 @@ A folder of files does so as one, through `checkpoints.output_folder.new_folder`
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -57,17 +58,42 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _publish(temporary: Path, path: Path) -> None:
-    """Give a finished file its name once its content is on disk, so that a crash leaves the old file or the new one."""
-    _sync(temporary)
-    temporary.replace(path)
-    with contextlib.suppress(OSError):  # not every file system syncs folders
-        _sync(path.parent)
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal; read in pieces, whatever its size."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or a folder with everything in it, to the disk: done before either is renamed to its name.
+
+    Raises:
+        OSError: the disk reports a failed write.
+    """
+    if path.is_dir():
+        for below in path.iterdir():
+            sync(below)
+        sync_folder(path)
+    else:
+        _sync_one(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring a folder's names to the disk, but not what is in its files; where a file system cannot, nothing happens."""
+    with contextlib.suppress(OSError):
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give a finished file its name once its content is on disk, so that a crash leaves the old file or the new one."""
+    _sync_one(temporary)
+    temporary.replace(path)
+    sync_folder(path.parent)

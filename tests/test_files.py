@@ -1,11 +1,12 @@
 import contextlib
+import hashlib
 import json
 import os
 
 import pytest
 
 from sse_convert.errors import OutputError
-from sse_convert.files import replacing, write_json
+from sse_convert.files import digest, replacing, sync, write_json
 
 
 def test_an_interrupted_write_keeps_the_old_file(tmp_path):
@@ -34,3 +35,18 @@ def test_a_full_disk_is_an_output_error_and_leaves_nothing(tmp_path, monkeypatch
     with pytest.raises(OutputError, match=r"report\.json cannot be written: No space left on device"):
         write_json(tmp_path / "report.json", {})
     assert not list(tmp_path.iterdir())
+
+
+def test_the_digest_is_that_of_the_content(tmp_path):
+    content = bytes(range(256)) * 5000
+    (tmp_path / "file").write_bytes(content)
+    assert digest(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+def test_all_that_lies_in_a_folder_is_synced_before_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").touch()
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda handle: seen.append(os.readlink(f"/proc/self/fd/{handle}")))
+    sync(tmp_path)
+    assert seen == [str(tmp_path / "deep" / "file"), str(tmp_path / "deep"), str(tmp_path)]

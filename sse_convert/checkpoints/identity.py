@@ -12,7 +12,7 @@ STAGE_FILE = "stage.json"
 _ENDS = 1 << 16
 
 
-def digest(data: Any) -> str:
+def data_digest(data: Any) -> str:
     """SHA-256 of JSON-ready data."""
     return hashlib.sha256(json.dumps(json_ready(data), sort_keys=True).encode()).hexdigest()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sse_convert.checkpoints.identity import checkpoint_identity, digest
+from sse_convert.checkpoints.identity import checkpoint_identity, data_digest
 from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.errors import DataError, OutputError, UsageError
@@ -198,7 +198,7 @@ def _inputs(recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, 
     return {
         "model": checkpoint_identity(recipe.model, recipe.revision),
         "stand_in": mixer_to_dict(stand_in),
-        "probe": digest(probe.fingerprint()),
+        "probe": data_digest(probe.fingerprint()),
         "device": place.type,
         "dtype": str(dtype),
         "calibrate": [dc.asdict(recipe.calibrate), recipe.train.seed] if recurrent else None,

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sse_convert.checkpoints.identity import digest
+from sse_convert.checkpoints.identity import data_digest
 from sse_convert.console import progress
 from sse_convert.data.rows import Row, stack
 from sse_convert.data.teacher_samples import cache_folder
@@ -60,7 +60,7 @@ class TeacherCache:
     def __init__(self, offline: Offline, inputs: dict[str, Any], *, rows: int, seq_len: int) -> None:
         self._offline, self._rows, self._seq_len = offline, rows, seq_len
         self._inputs = json_ready({**inputs, "seq_len": seq_len, "top_k": offline.top_k, "dtype": "float16"})
-        below = cache_folder() / "teacher-logits" / digest(self._inputs)[:32]
+        below = cache_folder() / "teacher-logits" / data_digest(self._inputs)[:32]
         self.folder = below if offline.dir is None else Path(offline.dir).expanduser()
         self._shard_rows = max(1, min(MOST_ROWS, SHARD_BYTES // (seq_len * offline.bytes_per_token)))
         self._open: tuple[int, Any] | None = None
@@ -208,4 +208,4 @@ def tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Hash of what decides how a tokenizer makes tokens."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     rules = None if backend is None else backend.to_str()
-    return digest([type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.special_tokens_map, rules])
+    return data_digest([type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.special_tokens_map, rules])

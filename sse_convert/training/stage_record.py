@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert import __version__
-from sse_convert.checkpoints.identity import STAGE_FILE, digest
+from sse_convert.checkpoints.identity import STAGE_FILE, data_digest
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.files import write_json
 from sse_convert.report import json_ready
@@ -71,7 +71,7 @@ def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -
     """Write stage.json: what the folder was made from, and what came of it."""
     record = {
         "inputs": inputs,
-        "hash": digest(inputs),
+        "hash": data_digest(inputs),
         "report": report,
         "tool_version": __version__,
     }
