@@ -5,6 +5,7 @@ Access tokens are the library's business: they are neither read nor printed here
 
 import dataclasses as dc
 import fnmatch
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ SMALL_PATTERNS = (
 WEIGHT_PATTERNS = ("model*.safetensors",)
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _NOT_IN_SUBFOLDERS = [f"*/{pattern}" for pattern in ("*.safetensors", *PICKLE_PATTERNS)]
+SHA256_DIGITS = 64
+"""of a SHA-256 in hexadecimal, which is what the cache calls large files by"""
 T = TypeVar("T")
 
 
@@ -89,6 +92,18 @@ def cached(repo_id: str, revision: str | None) -> Path | None:
         )
     except LocalEntryNotFoundError:
         return None
+
+
+def cached_blob(path: Path) -> str | None:
+    """The name under which the hub's cache keeps a file of a snapshot: its SHA-256 (large files), or its id in git.
+
+    None for a file that is not the cache's.
+    """
+    if not path.is_symlink():
+        return None
+    blob = Path(os.path.abspath(path.parent / path.readlink()))
+    in_cache = blob.parent.name == "blobs" and blob.parent.parent.name.startswith("models--")
+    return blob.name if in_cache else None
 
 
 def download_small(files: Listing) -> Path:

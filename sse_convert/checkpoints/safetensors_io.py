@@ -10,6 +10,8 @@ import json
 import math
 import struct
 from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -180,13 +182,6 @@ def _garbage(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"shard {path} is not a valid safetensors file: {why}", fix=_REDOWNLOAD)
 
 
-def header_digest(path: Path) -> str:
-    """SHA-256 of a shard's length prefix and header: names, dtypes, shapes and offsets, not the data."""
-    with path.open("rb") as file:
-        prefix = file.read(_LENGTH.size)
-        return hashlib.sha256(prefix + file.read(_LENGTH.unpack(prefix)[0])).hexdigest()
-
-
 def header_bytes(layout: Layout) -> bytes:
     """Length prefix and padded JSON header of a shard that holds `layout` (name -> dtype, shape) in that order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -199,25 +194,32 @@ def header_bytes(layout: Layout) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def write_shard(path: Path, layout: Layout, tensors: Iterable[tuple[str, bytes]]) -> None:
-    """Write a shard from tensors that arrive one by one, so that only one is in memory at a time.
+def write_shard(path: Path, layout: Layout, tensors: Iterable[tuple[str, bytes | memoryview]]) -> str:
+    """Write a shard from tensors that arrive one by one, so that only one, or a piece of one, is in memory at a time.
 
     Args:
         path: the file to create.
         layout: name -> (safetensors dtype, shape) of every tensor, in the order in which `tensors` brings them.
-        tensors: names and little-endian bytes.
+        tensors: names and little-endian bytes; a tensor may come in several pieces, one after the other.
+
+    Returns:
+        SHA-256 of the file.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.
     """
     announced = iter(layout.items())
+    header = header_bytes(layout)
+    sha = hashlib.sha256(header)
     with path.open("xb") as file:
-        file.write(header_bytes(layout))
-        for name, data in tensors:
+        file.write(header)
+        for name, pieces in groupby(tensors, key=itemgetter(0)):
             expected, (dtype, shape) = next(announced, ("nothing", ("U8", (0,))))
             assert name == expected, f"tensor {name} arrived where {expected} was announced"
-            assert len(data) == math.prod(shape) * ITEM_BYTES[dtype], (
-                f"{name} has {len(data)} bytes, not {dtype} {shape}"
-            )
-            file.write(data)
+            left = math.prod(shape) * ITEM_BYTES[dtype]
+            for _, data in pieces:
+                sha.update(data)
+                left -= file.write(data)
+            assert not left, f"{name} lacks {left} bytes of {dtype} {shape}"
     assert next(announced, None) is None, "fewer tensors arrived than were announced"
+    return sha.hexdigest()
