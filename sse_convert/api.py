@@ -114,18 +114,21 @@ def convert(
     out: Path | str,
     *,
     overrides: Sequence[str] | None = None,
-    link: Literal["hard", "copy"] = "hard",
+    link: Literal["auto", "hard", "copy"] = "auto",
     check: bool = False,
+    defer_digests: bool = False,
     allow_pickle: bool = False,
 ) -> "ConvertReport":
-    """Make the hybrid checkpoint: the teacher's shards linked or copied, one shard of new tensors, config, code.
+    """Make the hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, config, code.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         out: the folder to make.
         overrides: `a.b=c` assignments (for a file or a name).
-        link: hard-link the teacher's shards (copied where links are impossible), or copy them.
-        check: stream every shard first: hashes, NaN, Inf.
+        link: auto hard-links shards of the hub cache and copies others (without room, where the file system can); hard
+            links wherever it can, so that an edit of the result changes the teacher; copy links nothing.
+        check: stream every shard first: NaN, Inf.
+        defer_digests: do not read the teacher's shards for their SHA-256; manifest.json says which ones lack it.
         allow_pickle: accept a teacher in pickle format (it can run code; trust its author); its weights are stored as
             safetensors.
 
@@ -137,7 +140,9 @@ def convert(
     recipe = _recipe(recipe, overrides)
     from sse_convert.surgery.convert import convert_checkpoint
 
-    return convert_checkpoint(recipe, Path(out), link=link, check=check, allow_pickle=allow_pickle)
+    return convert_checkpoint(
+        recipe, Path(out), link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
+    )
 
 
 def calibrate(

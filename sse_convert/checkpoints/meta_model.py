@@ -4,15 +4,21 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from sse_convert.checkpoints.teacher import Teacher, check_shapes
 
 
-def skeleton(config: Any) -> PreTrainedModel:
-    """The causal language model of a transformers configuration, on the meta device."""
-    with torch.device("meta"):
+def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
+    """The causal language model of a transformers configuration, on the meta device.
+
+    Args:
+        config: the configuration.
+        buffers: give it real buffers (rotary frequencies and the like), which are small.
+    """
+    with init_empty_weights() if buffers else torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 

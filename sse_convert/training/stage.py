@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.identity import read_sealed, write_sealed
+from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder
 from sse_convert.checkpoints.provenance import read_provenance
@@ -271,6 +272,7 @@ class _StageRun:
                 if (self.work / TRACKERS).is_dir():
                     shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
                 write_record(folder, self.inputs, report.to_dict())
+                write_manifest(folder)
             self.lock.release()  # network file systems keep a folder in which a file is open
             shutil.rmtree(self.work)
         self.accelerator.wait_for_everyone()
