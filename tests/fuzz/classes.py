@@ -54,7 +54,18 @@ def _overrides(root: Path, given: Sequence[str]) -> Outcome:
 
 def _override_cases(root: Path) -> st.SearchStrategy[Any]:
     keys = [".".join(map(str, path)) for path in places(recipe())]
-    odd = ("", ".", "a..b", "stages.9.lr", "stages.-1.lr", "stages.x.lr", "model.a", "data.train", "x" * 5000, "a." * 2000)
+    odd = (
+        "",
+        ".",
+        "a..b",
+        "stages.9.lr",
+        "stages.-1.lr",
+        "stages.x.lr",
+        "model.a",
+        "data.train",
+        "x" * 5000,
+        "a." * 2000,
+    )
     key = st.one_of(st.sampled_from(keys), st.sampled_from(keys), st.sampled_from(odd))
     value = st.one_of(odd_values(JSON_ONLY).map(yaml_text), st.sampled_from(TEXTS))
     return st.lists(st.builds("{}={}".format, key, value) | st.sampled_from(TEXTS), min_size=1, max_size=2)
@@ -113,7 +124,11 @@ def _index(root: Path, data: Any) -> Outcome:
 
 def _index_cases(root: Path) -> st.SearchStrategy[Any]:
     base = json.loads((root / "qwen3" / INDEX).read_text())
-    return st.one_of(changed(base, VALUES), changed(base, st.sampled_from(("../x", "config.json", *base["weight_map"].values()))), VALUES)
+    return st.one_of(
+        changed(base, VALUES),
+        changed(base, st.sampled_from(("../x", "config.json", *base["weight_map"].values()))),
+        VALUES,
+    )
 
 
 def _tokenizer(root: Path, case: tuple[str, Any]) -> Outcome:
@@ -132,7 +147,9 @@ def _tokenizer_cases(root: Path) -> st.SearchStrategy[Any]:
     bases["tokenizer.json"]["added_tokens"] = [{"id": 96, "content": "<x>", "special": True}]
     bases["generation_config.json"] |= {"max_length": 20, "temperature": 1.0, "top_k": 5, "do_sample": False}
     ways = [changed(base, VALUES).map(lambda data, name=name: (name, data)) for name, base in bases.items()]
-    template = st.sampled_from(("", "{{", "{% for %}", "{{ 1/0 }}", "\0", "{% include 'x' %}")).map(lambda t: ("chat_template.jinja", Raw(t)))
+    template = st.sampled_from(("", "{{", "{% for %}", "{{ 1/0 }}", "\0", "{% include 'x' %}")).map(
+        lambda t: ("chat_template.jinja", Raw(t))
+    )
     return st.one_of(*ways, template)
 
 
@@ -198,7 +215,9 @@ def respoil(folder: Path, number: int, dtype: str | None, fill: str) -> None:
 
 
 def _weight_cases(root: Path) -> st.SearchStrategy[Any]:
-    dtypes = st.dictionaries(st.integers(0, 2), st.sampled_from(("I32", "U32", "F32", "F8_E4M3", "I64", "BOOL")), max_size=2)
+    dtypes = st.dictionaries(
+        st.integers(0, 2), st.sampled_from(("I32", "U32", "F32", "F8_E4M3", "I64", "BOOL")), max_size=2
+    )
     fills = st.sampled_from(("keep", "zero", "ones", "huge"))
     return st.tuples(dtypes, fills, st.lists(st.integers(0, 60), min_size=1, max_size=3))
 
@@ -206,7 +225,10 @@ def _weight_cases(root: Path) -> st.SearchStrategy[Any]:
 NUMBERED = {
     "generate": (["generate", "qwen3", "w5"], ("max-new-tokens", "temperature", "top-p", "seed", "device")),
     "expand": (["expand", "hybrid", "made"], ("num-partitions", "top-k", "shift", "seed", "layers", "init", "text")),
-    "select": (["select", "recipe.yaml", "1", "-o", "made", "-m", "uniform"], ("tokens", "length", "samples", "recall-weight", "stand-in")),
+    "select": (
+        ["select", "recipe.yaml", "1", "-o", "made", "-m", "uniform"],
+        ("tokens", "length", "samples", "recall-weight", "stand-in"),
+    ),
     "analyze": (["analyze", "hybrid", "train.txt"], ("tokens", "length", "device", "teacher", "out")),
     "convert": (["convert", "recipe.yaml", "-o", "made"], ("link",)),
     "push": (["push", "hybrid", "a/b", "--dry-run"], ("revision",)),
@@ -228,8 +250,19 @@ def _argument_cases(root: Path) -> st.SearchStrategy[Any]:
         for option in options:
             ways.append(st.builds(lambda value, base=base, option=option: [*base, f"--{option}={value}"], values))
     for base, _ in NUMBERED.values():
-        ways.append(st.builds(lambda at, value, base=base: [*base[: at + 1], value, *base[at + 2 :]], st.sampled_from((0, 0, 1)), values))
-    ways.append(st.lists(st.sampled_from(("plan", "run", "--json", "--set", "-o", "recipes", "show", "copy", "x", "qwen3-0.6b")), max_size=4))
+        ways.append(
+            st.builds(
+                lambda at, value, base=base: [*base[: at + 1], value, *base[at + 2 :]],
+                st.sampled_from((0, 0, 1)),
+                values,
+            )
+        )
+    ways.append(
+        st.lists(
+            st.sampled_from(("plan", "run", "--json", "--set", "-o", "recipes", "show", "copy", "x", "qwen3-0.6b")),
+            max_size=4,
+        )
+    )
     return st.one_of(*ways)
 
 
@@ -237,7 +270,16 @@ PATH_COMMANDS: dict[str, Callable[[str], list[str]]] = {
     "convert": lambda path: ["convert", "recipe.yaml", "-o", path],
     "export.dir": lambda path: ["plan", "recipe.yaml", "--set", f"export.dir={yaml_text(path)}"],
     "model": lambda path: ["plan", "recipe.yaml", "--set", f"model={yaml_text(path)}"],
-    "data": lambda path: ["calibrate", "recipe.yaml", "-c", "hybrid", "-o", "made", "--set", f"data.train.0.path={yaml_text(path)}"],
+    "data": lambda path: [
+        "calibrate",
+        "recipe.yaml",
+        "-c",
+        "hybrid",
+        "-o",
+        "made",
+        "--set",
+        f"data.train.0.path={yaml_text(path)}",
+    ],
     "checkpoint": lambda path: ["inspect", path],
     "teacher": lambda path: ["verify", "hybrid", "--teacher", path],
     "recipe": lambda path: ["plan", path],
@@ -258,7 +300,30 @@ def _paths(root: Path, case: tuple[str, str]) -> Outcome:
 
 
 def _path_cases(root: Path) -> st.SearchStrategy[Any]:
-    part = st.sampled_from(("a", ".", "..", "~", "~x", "$HOME", "${X}", "qwen3", "train.txt", "a b", "-x", "é" * 60, "n" * 200, "n" * 240, "n" * 252, "n" * 256, "", "config.json", "*", "\n"))
+    part = st.sampled_from(
+        (
+            "a",
+            ".",
+            "..",
+            "~",
+            "~x",
+            "$HOME",
+            "${X}",
+            "qwen3",
+            "train.txt",
+            "a b",
+            "-x",
+            "é" * 60,
+            "n" * 200,
+            "n" * 240,
+            "n" * 252,
+            "n" * 256,
+            "",
+            "config.json",
+            "*",
+            "\n",
+        )
+    )
     joined = st.lists(part, min_size=1, max_size=3).map("/".join).filter(lambda path: not path.startswith("/"))
     path = st.one_of(joined, st.sampled_from([text for text in TEXTS if not text.startswith("/")]))
     return st.tuples(st.sampled_from(sorted(PATH_COMMANDS)), path)

@@ -18,8 +18,27 @@ TAGGED = (
     *("!!str 3", "!!int '3'", "!!map []", "!!seq {}", "0o17", "017", "0x1F", "0b11", "1:30", "1_000", ".inf", "-.NaN"),
     *("+1", "1.", ".5", "1e3", "1.0e+3", "yes", "off", "Null", "~", "=", "'", '"', "{", "[", "*a", "&a", "&a *a"),
     *("9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "1.0e+" + "9" * 5000, "'\\0'", '"\\0"', '"\\ud800"'),
-    *('"\\x1b[2J"', "\u0085", "\ufeff", "\u2028", "{<<: 5}", "{<<: [1]}", "{<<: {a: 1}}", "{? [a, b] : 1}", "{? {a: 1} : 1}"),
-    *("{a: 1, a: 2}", "{1: 1, '1': 2}", "{true: 1}", "{null: 1}", "{1.5: 1}", "{2020-01-01: 1}", "&a [*a]", "&a {b: *a}"),
+    *(
+        '"\\x1b[2J"',
+        "\u0085",
+        "\ufeff",
+        "\u2028",
+        "{<<: 5}",
+        "{<<: [1]}",
+        "{<<: {a: 1}}",
+        "{? [a, b] : 1}",
+        "{? {a: 1} : 1}",
+    ),
+    *(
+        "{a: 1, a: 2}",
+        "{1: 1, '1': 2}",
+        "{true: 1}",
+        "{null: 1}",
+        "{1.5: 1}",
+        "{2020-01-01: 1}",
+        "&a [*a]",
+        "&a {b: *a}",
+    ),
 )
 BOMBS = (
     "bomb: {a: " + ", ".join([BOMB, *(f"{chr(c)}: &{chr(c)} [{', '.join(['*' + chr(c - 1)] * 10)}]" for c in range(99, 112))]) + "}\n",
@@ -43,7 +62,12 @@ def yaml_documents(draw: st.DrawFn) -> str:
         owner, key = _place(draw, base)
         if isinstance(owner, dict):
             owner[Raw(draw(odd))] = owner.pop(key)
-    text = "\n".join(f"{key if isinstance(key, str) else yaml_text(key)}: {yaml_text(value)}" for key, value in base.items()) + "\n"
+    text = (
+        "\n".join(
+            f"{key if isinstance(key, str) else yaml_text(key)}: {yaml_text(value)}" for key, value in base.items()
+        )
+        + "\n"
+    )
     if kind == "appended":
         return text + draw(st.sampled_from((*BOMBS, *(f"{extra}\n" for extra in TAGGED))))
     if kind == "cut":
@@ -61,7 +85,20 @@ def _place(draw: st.DrawFn, data: Any) -> tuple[Any, Any]:
     return data, key
 
 
-NAMES = ("t.txt", "t.md", "t.jsonl", "t.parquet", "t.json", "t.csv", "t.tsv", "t.gz", "t", "t.JSONL", "t.arrow", "folder")
+NAMES = (
+    "t.txt",
+    "t.md",
+    "t.jsonl",
+    "t.parquet",
+    "t.json",
+    "t.csv",
+    "t.tsv",
+    "t.gz",
+    "t",
+    "t.JSONL",
+    "t.arrow",
+    "folder",
+)
 VALUES = (*TEXT.split()[:4], *NUMBERS[:8], *TEXTS, *CONTAINERS, None, True)
 
 
@@ -70,7 +107,9 @@ def text_files(draw: st.DrawFn) -> tuple[str, bytes, dict[str, Any]]:
     """Name and bytes of a text file, and settings of the source that names it."""
     name = draw(st.sampled_from(NAMES))
     chat = draw(st.integers(0, 4)) == 0
-    content = draw(st.sampled_from((_plain, _lines, _parquet) if name in ("t", "folder") else _OF.get(name, (_plain, _lines))))
+    content = draw(
+        st.sampled_from((_plain, _lines, _parquet) if name in ("t", "folder") else _OF.get(name, (_plain, _lines)))
+    )
     data = content(draw, chat)
     for _ in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):
         data = _damaged(draw, data)
@@ -93,7 +132,10 @@ def _value(draw: st.DrawFn, chat: bool) -> Any:
         return draw(st.sampled_from(VALUES))
     if not chat:
         return TEXT
-    message = {"role": draw(st.sampled_from(("user", "assistant", "x", ""))), "content": draw(st.sampled_from((TEXT, None, 3, [])))}
+    message = {
+        "role": draw(st.sampled_from(("user", "assistant", "x", ""))),
+        "content": draw(st.sampled_from((TEXT, None, 3, []))),
+    }
     return [{"role": "user", "content": TEXT}, message]
 
 
@@ -101,7 +143,17 @@ def _lines(draw: st.DrawFn, chat: bool) -> bytes:
     field = draw(st.sampled_from(("messages" if chat else "text",) * 4 + ("body",)))
     lines = [json_text({field: _value(draw, chat)}) for _ in range(draw(st.integers(1, 4)))]
     if draw(st.integers(0, 3)) == 0:
-        odd = ("[]", "3", "", "{", "null", '{"text": NaN}', '{"text": "\\ud800"}', "9" * 5000, *(raw.text for raw in depths("[", "]")))
+        odd = (
+            "[]",
+            "3",
+            "",
+            "{",
+            "null",
+            '{"text": NaN}',
+            '{"text": "\\ud800"}',
+            "9" * 5000,
+            *(raw.text for raw in depths("[", "]")),
+        )
         lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(odd)))
     return "\n".join(lines).encode("utf-8", "surrogatepass")
 
@@ -130,5 +182,3 @@ def _damaged(draw: st.DrawFn, data: bytes) -> bytes:
     if kind == "flip":
         return data[:at] + bytes([data[at] ^ draw(st.integers(1, 255))]) + data[at + 1 :]
     return data[:at] + draw(st.binary(min_size=1, max_size=4)) + data[at:]
-
-

@@ -28,7 +28,13 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
         calibrate={"rows": 1, "seq_len": 32},
         stages=[
             {"name": "align", "loss": "layer_mse", "lr": 0.001, "stop": 0.1, **lengths},
-            {"name": "distill", "loss": "kl", "lr": {"mixers": 0.001, "rest": 1e-05}, "offline": {"top_k": 8}, **lengths},
+            {
+                "name": "distill",
+                "loss": "kl",
+                "lr": {"mixers": 0.001, "rest": 1e-05},
+                "offline": {"top_k": 8},
+                **lengths,
+            },
             {"name": "uptrain", "loss": "ce", "lr": 0.001, "rope": {"rope_theta": 1e6}, "needle_keys": [1], **lengths},
         ],
         data={"train": sources, "valid": sources, "needles": {"share": 0.1, "keys": [1, 2]}, "seed": 1},

@@ -3,6 +3,7 @@
 import dataclasses as dc
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,8 +18,30 @@ WRONG = odd_values((*DEEP, *map(Raw, TAGGED)))
 
 
 def recipes() -> st.SearchStrategy[dict[str, Any]]:
-    """A recipe with keys of the schema put into it, or with some of its values changed."""
-    return st.one_of(_with_keys(), changed(recipe(), WRONG))
+    """A recipe with a value or two of the right types, with keys of the schema put into it, or with wrong values."""
+    return st.one_of(_with_values(), _with_values(), _with_keys(), changed(recipe(), WRONG))
+
+
+@st.composite
+def _with_values(draw: st.DrawFn) -> dict[str, Any]:
+    data = recipe()
+    for _ in range(draw(st.integers(1, 2))):
+        owner, name, annotation = draw(st.sampled_from(list(_fields(Recipe, data))))
+        owner[name] = draw(_right(annotation))
+    return data
+
+
+def _fields(cls: type[Any], data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Mapping, key and annotation of every setting in a recipe's mappings, those that it does not give included."""
+    for name, annotation in typing.get_type_hints(cls).items():
+        options = [annotation, *typing.get_args(annotation)]
+        inner = next((kind for kind in options if isinstance(kind, type) and dc.is_dataclass(kind)), None)
+        below = data.get(name)
+        for item in below if isinstance(below, list) else [below]:
+            if inner is not None and isinstance(item, dict):
+                yield from _fields(inner, item)
+        if inner is None:
+            yield data, name, annotation
 
 
 @st.composite
@@ -66,7 +89,9 @@ def _right(annotation: Any) -> st.SearchStrategy[Any]:
     return {
         int: st.sampled_from((1, 2, 4, 16, 32, 64, 128, "1K", "2M")) | st.integers(-1, 1 << 20),
         float: st.sampled_from((0.0, 0.001, 0.05, 0.5, 1.0, 2.0)) | st.floats(allow_nan=False),
-        str: st.sampled_from(("sse", "sliding", "full", "qwen3", "train.txt", "out", "auto", "yarn", "1GB", "[a]", "a")),
+        str: st.sampled_from(
+            ("sse", "sliding", "full", "qwen3", "train.txt", "out", "auto", "yarn", "1GB", "[a]", "a")
+        ),
         bool: st.booleans(),
         type(None): st.none(),
     }[annotation]
@@ -80,5 +105,7 @@ def _mixers() -> st.SearchStrategy[dict[str, Any]]:
         return {**{name: value for name, value in settings.items() if name in BASIC}, "advanced": advanced}
 
     return st.sampled_from(sorted(BUILT_IN)).flatmap(
-        lambda kind: _some_keys(type(BUILT_IN[kind]), left_out=("kind",)).map(lambda given: {"kind": kind, **split(given)})
+        lambda kind: _some_keys(type(BUILT_IN[kind]), left_out=("kind",)).map(
+            lambda given: {"kind": kind, **split(given)}
+        )
     )
