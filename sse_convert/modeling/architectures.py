@@ -58,6 +58,10 @@ class ArchSpec:
     but all in a model without windows"""
     output_dropout: str | None = None
     """config field with the dropout that the attention module applies to its output"""
+    logits_times: str | None = None
+    """config field that the logits are multiplied by"""
+    logits_over: str | None = None
+    """config field that the logits are divided by"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
     hands_on: bool = True
@@ -156,7 +160,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
-        _llama_like("granite", "Granite", classifier_class=None),
+        _llama_like("granite", "Granite", classifier_class=None, logits_over="logits_scaling"),
         _llama_like("smollm3", "SmolLM3"),
         _llama_like("starcoder2", "Starcoder2", output_dropout="residual_dropout"),
         _llama_like(
@@ -166,13 +170,16 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),
-        _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours"),
+        _llama_like(
+            "cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours", logits_times="logit_scale",
+        ),
         _llama_like(
             "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
+            logits_times="logit_scale",
         ),
         _llama_like(
             "cohere_compass_text", "CohereCompass", config_class="CohereCompassTextConfig",
-            backbone_class="CohereCompassTextModel", classifier_class=None,
+            backbone_class="CohereCompassTextModel", classifier_class=None, logits_times="logit_scale",
         ),
         _llama_like("cwm", "Cwm", classifier_class=None),
         _llama_like("ernie4_5", "Ernie4_5", classifier_class=None, rotary_pairs="neighbours_from_halves"),
@@ -185,7 +192,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             "hunyuan_v1_dense", "HunYuanDenseV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
             norm_after_rotation=True,
         ),
-        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None),
+        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None, logits_times="logits_scaling"),
         _llama_like("jais2", "Jais2", classifier_class=None),
         _llama_like("ministral", "Ministral"),
         _llama_like("ministral3", "Ministral3"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import row_layout
 from tests.modeling.test_generate import EXACT, greedy_by_full_forward, greedy_with_cache, rows
 from tests.modeling.tiny import ENTRIES, prompts, spec_for, tiny_model, tiny_source
@@ -79,3 +80,11 @@ def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, t
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         assert torch.equal(loaded(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize("model_type", ENTRIES)
+@torch.no_grad()
+def test_the_head_that_losses_use_is_the_familys(model_type: str) -> None:
+    model, ids = tiny_source(model_type), prompts((9,))[0]
+    hidden = model.base_model(ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(Head.of(model).logits(hidden), model(ids, use_cache=False).logits.float())

@@ -28,7 +28,7 @@ _COMMON: dict[str, Any] = {
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _HALF_ROTARY = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
 _WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}
-_GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
+_GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
@@ -38,7 +38,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]},
     "phi3": _HALF_ROTARY,
     "olmo2": {},
-    "granite": {},
+    "granite": {"logits_scaling": 4.0},
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "starcoder2": {"sliding_window": None},
     "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
@@ -53,13 +53,17 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "cohere": {},
-    "cohere_compass_text": {**_WINDOWS, "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "cohere_compass_text": {
+        **_WINDOWS,
+        "logit_scale": 0.5,
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
+    },
     "cwm": {"head_dim": 8, **_WINDOWS},
     "ernie4_5": {"head_dim": 8},
     "gemma": {"head_dim": 8},
     "glm": {"head_dim": 8, **_HALF_ROTARY},
     "helium": {"head_dim": 8},
-    "hyperclovax": {"head_dim": 8},
+    "hyperclovax": {"head_dim": 8, "logits_scaling": 0.5},
     "jais2": {"head_dim": 8},
     "ministral": {"head_dim": 8, "sliding_window": 6},
     "ministral3": {"head_dim": 8},
