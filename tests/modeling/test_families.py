@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import row_layout
 from tests.modeling.test_generate import EXACT, greedy_by_full_forward, greedy_with_cache, rows
-from tests.modeling.tiny import ENTRIES, prompts, spec_for, tiny_model, tiny_source
+from tests.modeling.tiny import ENTRIES, ROUTED_IN_FLOAT32, prompts, spec_for, tiny_model, tiny_source
 
 
 class Spy:
@@ -66,14 +66,15 @@ def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, t
         "kept": {"kind": "sse", "qk_rank": 4, "rope": "keep" if spec_for(model_type).rotary != "none" else "none"}
     }
     model = tiny_model(model_type, ("sse", "sliding", "kept", "full"), mixers, dtype=torch.float64)
+    close = {"atol": 1e-6, "rtol": 0} if model_type in ROUTED_IN_FLOAT32 else EXACT
     ids, mask = prompts()
     tokens, logits = greedy_with_cache(model, ids, mask)
     for row, alone in enumerate(rows(ids, mask)):
         want_tokens, want_logits = greedy_by_full_forward(model, alone)
         assert torch.equal(tokens[row], want_tokens)
-        torch.testing.assert_close(logits[row], want_logits, **EXACT)
+        torch.testing.assert_close(logits[row], want_logits, **close)
     model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
-    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(grad is not None and grad.isfinite().all() for grad in grads.values())
     assert all(grad.any() for name, grad in grads.items() if "sse_" in name)
     model.float().save_pretrained(tmp_path)
