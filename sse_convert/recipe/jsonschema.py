@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses as dc
+import functools
 import inspect
 import textwrap
 import types
@@ -31,6 +32,7 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring line under each field of a dataclass, those of its bases included, by field name."""
     docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
