@@ -56,6 +56,7 @@ _AS_JSON = inspect.Parameter(
 class UserInterruptError(SSEConvertError):
     """Ctrl-C, or another signal that ends the process."""
 
+    exit_code = 130
     kind = "interrupted"
 
     def __init__(self, interrupt: KeyboardInterrupt | None = None, *, fix: str = "") -> None:
@@ -134,11 +135,15 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     name = _invoked(app, arguments)
     hush_libraries()
     try:
-        with _signals_interrupt():
+        with _signals_interrupt() as came:
             result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
+        if result == UserInterruptError.exit_code:  # typer's, for an interrupt outside our own code
+            return _fail(UserInterruptError(*came), name, as_json)
         return result if isinstance(result, int) else 0
     except typer.Abort:
         return _fail(UserInterruptError(), name, as_json)
+    except KeyboardInterrupt as interrupt:
+        return _fail(UserInterruptError(interrupt), name, as_json)
     except command_line_error() as error:
         return _fail(_usage_error(error, name), name, as_json)
     except Exception as error:
@@ -149,21 +154,26 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
+def _signals_interrupt() -> Iterator[list[Ended]]:
     """SIGTERM and SIGHUP end what runs as Ctrl-C does: by an exception, so that nothing half-made is left.
 
     What the process ignores (SIGHUP under nohup) stays ignored.
+
+    Yields:
+        The exception, once a signal came.
     """
+    came: list[Ended] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Ended(number)
+        came[:] = [Ended(number)]
+        raise came[0]
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         handled = [number for number in _ENDING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         before = {number: signal.signal(number, end) for number in handled}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,6 +16,7 @@ import torch
 from typer.main import get_command
 
 from sse_convert import __version__, api, doctor, errors
+from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
@@ -309,6 +310,15 @@ def test_a_signal_that_ends_a_command(capsys, monkeypatch, number, code, what):
     assert run_app(app, ["run", "x"]) == code
     assert capsys.readouterr().err == f"{what}; run the same command again to continue where it stopped\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_outside_our_own_code(monkeypatch, capsys, number, code):
+    monkeypatch.setattr(api, "plan", lambda *a, **k: TextReport({}, ["done"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_is_first_process", lambda: signal.raise_signal(number))
+        assert run_app(app, ["plan", "x"]) == code
+    assert capsys.readouterr().err == {130: "interrupted\n", 143: "ended by SIGTERM\n"}[code]
 
 
 def test_an_ignored_hangup_stays_ignored(monkeypatch):
