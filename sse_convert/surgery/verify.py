@@ -71,7 +71,7 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
         raise
     register()
     scan = scan_weights(files)
-    recorded = _run("files", lambda: _check_files(files.folder, scan.digests))
+    recorded = run_check("files", lambda: check_files(files.folder, scan.digests))
     steps: dict[str, Callable[[], str]] = {
         "names and shapes": lambda: _check_names(files),
         "dtypes": lambda: _check_dtypes(files),
@@ -85,9 +85,9 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
     checks = [recorded]
     for name, step in steps.items():
         if name != "logits" or all(check.passed for check in checks if check.name in _BEFORE_LOGITS):
-            checks.append(_run(name, step))
+            checks.append(run_check(name, step))
     if any(not check.passed for check in checks):
-        raise _failure(checks)
+        raise failure(checks)
     return VerifyReport(str(checkpoint), checks)
 
 
@@ -106,12 +106,13 @@ def _require_as_recorded(folder: Path, error: CheckpointError) -> None:
     Raises:
         VerificationError: there are some.
     """
-    checks = [_run("files", lambda: _check_files(folder, {})), Check("opening", False, error.what)]
+    checks = [run_check("files", lambda: check_files(folder, {})), Check("opening", False, error.what)]
     if not checks[0].passed:
-        raise _failure(checks) from error
+        raise failure(checks) from error
 
 
-def _failure(checks: list[Check]) -> VerificationError:
+def failure(checks: list[Check]) -> VerificationError:
+    """The error that tells what did not pass."""
     return VerificationError(
         "\n".join(f"{check.name}: {check.detail}" for check in checks if not check.passed),
         expected="the files as they were written, finite weights and logits, and the teacher's tensors untouched",
@@ -119,19 +120,26 @@ def _failure(checks: list[Check]) -> VerificationError:
     )
 
 
-def _run(name: str, step: Callable[[], str]) -> Check:
+def run_check(name: str, step: Callable[[], str]) -> Check:
+    """Look at one thing; what goes wrong with it fails the check."""
     try:
         return Check(name, True, step())
     except SSEConvertError as error:
         return Check(name, False, error.what)
 
 
-def _check_files(folder: Path, digests: dict[str, str]) -> str:
+def check_files(folder: Path, digests: dict[str, str]) -> str:
     """Compare a folder with its manifest.
 
     Args:
-        folder: the checkpoint.
+        folder: a checkpoint, or any other folder that has a manifest.
         digests: SHA-256 of the files that were read already.
+
+    Returns:
+        What was compared, and what could not be.
+
+    Raises:
+        CheckpointError: names every file that is not as it was written.
     """
     records = read_manifest(folder)
     if records is None:
