@@ -126,7 +126,7 @@ def main() -> None:
         result = demo(load_recipe(HERE / "recipe.yaml", [*places, *args.set]), args.out)
     except KeyboardInterrupt as interrupt:
         fix = f"the same command goes on from what is in {args.out}"
-        raise UserInterruptError("interrupted", fix=fix) from interrupt
+        raise UserInterruptError(interrupt, fix=fix) from interrupt
     print("\n".join(lines(result)))
     say(f"{result['seconds']:.0f} seconds; {args.out}/report.json, {args.out}/report.png, model in {args.out}/model")
 

@@ -1,6 +1,6 @@
 """The errors a user can cause. Each says what is wrong (with the value), what was expected, and how to fix it.
 
-Exit codes: 0 success, 1 bug (traceback), then one code per class below; 130 after Ctrl-C.
+Exit codes: 0 success, 1 bug (traceback), then one code per class below; 128 and the signal's number after a signal.
 """
 
 from typing import Any
@@ -122,4 +122,13 @@ class DependencyError(SSEConvertError):
     kind = "dependency"
 
 
-INTERRUPTED_EXIT_CODE = 130
+class Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C ends the process; cleaned up after as after Ctrl-C.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number

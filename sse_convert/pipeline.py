@@ -24,7 +24,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
-from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity
+from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
 from sse_convert.checkpoints.manifest import add_to_manifest
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
@@ -251,7 +251,7 @@ class _Steps:
                 write_record(folder, inputs, report.to_dict())
                 add_to_manifest(folder, STAGE_FILE)
             self.accelerator.wait_for_everyone()
-        record = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
+        record = read_stage_record(folder)
         self.add(name, folder, record["report"], lines, already_done=stored is not None)
         return folder
 

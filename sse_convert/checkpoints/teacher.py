@@ -87,7 +87,7 @@ def as_teacher(files: CheckpointFiles) -> Teacher:
     config = build_source_config(files.config, files.name)
     teacher = Teacher(
         files=files,
-        spec=spec,
+        spec=spec.of(config),
         config=config,
         dims=attention_dims(config),
         stored_prefix=_stored_prefix(files, spec),
@@ -110,7 +110,7 @@ def source_view(files: CheckpointFiles) -> Teacher:
     kept = {name: info for name, info in files.tensors.items() if not is_new_tensor(name)}
     view = Teacher(
         files=dc.replace(files, config=raw, tensors=kept),
-        spec=spec,
+        spec=spec.of(config),
         config=config,
         dims=attention_dims(config),
         stored_prefix=_stored_prefix(files, spec),

@@ -2,9 +2,10 @@
 
 import dataclasses as dc
 import hashlib
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.tensor_data import nonfinite, tensor_chunks
@@ -69,6 +70,35 @@ def check_weights(files: CheckpointFiles, scan: Scan | None = None) -> dict[str,
             fix="download the checkpoint again, or use an earlier training checkpoint",
         )
     return scan.digests
+
+
+def nonfinite_tensors(module: nn.Module) -> list[str]:
+    """Names of a module's weights and buffers that hold NaN or Inf; of sharded ones, those where this process's do."""
+    found = []
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if own.is_floating_point() and not torch.isfinite(own.detach()).all():
+            found.append(name)
+    return found
+
+
+def require_finite(model: nn.Module, name: str | Path) -> None:
+    """Make sure that a model can be trained, or trained from.
+
+    Raises:
+        CheckpointError: some weights are NaN or infinite.
+    """
+    if bad := nonfinite_tensors(model):
+        raise CheckpointError(
+            f"{name}: {len(bad)} tensors hold NaN or Inf weights: {some(bad)}",
+            expected="finite weights",
+            fix="download the checkpoint again, or use an earlier one",
+        )
+
+
+def some(names: list[str]) -> str:
+    """The first few of many names."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def same_tensors(ours: CheckpointFiles, theirs: CheckpointFiles, names: list[str], bar: Bar) -> list[str]:

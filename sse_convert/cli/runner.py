@@ -6,16 +6,19 @@ import functools
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Annotated, Any, ParamSpec
 
 import typer
 from typer.main import get_command
 
 from sse_convert.compat import command_line_error
-from sse_convert.errors import INTERRUPTED_EXIT_CODE, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
 P = ParamSpec("P")
@@ -35,8 +38,11 @@ EXIT_CODES = {
     9: "training: a stage cannot start, continue or resume",
     10: "hub: unreachable or refused",
     11: "dependency: an optional package is needed",
+    129: "ended by SIGHUP, the terminal was closed",
     130: "interrupted (Ctrl-C)",
+    143: "ended by SIGTERM",
 }
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 _AS_JSON = inspect.Parameter(
@@ -48,10 +54,15 @@ _AS_JSON = inspect.Parameter(
 
 
 class UserInterruptError(SSEConvertError):
-    """Ctrl-C."""
+    """Ctrl-C, or another signal that ends the process."""
 
-    exit_code = INTERRUPTED_EXIT_CODE
     kind = "interrupted"
+
+    def __init__(self, interrupt: KeyboardInterrupt | None = None, *, fix: str = "") -> None:
+        number = interrupt.number if isinstance(interrupt, Ended) else signal.SIGINT
+        name = signal.Signals(number).name
+        super().__init__("interrupted" if number == signal.SIGINT else f"ended by {name}", fix=fix)
+        self.exit_code = 128 + number
 
 
 def exit_code_table() -> str:
@@ -78,7 +89,7 @@ def add_command(
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 report = function(**given)
         except KeyboardInterrupt as interrupt:
-            raise UserInterruptError("interrupted", fix=after_interrupt) from interrupt
+            raise UserInterruptError(interrupt, fix=after_interrupt) from interrupt
         if not _is_first_process():
             return
         if as_json:
@@ -123,10 +134,11 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     name = _invoked(app, arguments)
     hush_libraries()
     try:
-        result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
+        with _signals_interrupt():
+            result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Abort:
-        return _fail(UserInterruptError("interrupted"), name, as_json)
+        return _fail(UserInterruptError(), name, as_json)
     except command_line_error() as error:
         return _fail(_usage_error(error, name), name, as_json)
     except Exception as error:
@@ -134,6 +146,27 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
         if known is None:
             return _bug(error, name, as_json)
         return _fail(known, name, as_json)
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs as Ctrl-C does: by an exception, so that nothing half-made is left.
+
+    What the process ignores (SIGHUP under nohup) stays ignored.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        handled = [number for number in _ENDING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+        before = {number: signal.signal(number, end) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _known(error: Exception) -> SSEConvertError | None:
@@ -165,7 +198,7 @@ def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
     if as_json and _is_first_process():
         _print_json(name, ok=False, error=json_ready(error.to_dict()))
     if isinstance(error, UserInterruptError):
-        _say("; ".join(["interrupted", *([error.fix] if error.fix else [])]))
+        _say("; ".join([error.what, *([error.fix] if error.fix else [])]))
         return error.exit_code
     from sse_convert.console import stderr
 

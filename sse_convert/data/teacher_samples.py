@@ -46,10 +46,16 @@ class SamplingTeacher:
         return checkpoint_identity(self.model, self.revision)
 
     def load(self) -> "PreTrainedModel":
-        """The model, frozen, on this process's device: float32 on a CPU, else bfloat16."""
+        """The model, frozen, on this process's device: float32 on a CPU, else bfloat16.
+
+        Raises:
+            CheckpointError: its weights are not finite.
+        """
         import torch
         from accelerate import PartialState
         from transformers import AutoModelForCausalLM
+
+        from sse_convert.checkpoints.weights import require_finite
 
         device = PartialState().device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -57,6 +63,7 @@ class SamplingTeacher:
             self.model, revision=self.revision, dtype=dtype, trust_remote_code=trusts_code()
         )
         frozen: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+        require_finite(frozen, self.model)
         return frozen
 
 

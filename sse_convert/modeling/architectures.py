@@ -46,6 +46,8 @@ class ArchSpec:
     """norms of q and k, per head or over the whole projection"""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     """their modules"""
+    qk_norm_switch: str | None = None
+    """config field that says whether a checkpoint has these norms; None if all have"""
     norm_after_rotation: bool = False
     """q and k are rotated first and then normed"""
     rotary: Literal["full", "partial", "none"] = "full"
@@ -58,6 +60,12 @@ class ArchSpec:
     but all in a model without windows"""
     output_dropout: str | None = None
     """config field with the dropout that the attention module applies to its output"""
+    logits_times: str | None = None
+    """config field that the logits are multiplied by"""
+    logits_over: str | None = None
+    """config field that the logits are divided by"""
+    experts_per_token: str = "num_experts_per_tok"
+    """config field with the number of routed experts that a token meets, in families that have experts"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
     hands_on: bool = True
@@ -68,6 +76,12 @@ class ArchSpec:
     """other arguments of the attention's forward, which only its softmax uses"""
     switches: tuple[str, ...] = ()
     """other config fields that the attention reads, which need nothing of a converted layer"""
+
+    def of(self, config: Any) -> "ArchSpec":
+        """The entry as it is for one checkpoint, by its transformers configuration."""
+        if self.qk_norm_switch is None or getattr(config, self.qk_norm_switch):
+            return self
+        return dc.replace(self, qk_norm="none")
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -156,7 +170,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
-        _llama_like("granite", "Granite", classifier_class=None),
+        _llama_like("granite", "Granite", classifier_class=None, logits_over="logits_scaling"),
         _llama_like("smollm3", "SmolLM3"),
         _llama_like("starcoder2", "Starcoder2", output_dropout="residual_dropout"),
         _llama_like(
@@ -166,13 +180,16 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),
-        _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours"),
+        _llama_like(
+            "cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours", logits_times="logit_scale",
+        ),
         _llama_like(
             "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
+            logits_times="logit_scale",
         ),
         _llama_like(
             "cohere_compass_text", "CohereCompass", config_class="CohereCompassTextConfig",
-            backbone_class="CohereCompassTextModel", classifier_class=None,
+            backbone_class="CohereCompassTextModel", classifier_class=None, logits_times="logit_scale",
         ),
         _llama_like("cwm", "Cwm", classifier_class=None),
         _llama_like("ernie4_5", "Ernie4_5", classifier_class=None, rotary_pairs="neighbours_from_halves"),
@@ -185,7 +202,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             "hunyuan_v1_dense", "HunYuanDenseV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
             norm_after_rotation=True,
         ),
-        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None),
+        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None, logits_times="logits_scaling"),
         _llama_like("jais2", "Jais2", classifier_class=None),
         _llama_like("ministral", "Ministral"),
         _llama_like("ministral3", "Ministral3"),
@@ -200,6 +217,39 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like("seed_oss", "SeedOss", output_dropout="residual_dropout"),
         _llama_like("stablelm", "StableLm", rotary="partial", hands_on=False),
         _llama_like("vaultgemma", "VaultGemma", classifier_class=None),
+        _llama_like(
+            "aria_text", "AriaText", classifier_class=None, experts_per_token="moe_topk",
+        ),
+        _llama_like("dots1", "Dots1", classifier_class=None, qk_norm="head"),
+        _llama_like(
+            "ernie4_5_moe", "Ernie4_5_Moe", classifier_class=None, rotary_pairs="neighbours_from_halves",
+        ),
+        _llama_like(
+            "exaone_moe", "ExaoneMoe", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
+        ),
+        _llama_like("flex_olmo", "FlexOlmo", classifier_class=None, qk_norm="whole"),
+        _llama_like(
+            "glm4_moe", "Glm4Moe", classifier_class=None, qk_norm="head", qk_norm_switch="use_qk_norm",
+            rotary="partial",
+        ),
+        _llama_like("granitemoe", "GraniteMoe", classifier_class=None, logits_over="logits_scaling"),
+        _llama_like("granitemoeshared", "GraniteMoeShared", classifier_class=None, logits_over="logits_scaling"),
+        _llama_like(
+            "hunyuan_v1_moe", "HunYuanMoEV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
+            norm_after_rotation=True,
+        ),
+        _llama_like("hy_v3", "HYV3", classifier_class=None, qk_norm="head"),
+        _llama_like(
+            "kolibri1", "Kolibri1", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
+        ),
+        _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
+        _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
+        _llama_like("mixtral", "Mixtral"),
+        _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
+        _llama_like("phimoe", "Phimoe"),
+        _llama_like("qwen2_moe", "Qwen2Moe"),
+        _llama_like("qwen3_moe", "Qwen3Moe", qk_norm="head"),
+        _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",

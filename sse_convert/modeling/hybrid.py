@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import AutoModel, DynamicCache, PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 
@@ -22,7 +21,7 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.mixers import SlidingMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
 from sse_convert.modeling.cache import counting_layer, install
-from sse_convert.modeling.compat import record_outputs
+from sse_convert.modeling.compat import record_outputs, share_weight_names
 from sse_convert.modeling.configuration import config_class_for, layer_mixers
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
@@ -81,6 +80,13 @@ class SSEMixin(_Source):
         """As the source's; refuses tensor, context and sequence parallelism."""
         refuse_parallel_load(kwargs)
         return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """As the source: transformers looks for a decorator in the file that a class is from."""
+        source = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
+        found: bool = source._can_set_experts_implementation()
+        return found
 
 
 class SSEBaseMixin(SSEMixin):
@@ -446,9 +452,7 @@ def _derive(name: str, mixin: type, source: type[PreTrainedModel]) -> type[PreTr
     }
     if issubclass(mixin, SSEHeadMixin):
         namespace["forward"] = _with_balance_loss(source.forward)
-    # what transformers renames on loading goes by class name: GPT-NeoX stores its head as embed_out
-    if (renamings := get_checkpoint_conversion_mapping(source.__name__)) is not None:
-        register_checkpoint_conversion_mapping(name, renamings, overwrite=True)
+    share_weight_names(source, name, config_class_for(source.config_class).model_type)
     return type(name, (mixin, source), namespace)
 
 

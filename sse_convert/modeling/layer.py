@@ -72,7 +72,7 @@ class SSEAttention(RoutedLayer):
         super().__init__(dims, mixer, layer_idx)
         for name, child in source.named_children():
             self.add_module(name, child)
-        self.spec = spec
+        self.spec = spec.of(config)
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
         self.rotates = self.mixer.rope == "keep" and _is_rotated(source, spec)

@@ -192,13 +192,7 @@ def _own_step(folder: Path) -> tuple[RunStep, ...]:
 
 def _step(folder: Path) -> RunStep:
     path = folder / STAGE_FILE
-    log = folder / metrics.FILE
-    try:
-        records = metrics.read(log)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{log} cannot be read: {error}", expected="one JSON object per line", fix=f"remove {folder}, or the line"
-        ) from error
+    records = metrics.read(folder / metrics.FILE)
     return RunStep(
         name=folder.name.removesuffix(WORK)[3:],
         folder=folder,

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightConverter
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
@@ -96,25 +94,12 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
     layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
     if not isinstance(layers, nn.ModuleList):
         return [f"no decoder layers at {spec.layers_path}"]
+    spec = spec.of(model.config)
     found: dict[str, int] = {}
     for index, layer in enumerate(layers):
         for problem in _layer_problems(layer, model.config, spec):
             found.setdefault(problem, index)
-    return [*(f"{problem} (layer {index})" for problem, index in found.items()), *_merged_weights(model, spec)]
-
-
-def _merged_weights(model: Any, spec: ArchSpec) -> list[str]:
-    """Weights that transformers merges or splits on loading: by model type, so not for the converted type."""
-    rules = get_checkpoint_conversion_mapping(spec.model_type) or []
-    patterns = sorted({part for rule in rules if isinstance(rule, WeightConverter) for part in _targets(rule)})
-    merged = [f"weights {', '.join(patterns)}, which transformers merges on loading"] if patterns else []
-    experts = next((name for name, module in model.named_modules() if name.endswith("experts")), None)
-    return merged or ([f"mixture of experts at {experts}"] if experts else [])
-
-
-def _targets(rule: WeightConverter) -> list[str]:
-    targets = rule.target_patterns
-    return [targets] if isinstance(targets, str) else list(targets)
+    return [f"{problem} (layer {index})" for problem, index in found.items()]
 
 
 def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
@@ -178,9 +163,9 @@ def _known_arguments(spec: ArchSpec) -> frozenset[str]:
 
 
 @functools.cache
-def _known_fields(spec: ArchSpec) -> frozenset[str]:
-    output = () if spec.output_dropout is None else (spec.output_dropout,)
-    return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *output, *spec.switches))
+def _known_fields(spec: ArchSpec) -> frozenset[str | None]:
+    named = {spec.output_dropout, spec.qk_norm_switch} - {None}
+    return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *named, *spec.switches))
 
 
 @functools.cache

@@ -1,7 +1,9 @@
 """Training checkpoints: whole or absent, kept two deep, good for another number of processes.
 
 A checkpoint is a folder `step-000100` with the weights and optimizer states that training changes (torch's distributed
-checkpoint format), the random state of each process, and state.json. It is written under a temporary name and renamed.
+checkpoint format), the random state of each process, state.json, the step log up to there, and hashes.json with the
+SHA-256 of each of these files. It is written under a temporary name, brought to the disk and renamed. A damaged one is
+found by its hashes, and the one before it takes its place.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -27,11 +30,16 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from sse_convert.errors import OutputError
+from sse_convert.checkpoints.identity import read_sealed, write_sealed
+from sse_convert.console import say
+from sse_convert.errors import OutputError, TrainingError
+from sse_convert.files import digest, sync, sync_folder, write_text
+from sse_convert.training.metrics import FILE as LOG
 from sse_convert.training.objective import Part
 
 KEPT = 2
 _STATE = "state.json"
+_HASHES = "hashes.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 """frozen weights are the parent checkpoint's"""
@@ -41,27 +49,44 @@ class Checkpoints:
     """The checkpoints of one stage. Every process makes one and calls every method.
 
     Args:
-        folder: where they live.
+        folder: where they live; a step log in it goes into each.
         accelerator: of the stage.
+
+    Raises:
+        TrainingError: there are checkpoints, and all of them are damaged.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator) -> None:
         self.folder = folder
+        self.beside: dict[str, Any] = {}
+        """JSON-ready data that goes into every state.json"""
         self._accelerator = accelerator
-        if accelerator.is_main_process and folder.is_dir():
-            for path in folder.glob(".*"):  # what a killed process left
-                shutil.rmtree(path, ignore_errors=True)
+        if accelerator.is_main_process:
+            _remove_leftovers(folder)
         accelerator.wait_for_everyone()
+        self._newest = self._newest_whole()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are saved."""
+        return 0 if self._newest is None else _step_of(self._newest)
 
     def newest(self) -> dict[str, Any] | None:
         """state.json of the newest checkpoint, or None without one."""
-        found = self._all()
-        return json.loads((found[-1] / _STATE).read_text(encoding="utf-8")) if found else None
+        if self._newest is None:
+            return None
+        state: dict[str, Any] = json.loads((self._newest / _STATE).read_text(encoding="utf-8"))
+        return state
 
     def newest_path(self) -> Path | None:
         """The newest checkpoint, or None without one."""
-        found = self._all()
-        return found[-1] if found else None
+        return self._newest
+
+    def restore_log(self) -> None:
+        """Give the folder the step log that the newest checkpoint has; without one, an empty log."""
+        saved = None if self._newest is None else self._newest / LOG
+        text = saved.read_text(encoding="utf-8") if saved is not None and saved.is_file() else ""
+        write_text(self.folder / LOG, text)
 
     def save(self, step: int, parts: list[Part], state: dict[str, Any]) -> None:
         """Write a checkpoint and drop the ones before the last two.
@@ -83,18 +108,26 @@ class Checkpoints:
         with writing(partial), _quiet():
             state_dict_saver.save(_stored(parts), checkpoint_id=str(partial), no_dist=not self._distributed)
             save_file(_random_state(self._accelerator.device), partial / self._random_file())
+            if main:
+                (partial / _STATE).write_text(json.dumps({**self.beside, **state, "step": step}), encoding="utf-8")
+                if (self.folder / LOG).is_file():
+                    shutil.copyfile(self.folder / LOG, partial / LOG)
         self._accelerator.wait_for_everyone()
+        with writing(partial):
+            self._seal(partial)
         if main:
-            (partial / _STATE).write_text(json.dumps({**state, "step": step}), encoding="utf-8")
             partial.rename(final)
+            sync_folder(self.folder)
             for old in self._all()[:-KEPT]:
                 old.rename(old.with_name(f".{old.name}"))
                 shutil.rmtree(old.with_name(f".{old.name}"))
         self._accelerator.wait_for_everyone()
+        self._newest = final
 
     def load(self, parts: list[Part]) -> None:
         """Put the newest checkpoint into the parts, and its random state into this process (if there was this one)."""
-        path = self._all()[-1]
+        path = self._newest
+        assert path is not None, "nothing is saved"
         stored = _stored(parts)
         with _quiet():
             state_dict_loader.load(stored, checkpoint_id=str(path), no_dist=not self._distributed)
@@ -118,7 +151,79 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         found = [path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name)]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        return sorted(found, key=_step_of)
+
+    def _own(self, files: list[str]) -> list[str]:
+        """This process's share of a checkpoint's files."""
+        return files[self._accelerator.process_index :: self._accelerator.num_processes]
+
+    def _seal(self, folder: Path) -> None:
+        """Bring the files to the disk and write down their hashes, which the processes share out."""
+        files = sorted(path.name for path in folder.iterdir())
+        for name in self._own(files):
+            sync(folder / name)
+        hashes = gather_object([(name, digest(folder / name)) for name in self._own(files)])
+        if self._accelerator.is_main_process:
+            write_sealed(folder / _HASHES, {"files": dict(sorted(hashes))})
+        self._accelerator.wait_for_everyone()
+
+    def _newest_whole(self) -> Path | None:
+        """The newest checkpoint that is not damaged. Newer, damaged ones are named and removed."""
+        damaged: list[Path] = []
+        problems: list[str] = []
+        for path in reversed(self._all()):
+            if not (damage := self._damage(path)):
+                self._leave(damaged, problems, path)
+                return path
+            damaged.append(path)
+            problems.append(f"{path} is damaged: {', '.join(damage)}")
+        if damaged:
+            raise TrainingError(
+                "\n  ".join(problems),
+                expected="at least one checkpoint as it was written (those of earlier versions have no hashes.json)",
+                fix=f"restore these files from a copy, or delete {self.folder}: the stage then starts at its first "
+                f"step, and {_step_of(damaged[0])} steps are made again",
+            )
+        return None
+
+    def _leave(self, damaged: list[Path], problems: list[str], whole: Path) -> None:
+        """Say which checkpoints are damaged, and make room for those that will be written again."""
+        if self._accelerator.is_main_process:
+            for problem in problems:
+                say(f"{problem}; going on from {whole.name}")
+            for path in damaged:
+                shutil.rmtree(path)
+        self._accelerator.wait_for_everyone()
+
+    def _damage(self, path: Path) -> list[str]:
+        """The files of a checkpoint that are not what was written."""
+        sealed = read_sealed(path / _HASHES)
+        if sealed is None:
+            own = [_HASHES]
+        else:
+            own = [name for name in self._own(sorted(sealed["files"])) if not _is(path / name, sealed["files"][name])]
+        return sorted(set(gather_object(own)))
+
+
+def _is(path: Path, expected: str) -> bool:
+    """Whether a file can be read and has this digest."""
+    try:
+        return digest(path) == expected
+    except OSError:
+        return False
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left: half a checkpoint, half a file."""
+    for path in folder.glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def full_state(module: nn.Module) -> dict[str, Tensor]:

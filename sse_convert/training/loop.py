@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
+from sse_convert.checkpoints.weights import nonfinite_tensors, some
 from sse_convert.console import Bar, progress, say
 from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
 from sse_convert.training.guard import Guard
-from sse_convert.training.loss_spikes import NOT_FINITE, SPIKE, check_left_out, last_good
+from sse_convert.training.loss_spikes import NOT_FINITE, SPIKE, check_left_out, kept, last_good
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
     MetricsLog,
@@ -30,6 +32,7 @@ from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.prefetch import Step
 from sse_convert.training.router_collapse import LOOKS, collapse_message, load_spread
 from sse_convert.training.schedule import Schedule
+from sse_convert.training.stop import Stop
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -67,11 +70,12 @@ def train(
         guard: leaves out steps and looks at routers.
 
     Raises:
-        TrainingError: too many steps were left out, or a router collapsed and the recipe wants an end then.
+        TrainingError: too many steps were left out, weights are not finite, or a router collapsed and the recipe wants
+            an end then.
         DataError: the text cannot be used, or a step has nothing to predict.
     """
     accelerator, now = objective.accelerator, start
-    with _bar(accelerator, stage, schedule, start) as bar:
+    with _bar(accelerator, stage, schedule, start) as bar, Stop(accelerator) as stop:
         for step in steps:
             if now.step == schedule.steps or objective.done:
                 break
@@ -89,10 +93,41 @@ def train(
             if bar is not None:
                 bar.update(schedule.step_tokens, note=f"loss {values['loss']:.4f}")
             _report(accelerator, guard, now, record, checkpoints)
-            if now.step % stage.checkpoint_steps == 0 or now.step == schedule.steps or objective.done:
+            last, stopping = now.step == schedule.steps or objective.done, stop.wanted()
+            if last or stopping or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
-                checkpoints.save(now.step, objective.parts, {**state, "guard": guard.memory()})
+                _save(objective, now, {**state, "guard": guard.memory()}, checkpoints, last=last, stopping=stopping)
+            if stopping:
+                stop.obey()
     return now
+
+
+def _save(
+    objective: Objective, now: Progress, state: dict[str, Any], checkpoints: Checkpoints, *, last: bool, stopping: bool
+) -> None:
+    """Save, unless that would push out the last good checkpoint: while steps are left out, and weights that are not
+    finite.
+
+    Raises:
+        TrainingError: weights are not finite, and no signal ends the stage anyway.
+    """
+    if now.bad_in_a_row and not last:
+        why = f"the last {now.bad_in_a_row} steps were left out"
+    elif bad := nonfinite_weights(objective):
+        why = f"weights are not finite after step {now.step}: {some(bad)}"
+        if not stopping:
+            raise TrainingError(why, expected="finite weights", fix=last_good(checkpoints))
+    else:
+        checkpoints.save(now.step, objective.parts, state)
+        return
+    if stopping and objective.accelerator.is_main_process:
+        say(f"{why}; {kept(checkpoints)}")
+
+
+def nonfinite_weights(objective: Objective) -> list[str]:
+    """Names of the tensors that are not finite, of all processes' shards; every process must call it."""
+    own = [name for part in objective.parts for name in nonfinite_tensors(part.module)]
+    return sorted(set(gather_object(own)))
 
 
 def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedule) -> tuple[dict[str, float], int]:

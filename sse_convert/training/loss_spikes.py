@@ -71,12 +71,16 @@ def check_left_out(in_a_row: int, what: str, checkpoints: Checkpoints) -> None:
 
 def last_good(checkpoints: Checkpoints) -> str:
     """Where weights from before the trouble are, and how to go on."""
-    path = checkpoints.newest_path()
-    saved = "no checkpoint was written yet" if path is None else f"the last good checkpoint is {path}"
     return (
-        f"{saved}; run again to go on from there as before, or delete {checkpoints.folder} and start the stage anew "
-        "with a lower lr, a longer warmup, or train.mixed_precision: no"
+        f"{kept(checkpoints)}; run again to go on from there as before, or delete {checkpoints.folder} and start the "
+        "stage anew with a lower lr, a longer warmup, or train.mixed_precision: no"
     )
+
+
+def kept(checkpoints: Checkpoints) -> str:
+    """The newest checkpoint in words. Its weights are finite, and it was written before the trouble."""
+    path = checkpoints.newest_path()
+    return "no checkpoint was written yet" if path is None else f"the last good checkpoint is {path}"
 
 
 def left_out_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sse_convert.files import write_text
+from sse_convert.errors import CheckpointError
 
 FILE = "metrics.jsonl"
 HEALTH_EVERY = 10
@@ -20,22 +20,18 @@ _ROUTER = "sse_router.weight"
 
 
 class MetricsLog:
-    """Writes records; only the main process does.
+    """Appends records; only the main process does.
 
     Args:
         folder: holds metrics.jsonl.
         accelerator: of the stage, with its trackers.
-        step: records from this step on are dropped: they are about to be made again.
     """
 
-    def __init__(self, folder: Path, accelerator: Accelerator, step: int) -> None:
+    def __init__(self, folder: Path, accelerator: Accelerator) -> None:
         self._path = folder / FILE
         self.written = 0
         """records of this start"""
         self._accelerator = accelerator
-        if accelerator.is_main_process:
-            kept = [record for record in read(self._path) if record["step"] <= step]
-            write_text(self._path, "".join(f"{json.dumps(record)}\n" for record in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record and hand its numbers to the trackers. NaN and Inf are stored as null."""
@@ -54,11 +50,30 @@ class MetricsLog:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a log; a last line cut short by a kill is left out."""
+    """The whole records of a log; a last line cut short by a kill is left out.
+
+    Raises:
+        CheckpointError: a line is damaged, or one is missing.
+    """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    records = [_record(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    for number, record in enumerate(records, start=1):
+        if record is None or record["step"] != number:
+            raise CheckpointError(
+                f"{path} cannot be read: line {number} is not the record of step {number}",
+                expected="one JSON object for each step",
+                fix="restore the file from a copy; while its stage is unfinished, running that again mends it",
+            )
+    return [record for record in records if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
 def router_health(stats: dict[int, dict[str, Any]]) -> dict[str, Any]:

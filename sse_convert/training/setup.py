@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sse_convert.checkpoints.open import download, open_checkpoint
+from sse_convert.checkpoints.weights import require_finite
 from sse_convert.compat import configure_compile, has_cpp_compiler
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
 from sse_convert.modeling.architectures import source_spec
@@ -147,7 +148,7 @@ def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> P
         sse: layers and mixers, as `match_recipe` gives them.
 
     Raises:
-        CheckpointError: the folder holds no checkpoint.
+        CheckpointError: the folder holds no checkpoint, or weights that are not finite.
         HardwareError: the backend is not available here.
     """
     from sse_convert.kernels.dispatch import available_backends, explain
@@ -158,6 +159,7 @@ def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> P
     for layer in model.sse_layers().values():
         layer.backend = backend
     student: PreTrainedModel = model.train()
+    require_finite(student, checkpoint)
     return student
 
 
@@ -176,7 +178,7 @@ def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = Fals
     """The recipe's model, frozen, on this process's device; on the CPU under FSDP, which shards it (unless `whole`).
 
     Raises:
-        CheckpointError: it cannot be loaded.
+        CheckpointError: it cannot be loaded, or has weights that are not finite.
         HubError: the hub refused or cannot be reached.
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
@@ -185,6 +187,7 @@ def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = Fals
     model = load_pretrained(
         folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device
     )
+    require_finite(model, recipe.model)
     return model.requires_grad_(False)
 
 

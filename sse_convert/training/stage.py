@@ -7,7 +7,6 @@ made from.
 
 import contextlib
 import dataclasses as dc
-import json
 import shutil
 from collections.abc import Iterator
 from itertools import islice
@@ -18,14 +17,15 @@ import torch
 from filelock import FileLock, Timeout
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.identity import read_sealed, write_sealed
 from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
-from sse_convert.errors import HardwareError, RecipeError, TrainingError
-from sse_convert.files import write_json
+from sse_convert.errors import HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
@@ -51,6 +51,7 @@ INPUTS = "inputs.json"
 LOCK = "lock"
 TRACKERS = "trackers"
 SHARD_SIZE = "5GB"
+_WORK_FILES = {INPUTS, LOCK, TRACKERS, fit.FILE, metrics.FILE}
 
 
 def pick_stage(recipe: Recipe, loss: Loss, name: str | None = None) -> Stage:
@@ -135,33 +136,62 @@ class _StageRun:
         if self.stage.offline is not None:
             precision = self.accelerator.mixed_precision
             self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
-        path = self.work / INPUTS
-        if path.is_file():
-            refuse_changes(self.work, json.loads(path.read_text(encoding="utf-8")), self.inputs)
+        before = read_sealed(self.work / INPUTS)
+        if before is not None:
+            refuse_changes(self.work, before, self.inputs)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            if not path.is_file():
+            if before is None:
                 check_output(self.out)
+                self._check_work()
                 self.work.mkdir(exist_ok=True)
             self._lock()
-            if not path.is_file():
-                write_json(path, self.inputs)
         self.accelerator.wait_for_everyone()
         try:
+            self.checkpoints = Checkpoints(self.work, self.accelerator)
+            self._keep_inputs(before)
             yield
         finally:
             self.lock.release()
 
+    def _check_work(self) -> None:
+        """Make sure that a work folder without readable inputs is one all the same.
+
+        Raises:
+            OutputError: it holds something else, which the end of the stage would remove.
+        """
+        found = [path.name for path in self.work.iterdir()] if self.work.is_dir() else []
+        if foreign := [name for name in found if name not in _WORK_FILES and not name.startswith(("step-", "."))]:
+            raise OutputError(
+                f"{self.work} holds {foreign[0]}, which no stage wrote",
+                expected="no such folder, or that of an interrupted stage",
+                fix="move it away, or choose another output folder",
+            )
+
+    def _keep_inputs(self, before: dict[str, Any] | None) -> None:
+        """Write the inputs down, unless they are; what a checkpoint says of them counts more than a damaged file.
+
+        Raises:
+            TrainingError: the checkpoint was made from other inputs.
+        """
+        path, state = self.work / INPUTS, self.checkpoints.newest()
+        if state is not None:
+            refuse_changes(self.work, state["inputs"], self.inputs)
+        if before is None and self.accelerator.is_main_process:
+            if path.is_file() or state is not None:
+                say(f"{path} was damaged or missing; written anew")
+            write_sealed(path, self.inputs)
+        self.accelerator.wait_for_everyone()
+
     def prepare(self) -> None:
         """Make the text ready, and the teacher's predictions where the stage reads them from disk."""
-        chosen = self.work / fit.FILE
-        self._settle(self.fit.choose(json.loads(chosen.read_text(encoding="utf-8")) if chosen.is_file() else None))
+        saved = self.checkpoints.newest() or {}
+        self._settle(self.fit.choose(read_sealed(self.work / fit.FILE) or saved.get("chosen")))
         if self.accelerator.is_main_process and (short := self.reader.crowding()) is not None:
             say(f"{self.stage.name}: {short}")
         self.reader.prepare()
         if self.cache is not None:
             self.cache.fill(self.accelerator, self.reader.rows(), self._whole_teacher, self.chosen.micro_batch)
-        self.checkpoints = Checkpoints(self.work, self.accelerator)
 
     def train(self) -> tuple[Objective, StageReport]:
         """Train to the end; anew with other choices where the first step of this start shows that they do not work."""
@@ -183,7 +213,7 @@ class _StageRun:
             HardwareError: several processes train, some of which may wait for this one.
         """
         if not self._alone:
-            write_json(self.work / fit.FILE, dc.asdict(other))
+            write_sealed(self.work / fit.FILE, dc.asdict(other))
             raise HardwareError(why, expected=other.line(), fix="start again: the stage goes on with these")
         say(f"{self.stage.name}: {why}")
         self.accelerator.free_memory()
@@ -196,10 +226,11 @@ class _StageRun:
     def _settle(self, chosen: Chosen) -> None:
         """Take these choices, and write them down."""
         self.chosen = chosen
+        self.checkpoints.beside = {"inputs": json_ready(self.inputs), "chosen": dc.asdict(chosen)}
         self.stage, self.train_settings = chosen.applied(self.fit.stage, self.fit.train)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            write_json(self.work / fit.FILE, dc.asdict(chosen))
+            write_sealed(self.work / fit.FILE, dc.asdict(chosen))
             if self.accelerator.device.type == "cuda":
                 say(f"{self.stage.name}: {chosen.line()}")
 
@@ -216,7 +247,9 @@ class _StageRun:
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
-        log = self.log = MetricsLog(self.work, self.accelerator, now.step)
+        if self.accelerator.is_main_process:
+            self.checkpoints.restore_log()
+        log = self.log = MetricsLog(self.work, self.accelerator)
         try:
             with Background(self._steps(position)) as rows:
                 now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)

@@ -1,13 +1,11 @@
 """stage.json: what a folder was made from. Stages whose inputs changed are never mixed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from sse_convert import __version__
-from sse_convert.checkpoints.identity import STAGE_FILE, data_digest
+from sse_convert.checkpoints.identity import SEAL, STAGE_FILE, data_digest, read_stage_record, write_sealed
 from sse_convert.errors import OutputError, TrainingError
-from sse_convert.files import write_json
 from sse_convert.report import json_ready
 
 
@@ -26,12 +24,12 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two nested mappings, one readable line per key."""
+    """What differs between two nested mappings, one readable line per key. Digests that were never noted do not."""
     old, new = flatten(before), flatten(now)
     return [
         f"{key} was {old.get(key, 'unset')!r}, is {new.get(key, 'unset')!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) and not (key.endswith(f".{SEAL}") and key not in old)
     ]
 
 
@@ -41,13 +39,13 @@ def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
     Raises:
         TrainingError: it was made from other inputs.
         OutputError: the folder is something else.
+        CheckpointError: stage.json is damaged.
     """
     if not out.exists():
         return None
-    path = out / STAGE_FILE
-    if not path.is_file():
+    if not (out / STAGE_FILE).is_file():
         raise OutputError(f"{out} exists", expected="a new folder, or a finished stage", fix="choose another folder")
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_stage_record(out)
     refuse_changes(out, record["inputs"], inputs)
     report: dict[str, Any] = record["report"]
     return report
@@ -75,4 +73,4 @@ def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -
         "report": report,
         "tool_version": __version__,
     }
-    write_json(folder / STAGE_FILE, record)
+    write_sealed(folder / STAGE_FILE, record)

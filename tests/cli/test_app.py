@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.main import get_command
 
-from sse_convert import __version__, api, errors
+from sse_convert import __version__, api, doctor, errors
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
@@ -149,7 +149,7 @@ def test_a_prompt_from_stdin(monkeypatch):
 
 
 def test_exit_codes_are_those_of_the_errors():
-    assert {cls.exit_code for cls in ERRORS} | {0, 1, errors.INTERRUPTED_EXIT_CODE} == set(EXIT_CODES)
+    assert {cls.exit_code for cls in ERRORS} | {0, 1, 129, 130, 143} == set(EXIT_CODES)
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
@@ -295,6 +295,31 @@ def test_interrupt_says_how_to_go_on(capsys, monkeypatch):
     assert capsys.readouterr().err == "interrupted; run the same command again to continue where it stopped\n"
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "what"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "ended by SIGTERM"),
+        (signal.SIGHUP, 129, "ended by SIGHUP"),
+    ],
+)
+def test_a_signal_that_ends_a_command(capsys, monkeypatch, number, code, what):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(api, "run", lambda *a, **k: signal.raise_signal(number))
+    assert run_app(app, ["run", "x"]) == code
+    assert capsys.readouterr().err == f"{what}; run the same command again to continue where it stopped\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_ignored_hangup_stays_ignored(monkeypatch):
+    monkeypatch.setattr(api, "run", lambda *a, **k: [signal.raise_signal(signal.SIGHUP), TextReport({}, [])][1])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run_app(app, ["run", "x"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_real_sigint(tmp_path):
     code = (
         "import signal, sys, time\n"
@@ -388,7 +413,29 @@ def test_doctor(capsys, monkeypatch):
     if not torch.cuda.is_available():
         assert result["backends"]["triton"] == "not available: there is no CUDA device"
     assert result["hub_login"] is True
+    assert len(result["milliseconds"]) >= 2
+    assert all(0 < value < 60_000 for value in result["milliseconds"].values())
     assert "hf_secret" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(("alone", "named"), [(10.0, 1), (90.0, 0)])
+def test_doctor_names_threads_that_slow_an_operator(monkeypatch, alone, named):
+    threads = []
+    took = iter([300.0, 100.0, alone])
+
+    def timed(call):
+        threads.append(torch.get_num_threads())
+        return next(took)
+
+    monkeypatch.setattr(doctor, "_median", timed)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    milliseconds, problems = doctor.time_machine()
+    assert [*milliseconds.values()] == [300.0, 100.0, alone]
+    assert threads[-3:] == [1, 4, 4]
+    assert len(problems) == named
+    assert all("10.0 times" in problem and "OMP_NUM_THREADS=1" in problem for problem in problems)
 
 
 def test_a_bad_recipe_lists_its_problems(capsys, tmp_path):

@@ -43,9 +43,10 @@ def run(capsys, *arguments):
     return code, answer.get("result") or answer["error"]
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_every_family_through_the_command_line(tmp_path, capsys, model_type):
-    """plan, convert, verify, load, generate; the teacher's files stay what they are."""
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "gpt_neox", "mixtral", "phimoe"])
+def test_families_through_the_command_line(tmp_path, capsys, model_type):
+    """plan, convert, verify, load, generate; the teacher's files stay what they are. What is stored under other names,
+    or expert by expert, is loaded to the bit."""
     source = save_source(tmp_path / "teacher", model_type)
     before = digests(source)
     file = recipe_file(tmp_path / "r.yaml", source)

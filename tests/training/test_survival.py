@@ -1,0 +1,243 @@
+"""Damage to what an interrupted stage left is named and mended from an older checkpoint, never passed over."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+import yaml
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
+from sse_convert.errors import CheckpointError, OutputError, TrainingError
+from sse_convert.training import loop
+from sse_convert.training.checkpoint import Checkpoints
+from tests.training.conftest import losses
+from tests.training.test_resume import Killed, same, steps_then
+
+
+@pytest.fixture
+def killed(train, monkeypatch, tmp_path):
+    """A stage killed in its fifth step, with checkpoints of steps 3 and 4."""
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 4, Killed()))
+        with pytest.raises(Killed):
+            train("uptrain", "stopped", checkpoint_steps=1)
+    return tmp_path / "stopped.work"
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
+CHECKPOINT_FILES = [
+    ".metadata", "__0_0.distcp", "hashes.json", "metrics.jsonl", "random-0.safetensors", "state.json",
+]  # fmt: skip
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(killed, capsys, tmp_path):
+    kept = tmp_path / "kept"
+    shutil.copytree(killed, kept)
+    assert sorted(path.name for path in (killed / "step-000004").iterdir()) == CHECKPOINT_FILES
+    for name in CHECKPOINT_FILES:
+        for damage in DAMAGES.values():
+            shutil.rmtree(killed)
+            shutil.copytree(kept, killed)
+            damage(killed / "step-000004" / name)
+            assert Checkpoints(killed, Accelerator(cpu=True)).newest()["step"] == 3
+            told = capsys.readouterr().err
+            assert told == f"{killed / 'step-000004'} is damaged: {name}; going on from step-000003\n"
+            assert not (killed / "step-000004").exists()  # its name is wanted again
+
+
+def test_a_stage_goes_on_from_the_checkpoint_before_a_damaged_one(train, killed):
+    flip(killed / "step-000004" / "__0_0.distcp")
+    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
+    folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
+    assert losses(folder) == losses(whole)
+    assert same(folder, whole)
+
+
+def test_without_a_whole_checkpoint_nothing_is_overwritten(train, killed):
+    for path in killed.glob("step-*/state.json"):
+        flip(path)
+    before = sorted(killed.rglob("*"))
+    with pytest.raises(TrainingError, match=r"step-000004 is damaged: state\.json\n .*step-000003") as caught:
+        train("uptrain", "stopped", checkpoint_steps=1)
+    assert f"delete {killed}: the stage then starts at its first step, and 4 steps are made again" in caught.value.fix
+    assert set(before) <= set(killed.rglob("*"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_files_beside_the_checkpoints_are_mended_from_them(train, killed, capsys, damage):
+    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
+    capsys.readouterr()
+    for name in ("metrics.jsonl", "inputs.json", "chosen.json"):
+        DAMAGES[damage](killed / name)
+    folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
+    assert losses(folder) == losses(whole)
+    assert len(losses(folder)) == 6
+    assert f"{killed / 'inputs.json'} was damaged or missing; written anew" in capsys.readouterr().err
+
+
+def test_inputs_that_changed_are_refused_whatever_happened_to_their_file(train, killed):
+    (killed / "inputs.json").unlink()
+    with pytest.raises(TrainingError, match=r"stage\.lr was 0\.003, is 0\.1"):
+        train("uptrain", "stopped", lr=0.1)
+
+
+def test_a_work_folder_with_other_things_in_it_is_left_alone(train, tmp_path):
+    thesis = tmp_path / "result.work" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.touch()
+    with pytest.raises(OutputError, match=r"holds thesis\.tex, which no stage wrote"):
+        train("uptrain")
+    assert thesis.exists()
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES)[:3])
+def test_a_damaged_record_of_a_finished_stage_is_refused_by_name(train, damage):
+    folder, _ = train("uptrain")
+    DAMAGES[damage](folder / "stage.json")
+    with pytest.raises(CheckpointError, match=r"stage\.json is damaged"):
+        train("uptrain")
+    with pytest.raises(CheckpointError, match=r"stage\.json is damaged"):
+        train("uptrain", "next", checkpoint=folder)
+
+
+def poisoned(source, target):
+    """A copy of a checkpoint with one NaN in it."""
+    shutil.copytree(source, target)
+    path = next(path for path in target.glob("*.safetensors") if "norm" in "".join(load_file(path)))
+    state = load_file(path)
+    state["model.norm.weight"][0] = torch.nan
+    path.unlink()  # it may be linked
+    save_file(state, path, metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("name", ["align", "distill"])
+def test_a_teacher_that_is_not_finite_is_refused(train, make, teacher_folder, tmp_path, name):
+    recipe = make(name, model=str(poisoned(teacher_folder, tmp_path / "teacher")))
+    with pytest.raises(CheckpointError, match=r"1 tensors hold NaN or Inf weights: model\.norm\.weight"):
+        train(name, recipe=recipe)
+
+
+def test_a_student_that_is_not_finite_is_refused(train, converted, tmp_path):
+    with pytest.raises(CheckpointError, match=r"1 tensors hold NaN or Inf weights: model\.norm\.weight"):
+        train("uptrain", checkpoint=poisoned(converted, tmp_path / "student"))
+
+
+def weights_break(monkeypatch, at):
+    """The optimizer step after `at` others gives weights that are not finite, out of finite gradients."""
+    real, calls = loop._update, []
+
+    def update(objective, *args):
+        result = real(objective, *args)
+        calls.append(1)
+        if len(calls) == at + 1:
+            next(objective.parts[0].module.parameters()).data.view(-1)[0] = torch.inf
+        return result
+
+    monkeypatch.setattr(loop, "_update", update)
+
+
+@pytest.mark.parametrize(("at", "saved"), [(2, "step-000002"), (5, "step-000004")], ids=["middle", "last step"])
+def test_weights_that_are_not_finite_are_neither_saved_nor_the_result(train, monkeypatch, tmp_path, at, saved):
+    weights_break(monkeypatch, at)
+    with pytest.raises(TrainingError, match=r"weights are not finite after step \d: \S*embed_tokens") as caught:
+        train("uptrain", checkpoint_steps=2, clip=1e9)
+    assert f"the last good checkpoint is {tmp_path / 'result.work' / saved}" in caught.value.fix
+    assert not (tmp_path / "result").exists()
+
+
+def test_while_steps_are_left_out_the_last_good_checkpoint_stays(train, monkeypatch, tmp_path):
+    real, calls = loop._gradients, []
+
+    def gradients(objective, *args):
+        values, tokens = real(objective, *args)
+        calls.append(1)
+        return {**values, "loss": values["loss"] if len(calls) < 3 else torch.nan}, tokens
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", gradients)
+        patch.setattr("sse_convert.training.loss_spikes.IN_A_ROW", 3)
+        with pytest.raises(TrainingError, match="3 steps in a row") as caught:
+            train("uptrain", checkpoint_steps=1)
+    work = tmp_path / "result.work"
+    assert sorted(path.name for path in work.glob("step-*")) == ["step-000001", "step-000002"]
+    assert str(work / "step-000002") in caught.value.fix
+    state = json.loads((work / "step-000002" / "state.json").read_text())
+    assert (state["step"], state["bad_in_a_row"]) == (2, 0)
+
+
+@pytest.fixture
+def signalled(make, converted, tmp_path, monkeypatch):
+    """Runs a stage of six steps as a command, with signals in some of its steps; returns the exit code."""
+
+    def run(*numbers, at=3, **settings):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump(make(("uptrain", settings)).to_dict()))
+        real, calls = loop._gradients, []
+
+        def gradients(*args):
+            calls.append(1)
+            for number in numbers if len(calls) == at else ():
+                signal.raise_signal(number)
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "_gradients", gradients)
+            return run_app(app, ["uptrain", str(recipe), "-c", str(converted), "-o", str(tmp_path / "result")])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)], ids=["TERM", "HUP", "INT"]
+)
+def test_a_signal_saves_the_step_and_ends(train, signalled, capfd, tmp_path, number, code):
+    assert signalled(number) == code
+    told = capfd.readouterr().err
+    assert "ending once this step is saved" in told
+    assert f"uptrain: 3 of 6 steps are saved in {tmp_path / 'result.work'}" in told
+    if number == signal.SIGTERM:
+        whole, _ = train("uptrain", "whole")
+        assert signalled() == 0
+        assert losses(tmp_path / "result") == losses(whole)
+        assert same(tmp_path / "result", whole)
+
+
+def test_a_second_signal_ends_at_once(signalled, capsys, tmp_path):
+    assert signalled(signal.SIGTERM, signal.SIGTERM) == 143
+    assert "0 of 6 steps are saved" in capsys.readouterr().err
+
+
+def test_a_signal_while_steps_are_left_out_keeps_the_last_good_checkpoint(signalled, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(loop, "_update", lambda *args: (1.0, "not finite"))
+    assert signalled(signal.SIGHUP, at=2) == 129
+    assert "the last 2 steps were left out; no checkpoint was written yet" in capsys.readouterr().err
+    assert not list((tmp_path / "result.work").glob("step-*"))
+
+
+def test_a_signal_with_weights_that_are_not_finite_keeps_the_last_good_checkpoint(
+    signalled, monkeypatch, capsys, tmp_path
+):
+    weights_break(monkeypatch, 2)
+    assert signalled(signal.SIGTERM, checkpoint_steps=2, clip=1e9) == 143
+    told = capsys.readouterr().err
+    kept = tmp_path / "result.work" / "step-000002"
+    assert "weights are not finite after step 3" in told
+    assert f"the last good checkpoint is {kept}" in told
+    assert [path.name for path in kept.parent.glob("step-*")] == [kept.name]
