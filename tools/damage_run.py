@@ -180,7 +180,7 @@ DAMAGES: dict[str, tuple[Callable[[str], bool], Change]] = {
 
 
 def verdict_of(folder: Path, name: str) -> tuple[str, str]:
-    """What verify says of a folder in which the file `name` was damaged: the verdict, and its message if that is bad."""
+    """What verify says of a folder with the damaged file `name`: the verdict, and its message if that is bad."""
     try:
         api.verify(folder)
     except SSEConvertError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sse_convert.checkpoints.auxiliary_files import PATTERNS
+from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.manifest import FileRecord, added_files, changed_files, read_manifest
 from sse_convert.checkpoints.mapped_model import mapped_model
@@ -143,9 +144,8 @@ def check_files(folder: Path, digests: dict[str, str]) -> str:
     """
     records = read_manifest(folder)
     if records is None:
-        provenance = read_provenance(folder)
-        if provenance is not None and provenance.manifest:
-            raise CheckpointError(f"{MANIFEST} is missing, though {PROVENANCE} says that it was written")
+        if witness := _says_recorded(folder):
+            raise CheckpointError(f"{MANIFEST} is missing, though {witness} says that it was written")
         return f"not recorded: there is no {MANIFEST}, so an edit of a file shows only where a check below sees it"
     changed = list(changed_files(folder, records, digests))
     added = added_files(folder, records)
@@ -153,6 +153,14 @@ def check_files(folder: Path, digests: dict[str, str]) -> str:
     if changed:
         raise CheckpointError("; ".join(changed))
     return "; ".join([f"{len(records)} are as {MANIFEST} records them", *_remarks(records, added)])
+
+
+def _says_recorded(folder: Path) -> str | None:
+    """The file beside a missing manifest that says there was one."""
+    provenance = read_provenance(folder)
+    if provenance is not None:
+        return PROVENANCE if provenance.manifest else None
+    return None if read_sealed(folder / STAGE_FILE) is None else STAGE_FILE
 
 
 def _remarks(records: dict[str, FileRecord], added: list[str]) -> list[str]:
