@@ -586,10 +586,12 @@ def expand(
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":
-    """Prove that a converted checkpoint is complete: names, shapes, dtypes, finite weights and logits, teacher shards.
+    """Prove that a converted checkpoint is what was written, complete and sound.
+
+    SHA-256 of every file, names, shapes and dtypes of tensors, finite weights and logits, the teacher's tensors.
 
     Args:
-        checkpoint: the folder.
+        checkpoint: the folder, or the `.stages` folder of a run, whose steps are then verified one by one.
         teacher: the teacher's folder or hub id; unset looks where the checkpoint was made from. Shards that are the
             same file on disk are not read, others are compared bit by bit.
 
@@ -597,9 +599,9 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
         VerificationError: something is wrong; the message lists what.
         CheckpointError: the folder cannot be opened, or is not a converted checkpoint.
     """
-    from sse_convert.surgery.verify import verify_checkpoint
+    from sse_convert.surgery.verify_run import verify_folder
 
-    return verify_checkpoint(checkpoint, teacher=teacher)
+    return verify_folder(checkpoint, teacher=teacher)
 
 
 def recipes_list() -> TextReport:

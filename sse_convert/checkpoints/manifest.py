@@ -53,13 +53,16 @@ def write_manifest(folder: Path, known: Mapping[str, FileRecord] | None = None) 
 
 
 def add_to_manifest(folder: Path, name: str) -> None:
-    """Record a file that was written after the manifest; nothing happens in a folder without one.
+    """Record a file that was written after the manifest; every file of a folder that has none yet.
 
     Raises:
         CheckpointError: see `read_manifest`.
         OutputError: see `write_manifest`.
     """
-    if (records := read_manifest(folder)) is not None:
+    records = read_manifest(folder)
+    if records is None:
+        write_manifest(folder)
+    else:
         _write(folder, {**records, name: file_record(folder / name)})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sse_convert.checkpoints.auxiliary_files import PATTERNS
+from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.manifest import FileRecord, added_files, changed_files, read_manifest
 from sse_convert.checkpoints.mapped_model import mapped_model
@@ -71,7 +72,7 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
         raise
     register()
     scan = scan_weights(files)
-    recorded = _run("files", lambda: _check_files(files.folder, scan.digests))
+    recorded = run_check("files", lambda: check_files(files.folder, scan.digests))
     steps: dict[str, Callable[[], str]] = {
         "names and shapes": lambda: _check_names(files),
         "dtypes": lambda: _check_dtypes(files),
@@ -85,9 +86,9 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
     checks = [recorded]
     for name, step in steps.items():
         if name != "logits" or all(check.passed for check in checks if check.name in _BEFORE_LOGITS):
-            checks.append(_run(name, step))
+            checks.append(run_check(name, step))
     if any(not check.passed for check in checks):
-        raise _failure(checks)
+        raise failure(checks)
     return VerifyReport(str(checkpoint), checks)
 
 
@@ -106,12 +107,13 @@ def _require_as_recorded(folder: Path, error: CheckpointError) -> None:
     Raises:
         VerificationError: there are some.
     """
-    checks = [_run("files", lambda: _check_files(folder, {})), Check("opening", False, error.what)]
+    checks = [run_check("files", lambda: check_files(folder, {})), Check("opening", False, error.what)]
     if not checks[0].passed:
-        raise _failure(checks) from error
+        raise failure(checks) from error
 
 
-def _failure(checks: list[Check]) -> VerificationError:
+def failure(checks: list[Check]) -> VerificationError:
+    """The error that tells what did not pass."""
     return VerificationError(
         "\n".join(f"{check.name}: {check.detail}" for check in checks if not check.passed),
         expected="the files as they were written, finite weights and logits, and the teacher's tensors untouched",
@@ -119,25 +121,31 @@ def _failure(checks: list[Check]) -> VerificationError:
     )
 
 
-def _run(name: str, step: Callable[[], str]) -> Check:
+def run_check(name: str, step: Callable[[], str]) -> Check:
+    """Look at one thing; what goes wrong with it fails the check."""
     try:
         return Check(name, True, step())
     except SSEConvertError as error:
         return Check(name, False, error.what)
 
 
-def _check_files(folder: Path, digests: dict[str, str]) -> str:
+def check_files(folder: Path, digests: dict[str, str]) -> str:
     """Compare a folder with its manifest.
 
     Args:
-        folder: the checkpoint.
+        folder: a checkpoint, or any other folder that has a manifest.
         digests: SHA-256 of the files that were read already.
+
+    Returns:
+        What was compared, and what could not be.
+
+    Raises:
+        CheckpointError: names every file that is not as it was written.
     """
     records = read_manifest(folder)
     if records is None:
-        provenance = read_provenance(folder)
-        if provenance is not None and provenance.manifest:
-            raise CheckpointError(f"{MANIFEST} is missing, though {PROVENANCE} says that it was written")
+        if witness := _says_recorded(folder):
+            raise CheckpointError(f"{MANIFEST} is missing, though {witness} says that it was written")
         return f"not recorded: there is no {MANIFEST}, so an edit of a file shows only where a check below sees it"
     changed = list(changed_files(folder, records, digests))
     added = added_files(folder, records)
@@ -145,6 +153,14 @@ def _check_files(folder: Path, digests: dict[str, str]) -> str:
     if changed:
         raise CheckpointError("; ".join(changed))
     return "; ".join([f"{len(records)} are as {MANIFEST} records them", *_remarks(records, added)])
+
+
+def _says_recorded(folder: Path) -> str | None:
+    """The file beside a missing manifest that says there was one."""
+    provenance = read_provenance(folder)
+    if provenance is not None:
+        return PROVENANCE if provenance.manifest else None
+    return None if read_sealed(folder / STAGE_FILE) is None else STAGE_FILE
 
 
 def _remarks(records: dict[str, FileRecord], added: list[str]) -> list[str]:
