@@ -6,6 +6,7 @@ loss to the training loss; that of causal LMs prepares generation as well.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -320,6 +321,20 @@ class SSEHeadMixin(SSEMixin):
         if not losses:
             return torch.zeros((), device=self.device)
         return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+    def sse_expert_loss(self, router_logits: tuple[Tensor, ...]) -> Tensor:
+        """Load-balancing loss of the source's own routers, 0-d, weighted as the source does; 0 for families that have
+        none.
+
+        Args:
+            router_logits: of each layer with experts, as the backbone returns them for `output_router_logits`.
+        """
+        family = sys.modules[source_class(source_spec(self.config.model_type)).__module__]
+        balance = getattr(family, "load_balancing_loss_func", None)
+        if balance is None:
+            return torch.zeros((), device=self.device)
+        loss: Tensor = balance(router_logits, self.num_experts, self.num_experts_per_tok)
+        return self.router_aux_loss_coef * loss
 
     def sse_router_stats(self) -> dict[int, dict[str, Any]]:
         """Layer index -> load [N], entropy and mean gate of the last forward's routing (see `SSEAttention`)."""

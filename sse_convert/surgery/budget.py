@@ -8,7 +8,7 @@ Cache of one sequence after L tokens, per layer (what the caches hold between de
     `sse+sliding`           the sum of the last two
 
 Forward FLOPs of one token (a multiply-add counts two):
-    weights                 2 * (stored parameters, without an untied input embedding)
+    weights                 2 * (stored parameters, without an untied input embedding and experts it is not sent to)
     softmax attention       4 * Hq * D * (mean number of visible tokens at this sequence length)
     SSE operator            (k + shared) * 3 * H * D * V  to decay and write,  (k' + shared) * 2 * Hq * D * V  to read
                             (5 in place of 3 under the delta rule, which reads before it writes)
@@ -39,6 +39,8 @@ class Geometry:
     """bytes per element of keys and values"""
     parameters: int
     """stored parameters of the teacher"""
+    idle_parameters: int = 0
+    """of these, what a token does not meet: experts that it is not sent to"""
     embedding_parameters: int
     """of these, the input embedding"""
     tied: bool
@@ -46,7 +48,7 @@ class Geometry:
     attention_parameters: int
     """parameters of one layer's attention, the teacher's"""
     intermediate: int
-    """width of the feed-forward layer"""
+    """width of the feed-forward layer; with experts, mean width of what a token meets"""
     vocabulary: int
     """rows of the language-model head"""
     qk_norm: bool = False
@@ -60,7 +62,12 @@ class Geometry:
     @property
     def matmul_parameters(self) -> int:
         """Parameters that every token is multiplied with."""
-        return self.parameters if self.tied else self.parameters - self.embedding_parameters
+        return self.active_parameters if self.tied else self.active_parameters - self.embedding_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token meets."""
+        return self.parameters - self.idle_parameters
 
 
 Mixers = list[Mixer | None]
