@@ -52,9 +52,9 @@ class ArchSpec:
     """q and k are rotated first and then normed"""
     rotary: Literal["full", "partial", "none"] = "full"
     """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
-    rotary_pairs: Literal["halves", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    rotary_pairs: Literal["halves", "halves_once", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
     """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
-    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn"""
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` once in all"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -70,6 +70,8 @@ class ArchSpec:
     """name under which a decoder layer hands the cache to its attention"""
     hands_on: bool = True
     """a decoder layer hands its other keyword arguments to its attention"""
+    softmax_parameters: tuple[str, ...] = ()
+    """parameters of the attention that its softmax uses, such as learned sinks: a window beside SSE has them too"""
     inert: tuple[str, ...] = ()
     """other children, parameters and buffers of the attention, of which a converted layer needs nothing"""
     arguments: tuple[str, ...] = ()
@@ -244,6 +246,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
         _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
+        _llama_like("gpt_oss", "GptOss", rotary_pairs="halves_once", softmax_parameters=("sinks",)),
         _llama_like("mixtral", "Mixtral"),
         _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
         _llama_like("phimoe", "Phimoe"),

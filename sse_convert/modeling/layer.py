@@ -72,6 +72,8 @@ class SSEAttention(RoutedLayer):
         super().__init__(dims, mixer, layer_idx)
         for name, child in source.named_children():
             self.add_module(name, child)
+        for name in spec.softmax_parameters:
+            self.keep_for_softmax(name, getattr(source, name))
         self.spec = spec.of(config)
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
@@ -131,6 +133,10 @@ class SSEAttention(RoutedLayer):
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
         return self.scaled(o, x, dtype), sse_layout
+
+    def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
+        """Hold a parameter that only softmax uses: here it is data, which travels."""
+        self.register_buffer(name, parameter.detach())
 
     def state_layer(self, cache: Any) -> SSECacheLayer:
         """The layer of the cache that holds the state."""
@@ -382,6 +388,8 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
     if rotation is None:
         return x
     cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
+    if pairs == "halves_once":
+        cos, sin = (torch.cat([part, part], dim=-1) for part in (cos, sin))
     dims = cos.shape[-1]
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
@@ -391,10 +399,10 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
 
 def quarter_turn(x: Tensor, pairs: str) -> Tensor:
     """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
-    if pairs in ("halves", "backwards"):
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([-second, first] if pairs == "halves" else [second, -first], dim=-1)
-    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    if pairs.startswith("neighbours"):
+        return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([second, -first] if pairs == "backwards" else [-second, first], dim=-1)
 
 
 def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:

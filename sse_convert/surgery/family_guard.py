@@ -107,7 +107,7 @@ def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
         return
-    known = {*spec.children, *spec.inert}
+    known = {*spec.children, *spec.inert, *spec.softmax_parameters}
     have = dict(attention.named_children())
     yield from (f"no module {name}" for name in spec.children if name not in have)
     yield from (f"module {name}" for name in have if name not in known)
@@ -129,7 +129,10 @@ def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
 def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
     """A rotation of other pairs than the entry's, or on the other side of the norms."""
     x = torch.arange(1.0, 5.0, device="cpu")
-    rotate = getattr(sys.modules[kind.__module__], "rotate_half", None)
+    family = sys.modules[kind.__module__]
+    rotate = getattr(family, "rotate_half", None)
+    if spec.rotary_pairs == "halves_once" and hasattr(family, "apply_rotary_pos_emb"):
+        rotate = functools.partial(_quarter_turn_of, family)
     if rotate is None:
         yield "a rotation without rotate_half"
     elif not torch.equal(rotate(x), quarter_turn(x, spec.rotary_pairs)):
@@ -138,6 +141,14 @@ def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
         norm, rotation = _first_call(kind, spec.qk_norms[0]), _first_call(kind, "apply_rotary_pos_emb")
         if norm and rotation and (norm > rotation) != spec.norm_after_rotation:
             yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
+
+
+def _quarter_turn_of(family: Any, x: torch.Tensor) -> torch.Tensor:
+    """x [D] as a family's rotation by a right angle gives it, of tables that hold each angle once."""
+    x = x[None, None, None]
+    cos = x.new_zeros(1, 1, x.shape[-1] // 2)
+    turned: torch.Tensor = family.apply_rotary_pos_emb(x, x, cos, cos + 1)[0]
+    return turned.flatten()
 
 
 @functools.cache

@@ -46,6 +46,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
     "gpt2": {"num_key_value_heads": None},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, **_LOCAL},
     "qwen3_moe": {"head_dim": 8, **_EXPERTS},
     "cohere2": _WINDOWS,
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
