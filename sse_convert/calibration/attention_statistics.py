@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
 from sse_convert.modeling.layer import SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
@@ -205,7 +206,9 @@ class Collector:
         layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
         o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
-        return student.scaled(o_NHD, layout.pack(x_BTC), torch.float32).view(o_NHD.shape)
+        heads = student.scaled(o_NHD, layout.pack(x_BTC), torch.float32)
+        beside = isinstance(student.mixer, WindowMixer)  # where the source's own gate comes after both branches
+        return (heads if beside else student.gated(heads, layout.pack(x_BTC))).view(o_NHD.shape)
 
 
 def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:

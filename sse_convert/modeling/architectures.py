@@ -40,6 +40,10 @@ class ArchSpec:
     """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn"""
     output: str = "o_proj"
     """output projection module"""
+    gated: bool = False
+    """the query projection holds, head by head, a query and a gate, whose sigmoid multiplies the head's output"""
+    linear_layers: bool = False
+    """some layers have linear attention or a state space in place of softmax; conversion leaves them alone"""
     conv1d: bool = False
     """projections are transformers' Conv1D, weights stored [in, out]"""
     qk_norm: Literal["none", "head", "whole"] = "none"
@@ -147,6 +151,20 @@ class AttentionDims:
     """D, and V"""
 
 
+LINEAR = "linear_attention"
+"""what `layer_types` of a configuration says of a layer without softmax attention"""
+
+
+def softmax_layers(config: Any) -> list[int]:
+    """Indices of the layers with softmax attention, which can be converted.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    kinds = getattr(config, "layer_types", None) or []
+    return [i for i in range(config.num_hidden_layers) if i >= len(kinds) or kinds[i] != LINEAR]
+
+
 def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
     return ArchSpec(
         model_type=model_type,
@@ -252,6 +270,23 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like("phimoe", "Phimoe"),
         _llama_like("qwen2_moe", "Qwen2Moe"),
         _llama_like("qwen3_moe", "Qwen3Moe", qk_norm="head"),
+        _llama_like(
+            "granitemoehybrid", "GraniteMoeHybrid", classifier_class=None, linear_layers=True,
+            logits_over="logits_scaling",
+        ),
+        _llama_like(
+            "qwen3_next", "Qwen3Next", qk_norm="head", gated=True, linear_layers=True, rotary="partial",
+        ),
+        _llama_like(
+            "qwen3_5_text", "Qwen3_5", config_class="Qwen3_5TextConfig", backbone_class="Qwen3_5TextModel",
+            classifier_class="Qwen3_5TextForSequenceClassification", qk_norm="head", gated=True, linear_layers=True,
+            rotary="partial",
+        ),
+        _llama_like(
+            "qwen3_5_moe_text", "Qwen3_5Moe", config_class="Qwen3_5MoeTextConfig",
+            backbone_class="Qwen3_5MoeTextModel", classifier_class=None, qk_norm="head", gated=True,
+            linear_layers=True, rotary="partial",
+        ),
         _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",

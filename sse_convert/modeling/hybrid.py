@@ -107,15 +107,17 @@ class SSEBaseMixin(SSEMixin):
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
         for index, mixer in enumerate(layer_mixers(config)):
+            if mixer is None:
+                continue
             layer = getattr(self, spec.layers)[index]
             attention = getattr(layer, spec.attention)
-            handing = None if spec.hands_on or mixer is None else HandOn(layer)
+            handing = None if spec.hands_on else HandOn(layer)
             if handing is not None and isinstance(mixer, SlidingMixer):
                 handing.reach(attention)
             if isinstance(mixer, SlidingMixer):
                 make_sliding(attention, index, mixer.window, mixer.sinks)
                 self._sse_windows[index] = mixer.window, mixer.sinks
-            elif mixer is not None:
+            else:
                 backend = config.sse.get("backend", "auto")
                 new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
                 setattr(layer, spec.attention, new)

@@ -103,7 +103,7 @@ class SSEAttention(RoutedLayer):
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
-        branch = getattr(self, self.spec.output)(heads)
+        branch = getattr(self, self.spec.output)(self.gated(heads, layout.pack(hidden_states)))
         if self.output_dropout:
             branch = F.dropout(branch, self.output_dropout, self.training)
         return layout.unpack(branch, *hidden_states.shape[:2]), None
@@ -188,6 +188,13 @@ class SSEAttention(RoutedLayer):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The teacher's q [T, Hq*D], k and v [T, kv heads * D], before norm and rotation."""
         return projections(self, self.spec, self.dims, x)
+
+    def gated(self, heads: Tensor, x: Tensor) -> Tensor:
+        """Heads [T, Hq * D] under the source's own gate of x [T, hidden]; as they are in families without one."""
+        if not self.spec.gated:
+            return heads
+        projected = _split(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
+        return heads * torch.sigmoid(projected.select(-2, 1).flatten(-2)).to(heads.dtype)
 
     def scaled(self, o: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         """o [T, Hq, V] as heads [T, Hq * V] in `dtype`, normed and scaled; x [T, hidden] feeds the output gate."""
@@ -358,6 +365,8 @@ def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Te
     modules = [getattr(attention, name) for name in spec.qkv]
     if spec.qkv_layout == "separate":
         q, k, v = (module(x) for module in modules)
+        if spec.gated:
+            q = _split(q, dims.query_heads, 2, dims.head_dim).select(-2, 0).flatten(-2)
     elif spec.qkv_layout == "blocks":
         query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
         q, k, v = modules[0](x).split([query, key, key], dim=-1)

@@ -35,6 +35,8 @@ class Geometry:
     """attention sizes"""
     windows: tuple[int | None, ...]
     """native sliding window per layer, None for full attention"""
+    linear: frozenset[int] = frozenset()
+    """layers with linear attention of their own, whose states are the same before and after and are not counted"""
     cache_element_bytes: int
     """bytes per element of keys and values"""
     parameters: int
@@ -84,7 +86,7 @@ def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
 def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
     """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
     state = state_bytes(geometry, mixer)
-    if isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer):
+    if layer in geometry.linear or (isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer)):
         return state
     window = geometry.windows[layer]
     if isinstance(mixer, WindowMixer):
@@ -135,6 +137,8 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
     """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
     dims = geometry.dims
     recurrent = 0.0
+    if layer in geometry.linear:
+        return recurrent
     if isinstance(mixer, SSEMixer):
         sse = mixer
         read = sse.top_k if sse.read_top_k is None else sse.read_top_k

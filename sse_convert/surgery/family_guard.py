@@ -18,7 +18,7 @@ from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.architectures import ArchSpec, softmax_layers
 from sse_convert.modeling.layer import quarter_turn
 
 SIZES = (
@@ -94,16 +94,18 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
     layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
     if not isinstance(layers, nn.ModuleList):
         return [f"no decoder layers at {spec.layers_path}"]
-    spec = spec.of(model.config)
+    spec, softmax = spec.of(model.config), softmax_layers(model.config)
     found: dict[str, int] = {}
     for index, layer in enumerate(layers):
-        for problem in _layer_problems(layer, model.config, spec):
+        for problem in _layer_problems(layer, model.config, spec, linear=index not in softmax):
             found.setdefault(problem, index)
     return [f"{problem} (layer {index})" for problem, index in found.items()]
 
 
-def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
+def _layer_problems(layer: Any, config: Any, spec: ArchSpec, *, linear: bool) -> Iterator[str]:
     attention = getattr(layer, spec.attention, None)
+    if attention is None and spec.linear_layers and linear:
+        return
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
         return

@@ -89,11 +89,13 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
 def geometry_of(teacher: Teacher) -> Geometry:
     """The sizes that costs depend on."""
     config, files = teacher.config, teacher.files
-    prefix = teacher.attention_tensor(0, "")
+    softmax = teacher.softmax_layers
+    prefix = teacher.attention_tensor(softmax[0], "")
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     geometry = Geometry(
         dims=teacher.dims,
         windows=tuple(teacher.windows),
+        linear=frozenset(range(teacher.num_layers)) - frozenset(softmax),
         cache_element_bytes=ITEM_BYTES[teacher.dtype],
         parameters=files.parameters,
         embedding_parameters=files.tensors[teacher.embedding].numel,
@@ -117,10 +119,11 @@ def _met_width(geometry: Geometry, idle: int) -> int:
 
 def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -> LayerRow:
     window = geometry.windows[index]
-    grows = mixer is None and window is None
+    linear = index in geometry.linear
+    grows = mixer is None and window is None and not linear
     return LayerRow(
         index=index,
-        source="full" if window is None else f"sliding {window}",
+        source="linear" if linear else "full" if window is None else f"sliding {window}",
         mixer=name,
         added_parameters=budget.added_parameters(geometry.dims, mixer),
         bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,

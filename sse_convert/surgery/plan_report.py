@@ -17,7 +17,7 @@ class LayerRow:
     index: int
     """layer index"""
     source: str
-    """the teacher's layer: full, or sliding with its window"""
+    """the teacher's layer: full, sliding with its window, or linear, which stays as it is and is not counted"""
     mixer: str
     """name of the new mixer, or full"""
     added_parameters: int

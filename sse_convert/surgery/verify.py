@@ -10,7 +10,7 @@ from sse_convert.checkpoints.meta_model import skeleton, stored_shapes
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
-from sse_convert.checkpoints.teacher import check_shapes, is_new_tensor, source_view
+from sse_convert.checkpoints.teacher import check_shapes, config_object, is_new_tensor, source_view
 from sse_convert.checkpoints.weights import check_weights, same_tensors
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
@@ -82,9 +82,7 @@ def _run(name: str, step: Callable[[], str]) -> Check:
 
 
 def _check_names(files: CheckpointFiles) -> str:
-    from transformers import CONFIG_MAPPING
-
-    model = skeleton(CONFIG_MAPPING[files.model_type].from_dict(files.config))
+    model = skeleton(config_object(files.config))
     expected = stored_shapes(source_view(files), model, files.tensors)
     check_shapes(files, expected)
     if stray := [name for name in files.tensors if is_new_tensor(name) and name not in expected]:
