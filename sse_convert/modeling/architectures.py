@@ -72,6 +72,8 @@ class ArchSpec:
     """config field with the number of routed experts that a token meets, in families that have experts"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
+    separates_documents: bool = True
+    """the backbone's masks keep packed documents apart where `position_ids` restart"""
     hands_on: bool = True
     """a decoder layer hands its other keyword arguments to its attention"""
     softmax_parameters: tuple[str, ...] = ()
@@ -264,7 +266,9 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
         _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
-        _llama_like("gpt_oss", "GptOss", rotary_pairs="halves_once", softmax_parameters=("sinks",)),
+        _llama_like(
+            "gpt_oss", "GptOss", rotary_pairs="halves_once", softmax_parameters=("sinks",), separates_documents=False,
+        ),
         _llama_like("mixtral", "Mixtral"),
         _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
         _llama_like("phimoe", "Phimoe"),

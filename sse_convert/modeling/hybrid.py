@@ -35,6 +35,7 @@ from sse_convert.modeling.layout import (
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.window.window_branch import attention_layer
 
@@ -182,12 +183,17 @@ class SSEBaseMixin(SSEMixin):
         self.sse_install(past_key_values)
         shape = batch, length
         weights = kwargs.get("output_attentions", self.config.output_attentions)
+        apart = source_spec(self.config.model_type).separates_documents
+        if starts is not None and position_ids is not None and not apart:
+            own_mask: Any = document_masks(self, position_ids)
+        else:
+            own_mask = attention_mask
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )
         return super().forward(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=own_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.model_objective import hidden_and_balance
+from sse_convert.training.objective import Frozen
 from sse_convert.training.setup import prepare_parameters
 from sse_convert.training.uptrain import UptrainLoss
-from tests.modeling.tiny import prompts, tiny_model
+from tests.modeling.tiny import prompts, tiny_model, tiny_source
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "granitemoe"])
@@ -43,3 +44,12 @@ def test_what_a_family_freezes_stays_frozen() -> None:
     prepare_parameters(model, stage, Train())
     frozen = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"e_score_correction_bias"}
+
+
+@torch.no_grad()
+def test_a_teacher_that_mixes_packed_documents_is_made_to_keep_them_apart() -> None:
+    """transformers' gpt-oss does not look where positions restart."""
+    teacher, ids = tiny_source("gpt_oss", dtype=torch.float64), prompts((12,))[0]
+    apart = torch.cat([Frozen(teacher)(part, None)[0] for part in (ids[:, :5], ids[:, 5:])], 1)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    torch.testing.assert_close(Frozen(teacher)(ids, positions)[0], apart)
