@@ -7,6 +7,7 @@ import inspect
 import textwrap
 import types
 import typing
+from collections.abc import Hashable
 from typing import Annotated, Any
 
 from sse_convert.mixers import BASIC, BUILT_IN, FIXED, MEANING, Mixer, SSEMixer
@@ -32,9 +33,13 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-@functools.cache
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring line under each field of a dataclass, those of its bases included, by field name."""
+    return _field_docs(typing.cast(Hashable, cls))
+
+
+@functools.cache
+def _field_docs(cls: type[Any]) -> dict[str, str]:
     docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
