@@ -27,8 +27,8 @@ NOT_RUN = ("hub", "gpu", "setup", "slow")
 """admonitions whose commands need what a test machine may lack"""
 EXTRAS = {"eval": ("lm_eval", "wonderwords")}
 """classes of blocks whose commands need an extra, and packages that it brings"""
-LINKED = ("demo", "recipes", "benchmarks")
-"""folders of the checkout that commands find beside them"""
+LINKED = ("demo", "recipes", "benchmarks", "LICENSE")
+"""what of the checkout that commands find beside them"""
 TIMEOUT = 600
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 _PYTHON_CALL = re.compile(

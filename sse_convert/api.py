@@ -114,18 +114,21 @@ def convert(
     out: Path | str,
     *,
     overrides: Sequence[str] | None = None,
-    link: Literal["hard", "copy"] = "hard",
+    link: Literal["auto", "hard", "copy"] = "auto",
     check: bool = False,
+    defer_digests: bool = False,
     allow_pickle: bool = False,
 ) -> "ConvertReport":
-    """Make the hybrid checkpoint: the teacher's shards linked or copied, one shard of new tensors, config, code.
+    """Make the hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, config, code.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         out: the folder to make.
         overrides: `a.b=c` assignments (for a file or a name).
-        link: hard-link the teacher's shards (copied where links are impossible), or copy them.
-        check: stream every shard first: hashes, NaN, Inf.
+        link: auto hard-links shards of the hub cache and copies others (without room, where the file system can); hard
+            links wherever it can, so that an edit of the result changes the teacher; copy links nothing.
+        check: stream every shard first: NaN, Inf.
+        defer_digests: do not read the teacher's shards for their SHA-256; manifest.json says which ones lack it.
         allow_pickle: accept a teacher in pickle format (it can run code; trust its author); its weights are stored as
             safetensors.
 
@@ -137,7 +140,9 @@ def convert(
     recipe = _recipe(recipe, overrides)
     from sse_convert.surgery.convert import convert_checkpoint
 
-    return convert_checkpoint(recipe, Path(out), link=link, check=check, allow_pickle=allow_pickle)
+    return convert_checkpoint(
+        recipe, Path(out), link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
+    )
 
 
 def calibrate(
@@ -581,10 +586,12 @@ def expand(
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":
-    """Prove that a converted checkpoint is complete: names, shapes, dtypes, finite weights and logits, teacher shards.
+    """Prove that a converted checkpoint is what was written, complete and sound.
+
+    SHA-256 of every file, names, shapes and dtypes of tensors, finite weights and logits, the teacher's tensors.
 
     Args:
-        checkpoint: the folder.
+        checkpoint: the folder, or the `.stages` folder of a run, whose steps are then verified one by one.
         teacher: the teacher's folder or hub id; unset looks where the checkpoint was made from. Shards that are the
             same file on disk are not read, others are compared bit by bit.
 
@@ -592,9 +599,9 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
         VerificationError: something is wrong; the message lists what.
         CheckpointError: the folder cannot be opened, or is not a converted checkpoint.
     """
-    from sse_convert.surgery.verify import verify_checkpoint
+    from sse_convert.surgery.verify_run import verify_folder
 
-    return verify_checkpoint(checkpoint, teacher=teacher)
+    return verify_folder(checkpoint, teacher=teacher)
 
 
 def recipes_list() -> TextReport:

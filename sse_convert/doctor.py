@@ -160,9 +160,10 @@ def _operator(device: str) -> Callable[[], Any]:
     import torch
 
     from sse_convert.kernels.dispatch import sse_attention
-    from sse_convert.mixers import BUILT_IN
+    from sse_convert.mixers import BUILT_IN, SSEMixer
 
     mixer, (T, H, D) = BUILT_IN["sse"], (2048, 4, 64)
+    assert isinstance(mixer, SSEMixer)
     q, k, v = torch.randn(3, T, H, D, device=device)
     decay, logits = -torch.rand(T, H, D, device=device) / 16, torch.randn(T, mixer.num_partitions, device=device)
     return lambda: sse_attention(q, k, v, decay, logits, top_k=mixer.top_k)

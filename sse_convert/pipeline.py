@@ -26,6 +26,7 @@ from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
+from sse_convert.checkpoints.manifest import add_to_manifest
 from sse_convert.checkpoints.output_folder import check_output, move_folder
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
@@ -276,6 +277,7 @@ class _Steps:
                 report = action(folder)
                 lines = report.lines()
                 write_record(folder, inputs, report.to_dict())
+                add_to_manifest(folder, STAGE_FILE)
             self.accelerator.wait_for_everyone()
         record = read_stage_record(folder)
         self.add(name, folder, record["report"], lines, already_done=stored is not None)

@@ -18,7 +18,9 @@ from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.initial_values import branch_windows, decay_values, half_lives, output_scale
-from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.manifest import inherited_records, write_manifest
+from sse_convert.checkpoints.open import CONFIG, INDEX, CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, place
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import read_header, write_shard
@@ -30,6 +32,7 @@ from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors, state_heads
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
@@ -237,14 +240,12 @@ def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[d
 def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe: Recipe) -> None:
     """The checkpoint again with some new tensors replaced; other shards are linked, small files copied."""
     with new_folder(out) as folder:
-        for path in sorted(files.folder.rglob("*")):
-            target = folder / path.relative_to(files.folder)
-            if path.is_dir():
-                target.mkdir(exist_ok=True)
-            elif path.name in files.shard_bytes and path.name != NEW_SHARD:
-                place(path, target, "hard")
-            elif path.name != NEW_SHARD:
-                shutil.copyfile(path, target)
+        for shard in files.shard_bytes.keys() - {NEW_SHARD}:
+            place(files.folder / shard, folder / shard, "hard")
+        for name in {CONFIG, INDEX} & {path.name for path in files.folder.iterdir()}:
+            shutil.copyfile(files.folder / name, folder / name)
+        write_remote_code(folder)
+        copy_auxiliary_files(files.folder, folder)
         if NEW_SHARD in files.shard_bytes:
             header = read_header(files.folder / NEW_SHARD)
             layout = {name: (info.dtype, info.shape) for name, info in header.items()}
@@ -253,3 +254,4 @@ def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe
             write_shard(folder / NEW_SHARD, layout, data)
         if (provenance := read_provenance(files.folder)) is not None:
             dc.replace(provenance, stage="calibrate", recipe_hash=recipe_hash(recipe)).write(folder)
+        write_manifest(folder, inherited_records(files.folder, files.shard_bytes.keys() - {NEW_SHARD}))

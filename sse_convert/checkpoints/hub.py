@@ -5,12 +5,13 @@ Access tokens are the library's business: they are neither read nor printed here
 
 import dataclasses as dc
 import fnmatch
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo
+from sse_convert.checkpoints.safetensors_io import TensorInfo, checked_tensors
 from sse_convert.errors import CheckpointError, HubError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -30,6 +31,8 @@ SMALL_PATTERNS = (
 WEIGHT_PATTERNS = ("model*.safetensors",)
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _NOT_IN_SUBFOLDERS = [f"*/{pattern}" for pattern in ("*.safetensors", *PICKLE_PATTERNS)]
+SHA256_DIGITS = 64
+"""of a SHA-256 in hexadecimal, which is what the cache calls large files by"""
 T = TypeVar("T")
 
 
@@ -91,6 +94,18 @@ def cached(repo_id: str, revision: str | None) -> Path | None:
         return None
 
 
+def cached_blob(path: Path) -> str | None:
+    """The name under which the hub's cache keeps a file of a snapshot: its SHA-256 (large files), or its id in git.
+
+    None for a file that is not the cache's.
+    """
+    if not path.is_symlink():
+        return None
+    blob = Path(os.path.abspath(path.parent / path.readlink()))
+    in_cache = blob.parent.name == "blobs" and blob.parent.parent.name.startswith("models--")
+    return blob.name if in_cache else None
+
+
 def download_small(files: Listing) -> Path:
     """Download everything but the weights; the snapshot folder.
 
@@ -148,12 +163,12 @@ def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
             raise CheckpointError(
                 f"{where} is not a valid safetensors file: {error}", fix="use another revision"
             ) from error
-        for name, tensor in header.tensors.items():
-            if tensor.dtype not in ITEM_BYTES:
-                raise CheckpointError(
-                    f"{where}: tensor {name} has dtype {tensor.dtype}", expected=", ".join(ITEM_BYTES)
-                )
-            tensors[name] = TensorInfo(tensor.dtype, tuple(tensor.shape), shard, tensor.data_offsets[0])
+        entries = {
+            name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": list(tensor.data_offsets)}
+            for name, tensor in header.tensors.items()
+        }
+        end = max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
+        tensors |= checked_tensors(Path(shard), entries, 0, end)
     return tensors
 
 

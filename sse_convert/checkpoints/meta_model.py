@@ -1,18 +1,25 @@
 """Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
 
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.teacher import Teacher, check_shapes
+from sse_convert.modeling.architectures import ArchSpec
 
 
-def skeleton(config: Any) -> PreTrainedModel:
-    """The causal language model of a transformers configuration, on the meta device."""
-    with torch.device("meta"):
+def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
+    """The causal language model of a transformers configuration, on the meta device.
+
+    Args:
+        config: the configuration.
+        buffers: give it real buffers (rotary frequencies and the like), which are small.
+    """
+    with init_empty_weights() if buffers else torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
@@ -24,27 +31,35 @@ def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Iterable[str]) -> dict[str, tuple[int, ...]]:
+def idle_parameters(config: Any, spec: ArchSpec) -> int:
+    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to.
+
+    Args:
+        config: the transformers configuration of a source.
+        spec: its family.
+    """
+    met = getattr(config, spec.experts_per_token, None)
+    if met is None:
+        return 0
+    most = max(met) if isinstance(met, list) else met
+    experts = [p for name, p in skeleton(config).named_parameters() if ".experts." in name]
+    return sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+
+
+def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:
     """The same by the names that a checkpoint uses.
 
     Args:
         teacher: the source, or a converted checkpoint seen as its source; says whether names begin with the backbone.
         model: the source's or the hybrid's skeleton.
-        stored: names in the checkpoint. Some of them transformers renames on loading (GPT-NeoX's head, for one).
+        stored: names in the checkpoint. What is not among them by the model's own name is expected as transformers
+            saves it: GPT-NeoX's head under another name, merged experts one by one.
     """
-    renamings = _renamings(type(model).__name__) or _renamings(model.config.model_type) or ()
-    names = {}
-    for stored_name in stored:
-        name = stored_name
-        for renaming in renamings:
-            name, _ = renaming.rename_source_key(name)
-        names[name] = stored_name
-    shapes = {teacher.stored(name): shape for name, shape in model_shapes(model).items()}
-    return {names.get(name, name): shape for name, shape in shapes.items()}
-
-
-def _renamings(key: str) -> Any:
-    return get_checkpoint_conversion_mapping(key)
+    shapes = model_shapes(model)
+    own = {name: shape for name, shape in shapes.items() if teacher.stored(name) in stored}
+    others = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if name not in own}
+    saved = {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, others).items()}
+    return {teacher.stored(name): shape for name, shape in (own | saved).items()}
 
 
 def check_complete(teacher: Teacher) -> list[str]:

@@ -5,16 +5,28 @@ import errno
 import glob
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from sse_convert.checkpoints.hub import cached_blob
 from sse_convert.errors import OutputError
 from sse_convert.files import held, remove_leftovers, sync, sync_folder
 
-Link = Literal["hard", "copy"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Link = Literal["auto", "hard", "copy"]
+"""what is asked for: links into the hub cache and copies of anything else, links wherever they can be, or copies"""
+Placed = Literal["hard", "clone", "copy"]
+"""what was done; a clone shares the data on disk until one of the two is written"""
+_FICLONE = 0x40049409
+"""Linux's request to clone a file"""
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTIAL = ".partial"
@@ -116,24 +128,51 @@ def _umask() -> int:
     return mask
 
 
-def place(source: Path, target: Path, link: Link) -> Link:
-    """Make `target` the file `source`: a hard link, or a copy where asked for or where links are impossible.
+def place(source: Path, target: Path, link: Link) -> Placed:
+    """Make `target` the file `source`: a hard link, or a clone or copy where links are not asked for or impossible.
 
     Symbolic links (the hub cache holds them) are followed, so that the data itself is linked.
+
+    Args:
+        source: the file.
+        target: its new name.
+        link: `auto` links files of the hub cache alone, which nobody edits: an edit of a link changes both names.
 
     Returns:
         What was done.
     """
+    wanted = link == "hard" or (link == "auto" and cached_blob(source) is not None)
     source = source.resolve()
-    if link == "hard":
+    if wanted:
         try:
             os.link(source, target)
             return "hard"
         except OSError as error:
             if error.errno not in _CANNOT_LINK:
                 raise
+    if _cloned(source, target):
+        return "clone"
     shutil.copyfile(source, target)
     return "copy"
+
+
+def can_clone(source: Path, folder: Path) -> bool:
+    """Whether copies of a file into a folder take no room, found by making one."""
+    trial = folder / ".clone"
+    found = _cloned(source.resolve(), trial)
+    trial.unlink(missing_ok=True)
+    return found
+
+
+def _cloned(source: Path, target: Path) -> bool:
+    """Clone a file where the file system can (Btrfs, XFS, bcachefs); takes no time and no room."""
+    if fcntl is None or not sys.platform.startswith("linux"):
+        return False
+    with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
+        fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        return True
+    target.unlink()
+    return False
 
 
 def check_space(out: Path, needed: int) -> None:

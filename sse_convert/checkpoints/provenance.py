@@ -22,10 +22,6 @@ class TeacherShard:
     source: str
     """file name in the teacher's folder"""
     bytes: int
-    header_sha256: str
-    """of the length prefix and header: names, shapes, dtypes and offsets"""
-    sha256: str | None = None
-    """of the whole file, where it was streamed (`--check`)"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +39,12 @@ class Provenance:
     shards: dict[str, TeacherShard]
     """file name in this folder -> the teacher's shard"""
     tool_version: str = __version__
+    manifest: bool = False
+    """whether the folder was made with a manifest; folders of older versions were not"""
 
     def write(self, folder: Path) -> None:
-        """Write the file, replacing an earlier one."""
-        write_json(folder / FILE, {"format": FORMAT, **dc.asdict(self)}, indent=2)
+        """Write the file into a folder that gets a manifest next, replacing an earlier one."""
+        write_json(folder / FILE, {"format": FORMAT, **dc.asdict(dc.replace(self, manifest=True))}, indent=2)
 
 
 def read_provenance(folder: Path) -> Provenance | None:
@@ -62,7 +60,8 @@ def read_provenance(folder: Path) -> Provenance | None:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if data.pop("format") != FORMAT:
             raise ValueError("unknown format")
-        shards = {name: TeacherShard(**shard) for name, shard in data.pop("shards").items()}
+        placed = data.pop("shards")
+        shards = {name: TeacherShard(source=shard["source"], bytes=shard["bytes"]) for name, shard in placed.items()}
         return Provenance(shards=shards, **data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(

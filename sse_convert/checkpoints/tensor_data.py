@@ -50,24 +50,49 @@ def tensor_chunks(folder: Path, info: TensorInfo) -> Iterator[memoryview]:
     """The data of one tensor in pieces of at most 32 MiB, each a whole number of elements; valid until the next one.
 
     Raises:
+        CheckpointError: see `file_pieces`.
+    """
+    return file_pieces(folder / info.shard, info.start, info.nbytes)
+
+
+def file_pieces(path: Path, start: int, length: int) -> Iterator[memoryview]:
+    """A part of a file in pieces of 32 MiB, the last one shorter; each is valid until the next one.
+
+    Raises:
         CheckpointError: the file became shorter while it was read.
     """
-    buffer = memoryview(bytearray(min(info.nbytes, CHUNK_BYTES)))
-    left = info.nbytes
-    with (folder / info.shard).open("rb", buffering=0) as file:
-        file.seek(info.start)
-        while left:
-            piece = buffer[: min(left, CHUNK_BYTES)]
+    buffer = memoryview(bytearray(min(length, CHUNK_BYTES)))
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while length:
+            piece = buffer[: min(length, CHUNK_BYTES)]
             filled = 0
             while filled < len(piece):
                 count = file.readinto(piece[filled:])
                 if not count:
-                    raise CheckpointError(
-                        f"shard {folder / info.shard} ended while it was read", fix="do not change it meanwhile"
-                    )
+                    raise CheckpointError(f"{path} ended while it was read", fix="do not change it meanwhile")
                 filled += count
-            left -= len(piece)
+            length -= len(piece)
             yield piece
+
+
+def named_chunks(
+    folder: Path, name: str, info: TensorInfo, dtype: str | None = None
+) -> Iterator[tuple[str, bytes | memoryview]]:
+    """A stored tensor as `write_shard` takes it, piece by piece, in another dtype if one is given.
+
+    Raises:
+        CheckpointError: see `file_pieces`.
+    """
+    if not info.nbytes:
+        yield name, b""
+    for data in tensor_chunks(folder, info):
+        yield name, data if dtype in (None, info.dtype) else _converted(data, info.dtype, str(dtype))
+
+
+def _converted(data: memoryview, dtype: str, target: str) -> memoryview:
+    values = torch.frombuffer(data, dtype=TORCH_DTYPES[dtype]).to(TORCH_DTYPES[target])
+    return memoryview(values.view(torch.uint8).numpy())
 
 
 def nonfinite(data: memoryview, dtype: str) -> int:

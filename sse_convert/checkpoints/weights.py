@@ -1,5 +1,6 @@
 """Weights of whole checkpoints, streamed: hash, compare, look for NaN and Inf."""
 
+import dataclasses as dc
 import hashlib
 from pathlib import Path
 
@@ -12,14 +13,21 @@ from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
 
 
-def check_weights(files: CheckpointFiles) -> dict[str, str]:
-    """Stream every shard once: hash it and look for NaN and Inf.
+@dc.dataclass(frozen=True, slots=True)
+class Scan:
+    """What one pass over all weights found."""
 
-    Returns:
-        SHA-256 of each shard.
+    digests: dict[str, str]
+    """SHA-256 of each shard"""
+    nonfinite: dict[str, int]
+    """tensor -> elements that are NaN or infinite, where there are any"""
+
+
+def scan_weights(files: CheckpointFiles) -> Scan:
+    """Stream every shard once, in pieces: hash it and look for NaN and Inf.
 
     Raises:
-        CheckpointError: some weights are NaN or infinite.
+        CheckpointError: a shard became shorter while it was read.
     """
     digests: dict[str, str] = {}
     bad: dict[str, int] = {}
@@ -37,14 +45,31 @@ def check_weights(files: CheckpointFiles) -> dict[str, str]:
                     bad[name] = found
                 bar.update()
             digests[shard] = sha.hexdigest()
-    if bad:
+    return Scan(digests, bad)
+
+
+def check_weights(files: CheckpointFiles, scan: Scan | None = None) -> dict[str, str]:
+    """Make sure that all weights are finite.
+
+    Args:
+        files: the checkpoint.
+        scan: of the checkpoint, if there is one already.
+
+    Returns:
+        SHA-256 of each shard.
+
+    Raises:
+        CheckpointError: some weights are NaN or infinite.
+    """
+    scan = scan or scan_weights(files)
+    if bad := scan.nonfinite:
         worst = ", ".join(f"{name} ({found} of {files.tensors[name].numel})" for name, found in list(bad.items())[:3])
         raise CheckpointError(
             f"{files.name}: {len(bad)} tensors hold NaN or Inf weights: {worst}",
             expected="finite weights",
             fix="download the checkpoint again, or use an earlier training checkpoint",
         )
-    return digests
+    return scan.digests
 
 
 def nonfinite_tensors(module: nn.Module) -> list[str]:

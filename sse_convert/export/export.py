@@ -1,6 +1,6 @@
 """The finished model as a folder: safetensors shards, config, code, tokenizer, recipe, figures and a model card.
 
-Weights are streamed, one tensor at a time, so a model of any size can be exported on any machine.
+Weights are streamed in pieces, so a model of any size can be exported on any machine.
 """
 
 import dataclasses as dc
@@ -12,12 +12,13 @@ from typing import Any
 import yaml
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
 from sse_convert.checkpoints.teacher import open_teacher
-from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
@@ -95,7 +96,7 @@ def export_checkpoint(
     figures = _figures(files.folder, evaluation)
     with new_folder(out) as folder:
         check_space(out, sum(info.numel * ITEM_BYTES[dtypes[name]] for name, info in files.tensors.items()))
-        _write_weights(files, folder, shards, dtypes)
+        records = _write_weights(files, folder, shards, dtypes)
         config = _write_config(files, folder, recipe, target)
         write_remote_code(folder)
         copy_auxiliary_files(files.folder, folder)
@@ -106,6 +107,7 @@ def export_checkpoint(
         pictures = write_pictures(figures, files.folder, folder)
         card = model_card(out.name, config, recipe.to_dict(), figures, files.parameters, pictures)
         (folder / CARD).write_text(card, encoding="utf-8")
+        write_manifest(folder, records)
     return ExportReport(
         out=out,
         parameters=files.parameters,
@@ -156,24 +158,36 @@ def _assign(tensors: dict[str, TensorInfo], dtypes: dict[str, str], limit: int) 
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}
 
 
-def _write_weights(files: CheckpointFiles, folder: Path, shards: dict[str, list[str]], dtypes: dict[str, str]) -> None:
-    def converted(names: list[str]) -> Iterator[tuple[str, bytes]]:
+def _write_weights(
+    files: CheckpointFiles, folder: Path, shards: dict[str, list[str]], dtypes: dict[str, str]
+) -> dict[str, FileRecord]:
+    """Write the shards and their index, in pieces; the shards' records."""
+
+    def converted(names: list[str]) -> Iterator[tuple[str, bytes | memoryview]]:
         for name in names:
-            tensor = read_tensor(files.folder, files.tensors[name]).to(TORCH_DTYPES[dtypes[name]])
-            if not tensor.isfinite().all():
-                raise CheckpointError(
-                    f"tensor {name} of {files.name} is NaN or infinite as {dtypes[name]}",
-                    expected="finite weights",
-                    fix="export with dtype bfloat16 or float32, or use an earlier checkpoint",
-                )
-            yield name, tensor_bytes(tensor)
+            for piece in named_chunks(files.folder, name, files.tensors[name], dtypes[name]):
+                _require_finite(piece[1], name, dtypes[name], files.name)
+                yield piece
             bar.update()
 
+    records = {}
     with progress("writing weights", len(files.tensors)) as bar:
         for shard, names in shards.items():
-            write_shard(folder / shard, {n: (dtypes[n], files.tensors[n].shape) for n in names}, converted(names))
+            layout = {name: (dtypes[name], files.tensors[name].shape) for name in names}
+            sha256 = write_shard(folder / shard, layout, converted(names))
+            records[shard] = FileRecord((folder / shard).stat().st_size, sha256)
     if len(shards) > 1:
         write_index(folder, list(shards))
+    return records
+
+
+def _require_finite(data: bytes | memoryview, name: str, dtype: str, checkpoint: str) -> None:
+    if data and nonfinite(memoryview(data), dtype):
+        raise CheckpointError(
+            f"tensor {name} of {checkpoint} is NaN or infinite as {dtype}",
+            expected="finite weights",
+            fix="export with dtype bfloat16 or float32, or use an earlier checkpoint",
+        )
 
 
 def _write_config(files: CheckpointFiles, folder: Path, recipe: Recipe, dtype: str) -> dict[str, Any]:

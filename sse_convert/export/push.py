@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.checkpoints import provenance
+from sse_convert.checkpoints import manifest, provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
-from sse_convert.checkpoints.tensor_data import read_tensor
+from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card_figures import FOLDER as PICTURES
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
 """files of an older upload that this one replaces as a whole"""
-OWN_FILES = (CARD, CONFIG, INDEX, EVALUATION, RECIPE, provenance.FILE)
+OWN_FILES = (CARD, CONFIG, INDEX, EVALUATION, RECIPE, provenance.FILE, manifest.FILE)
 """what `export` writes beside weights, code, pictures and the teacher's small files"""
 EMPTY_REPOSITORY = {".gitattributes", "README.md"}
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -166,7 +166,7 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
     """
     fix = "train it again with lower rates, or push it with --anyway"
     checkpoint = open_checkpoint(folder)
-    broken = [name for name, info in checkpoint.tensors.items() if not read_tensor(folder, info).isfinite().all()]
+    broken = list(scan_weights(checkpoint).nonfinite)
     if broken and not anyway:
         raise VerificationError(f"{broken[0]} of {folder} is NaN or infinite", expected="finite weights", fix=fix)
     remarks = [f"{len(broken)} tensors are NaN or infinite"] if broken else []

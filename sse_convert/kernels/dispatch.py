@@ -31,6 +31,8 @@ _RETIRED = {"fla": "use backend: auto, whose Triton kernels run the gated delta 
 """backends there once were, and what to do"""
 BACKENDS = ("auto", *_BACKENDS, "triton")
 """every name, available here or not"""
+STATES_AT_ONCE = 1 << 24
+"""bytes of states that are computed at a time on a CPU where nobody asks for them; a backend holds several copies"""
 STEP_BY_STEP = ("reference", "recurrent")
 """backends that can run a partition gate which reads the state"""
 
@@ -135,8 +137,10 @@ def sse_attention(
         chosen = _chosen(backend, x)
         if chosen == "triton":
             o, final = sse_attention_on_triton(x, output_final_state=output_final_state, inplace_state=inplace_state)
-        else:
+        elif output_final_state or not _can_split(x):
             o, final = _on_torch(chosen, x, inplace_state)
+        else:
+            o, final = _in_head_groups(chosen, x), None
     return o, final if output_final_state else None
 
 
@@ -172,6 +176,21 @@ def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor,
     if inplace_state and backend != "recurrent" and given.initial_state is not None:
         final_SMHDV = given.initial_state.copy_(final_SMHDV)
     return o_THGV.flatten(1, 2).to(given.v.dtype), final_SMHDV
+
+
+def _can_split(x: Inputs) -> bool:
+    """Whether heads can be computed in turn: no state goes in, no gradient comes back, and no gate sees all heads."""
+    stateful = x.partition_gate is not None and x.partition_gate.needs_state
+    return x.q.device.type == "cpu" and x.initial_state is None and not stateful and not x.wants_grad()
+
+
+def _in_head_groups(backend: str, x: Inputs) -> Tensor:
+    """Outputs [T, Hq, V], of a few state heads at a time, whose states are not kept."""
+    (heads, key_dim), value_dim = x.k.shape[2:], x.v.shape[3]
+    per_head = x.num_sequences * x.num_states * key_dim * value_dim * x.dtype.itemsize
+    size = max(1, STATES_AT_ONCE // max(1, per_head))
+    groups = [x] if size >= heads else [x.of_heads(i, min(i + size, heads)) for i in range(0, heads, size)]
+    return torch.cat([_on_torch(backend, group, False)[0] for group in groups], dim=1)
 
 
 def _check_inplace(x: Inputs) -> None:

@@ -143,6 +143,30 @@ class Inputs:
         assert self.one_gate, "writes and reads are renormalised over different sets"
         return gate / gate[:, : self.top_k if self.write_gate else self.read_top_k].sum(1, keepdim=True)
 
+    def of_heads(self, first: int, end: int) -> "Inputs":
+        """The same call for state heads `first` to `end` and the query heads that read them; states start at zero."""
+        assert self.initial_state is None, "the state of some heads is asked for"
+        per_head = self.q.shape[2] // self.k.shape[2]
+        own, queries = slice(first, end), slice(first * per_head, end * per_head)
+        shared = self.shared and SharedInputs(
+            q=self.shared.q[:, queries],
+            k=self.shared.k[:, own],
+            v=self.shared.v[:, own],
+            log_decay=self.shared.log_decay[:, own],
+            write_strength=None if self.shared.write_strength is None else self.shared.write_strength[:, own],
+            own_values=self.shared.own_values,
+        )
+        return dc.replace(
+            self,
+            q=self.q[:, :, queries],
+            k=self.k[:, :, own],
+            v=self.v[:, :, own],
+            log_decay=self.log_decay[:, own],
+            write_strength=None if self.write_strength is None else self.write_strength[:, own],
+            shared=shared,
+            k_scale=None if self.k_scale is None else self.k_scale[own],
+        )
+
     def with_mapped_keys(self, dtype: torch.dtype) -> "Inputs":
         """The same call on keys that are scaled and mapped already, in float32, and then are of `dtype`."""
         if self.k_map == "identity" and self.k_scale is None:

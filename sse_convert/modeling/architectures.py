@@ -40,34 +40,56 @@ class ArchSpec:
     """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn"""
     output: str = "o_proj"
     """output projection module"""
+    gated: bool = False
+    """the query projection holds, head by head, a query and a gate, whose sigmoid multiplies the head's output"""
+    linear_layers: bool = False
+    """some layers have linear attention or a state space in place of softmax; conversion leaves them alone"""
     conv1d: bool = False
     """projections are transformers' Conv1D, weights stored [in, out]"""
     qk_norm: Literal["none", "head", "whole"] = "none"
     """norms of q and k, per head or over the whole projection"""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     """their modules"""
+    qk_norm_switch: str | None = None
+    """config field that says whether a checkpoint has these norms; None if all have"""
     norm_after_rotation: bool = False
     """q and k are rotated first and then normed"""
     rotary: Literal["full", "partial", "none"] = "full"
     """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
-    rotary_pairs: Literal["halves", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    rotary_pairs: Literal["halves", "halves_once", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
     """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
-    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn"""
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` once in all"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
     output_dropout: str | None = None
     """config field with the dropout that the attention module applies to its output"""
+    logits_times: str | None = None
+    """config field that the logits are multiplied by"""
+    logits_over: str | None = None
+    """config field that the logits are divided by"""
+    experts_per_token: str = "num_experts_per_tok"
+    """config field with the number of routed experts that a token meets, in families that have experts"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
+    separates_documents: bool = True
+    """the backbone's masks keep packed documents apart where `position_ids` restart"""
     hands_on: bool = True
     """a decoder layer hands its other keyword arguments to its attention"""
+    softmax_parameters: tuple[str, ...] = ()
+    """parameters of the attention that its softmax uses, such as learned sinks: a window beside SSE has them too"""
     inert: tuple[str, ...] = ()
     """other children, parameters and buffers of the attention, of which a converted layer needs nothing"""
     arguments: tuple[str, ...] = ()
     """other arguments of the attention's forward, which only its softmax uses"""
     switches: tuple[str, ...] = ()
     """other config fields that the attention reads, which need nothing of a converted layer"""
+
+    def of(self, config: Any) -> "ArchSpec":
+        """The entry as it is for one checkpoint, by its transformers configuration."""
+        if self.qk_norm_switch is None or getattr(config, self.qk_norm_switch):
+            return self
+        return dc.replace(self, qk_norm="none")
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -131,6 +153,20 @@ class AttentionDims:
     """D, and V"""
 
 
+LINEAR = "linear_attention"
+"""what `layer_types` of a configuration says of a layer without softmax attention"""
+
+
+def softmax_layers(config: Any) -> list[int]:
+    """Indices of the layers with softmax attention, which can be converted.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    kinds = getattr(config, "layer_types", None) or []
+    return [i for i in range(config.num_hidden_layers) if i >= len(kinds) or kinds[i] != LINEAR]
+
+
 def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
     return ArchSpec(
         model_type=model_type,
@@ -156,7 +192,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
-        _llama_like("granite", "Granite", classifier_class=None),
+        _llama_like("granite", "Granite", classifier_class=None, logits_over="logits_scaling"),
         _llama_like("smollm3", "SmolLM3"),
         _llama_like("starcoder2", "Starcoder2", output_dropout="residual_dropout"),
         _llama_like(
@@ -166,13 +202,16 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),
-        _llama_like("cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours"),
+        _llama_like(
+            "cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours", logits_times="logit_scale",
+        ),
         _llama_like(
             "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
+            logits_times="logit_scale",
         ),
         _llama_like(
             "cohere_compass_text", "CohereCompass", config_class="CohereCompassTextConfig",
-            backbone_class="CohereCompassTextModel", classifier_class=None,
+            backbone_class="CohereCompassTextModel", classifier_class=None, logits_times="logit_scale",
         ),
         _llama_like("cwm", "Cwm", classifier_class=None),
         _llama_like("ernie4_5", "Ernie4_5", classifier_class=None, rotary_pairs="neighbours_from_halves"),
@@ -185,7 +224,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             "hunyuan_v1_dense", "HunYuanDenseV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
             norm_after_rotation=True,
         ),
-        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None),
+        _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None, logits_times="logits_scaling"),
         _llama_like("jais2", "Jais2", classifier_class=None),
         _llama_like("ministral", "Ministral"),
         _llama_like("ministral3", "Ministral3"),
@@ -200,6 +239,59 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like("seed_oss", "SeedOss", output_dropout="residual_dropout"),
         _llama_like("stablelm", "StableLm", rotary="partial", hands_on=False),
         _llama_like("vaultgemma", "VaultGemma", classifier_class=None),
+        _llama_like(
+            "aria_text", "AriaText", classifier_class=None, experts_per_token="moe_topk",
+        ),
+        _llama_like("dots1", "Dots1", classifier_class=None, qk_norm="head"),
+        _llama_like(
+            "ernie4_5_moe", "Ernie4_5_Moe", classifier_class=None, rotary_pairs="neighbours_from_halves",
+        ),
+        _llama_like(
+            "exaone_moe", "ExaoneMoe", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
+        ),
+        _llama_like("flex_olmo", "FlexOlmo", classifier_class=None, qk_norm="whole"),
+        _llama_like(
+            "glm4_moe", "Glm4Moe", classifier_class=None, qk_norm="head", qk_norm_switch="use_qk_norm",
+            rotary="partial",
+        ),
+        _llama_like("granitemoe", "GraniteMoe", classifier_class=None, logits_over="logits_scaling"),
+        _llama_like("granitemoeshared", "GraniteMoeShared", classifier_class=None, logits_over="logits_scaling"),
+        _llama_like(
+            "hunyuan_v1_moe", "HunYuanMoEV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
+            norm_after_rotation=True,
+        ),
+        _llama_like("hy_v3", "HYV3", classifier_class=None, qk_norm="head"),
+        _llama_like(
+            "kolibri1", "Kolibri1", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
+        ),
+        _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
+        _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
+        _llama_like(
+            "gpt_oss", "GptOss", rotary_pairs="halves_once", softmax_parameters=("sinks",), separates_documents=False,
+        ),
+        _llama_like("mixtral", "Mixtral"),
+        _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
+        _llama_like("phimoe", "Phimoe"),
+        _llama_like("qwen2_moe", "Qwen2Moe"),
+        _llama_like("qwen3_moe", "Qwen3Moe", qk_norm="head"),
+        _llama_like(
+            "granitemoehybrid", "GraniteMoeHybrid", classifier_class=None, linear_layers=True,
+            logits_over="logits_scaling",
+        ),
+        _llama_like(
+            "qwen3_next", "Qwen3Next", qk_norm="head", gated=True, linear_layers=True, rotary="partial",
+        ),
+        _llama_like(
+            "qwen3_5_text", "Qwen3_5", config_class="Qwen3_5TextConfig", backbone_class="Qwen3_5TextModel",
+            classifier_class="Qwen3_5TextForSequenceClassification", qk_norm="head", gated=True, linear_layers=True,
+            rotary="partial",
+        ),
+        _llama_like(
+            "qwen3_5_moe_text", "Qwen3_5Moe", config_class="Qwen3_5MoeTextConfig",
+            backbone_class="Qwen3_5MoeTextModel", classifier_class=None, qk_norm="head", gated=True,
+            linear_layers=True, rotary="partial",
+        ),
+        _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",

@@ -1,10 +1,15 @@
 """Private APIs of torch and transformers that the model itself needs. This file travels inside checkpoints."""
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 from transformers.utils import output_capturing
+
+_FIRST_DOT = re.compile(r"^\.")
 
 
 def in_backward() -> bool:
@@ -21,3 +26,25 @@ def record_outputs(model: Any) -> None:
 def mark_static(tensor: Tensor) -> None:
     """Tell torch.compile's CUDA graphs that a tensor stays where it is."""
     torch._dynamo.mark_static_address(tensor)
+
+
+def share_weight_names(source: Any, name: str, model_type: str) -> None:
+    """Give a derived class what transformers renames or merges on loading, and takes apart on saving: GPT-NeoX stores
+    its head as embed_out, and experts are stored one by one. It goes by class name, else by model type.
+
+    Args:
+        source: the class of the family.
+        name: of the derived class.
+        model_type: of the derived configuration.
+    """
+    for theirs, ours in ((source.__name__, name), (source.config_class.model_type, model_type)):
+        if (rules := get_checkpoint_conversion_mapping(theirs)) is not None:
+            register_checkpoint_conversion_mapping(ours, [_of_whole_words(rule) for rule in rules], overwrite=True)
+
+
+def _of_whole_words(rule: Any) -> Any:
+    """A renaming whose first dot is a dot: by Phimoe's, `.router.weight` would be found in `sse_router.weight`."""
+    if type(rule) is not WeightRenaming:
+        return rule
+    ways = rule.source_patterns, rule.target_patterns
+    return WeightRenaming(*([_FIRST_DOT.sub(r"\\.", name) for name in names] for names in ways))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.logits import logits_at_once
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Head:
     bias: Tensor | None = None
     """[V]"""
     scale: float = 1.0
-    """Granite divides its logits (`logits_scaling`)"""
+    """`ArchSpec.logits_times` and `ArchSpec.logits_over`"""
     cap: float | None = None
     """Gemma 2 bounds its logits (`final_logit_softcapping`)"""
 
@@ -30,9 +31,10 @@ class Head:
     def of(model: "PreTrainedModel") -> "Head":
         """The head of a causal language model. Read it anew in each forward: a sharded weight is whole only then."""
         linear: Any = model.get_output_embeddings()
-        divide = getattr(model.config, "logits_scaling", None)
-        cap = getattr(model.config, "final_logit_softcapping", None)
-        return Head(linear.weight, getattr(linear, "bias", None), 1.0 if divide is None else 1.0 / divide, cap)
+        spec, config = source_spec(model.config.model_type), model.config
+        cap = getattr(config, "final_logit_softcapping", None)
+        scale = _number(config, spec.logits_times) / _number(config, spec.logits_over)
+        return Head(linear.weight, getattr(linear, "bias", None), scale, cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [T, V] of hidden states [T, D], float32 or float64; the product itself runs in hidden's dtype."""
@@ -51,6 +53,11 @@ class Head:
     def in_dtype(self, dtype: torch.dtype) -> "Head":
         """The same head with its weight cast once, for use in several chunks."""
         return dc.replace(self, weight=self.weight.to(dtype))
+
+
+def _number(config: Any, field: str | None) -> float:
+    value = None if field is None else getattr(config, field)
+    return 1.0 if value is None else float(value)
 
 
 def token_chunks(tokens: int, vocabulary: int, device: torch.device) -> list[slice]:

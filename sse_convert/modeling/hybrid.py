@@ -6,6 +6,7 @@ loss to the training loss; that of causal LMs prepares generation as well.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import AutoModel, DynamicCache, PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 
@@ -22,7 +22,7 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.mixers import SlidingMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
 from sse_convert.modeling.cache import counting_layer, install
-from sse_convert.modeling.compat import record_outputs
+from sse_convert.modeling.compat import record_outputs, share_weight_names
 from sse_convert.modeling.configuration import config_class_for, layer_mixers
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
@@ -35,6 +35,7 @@ from sse_convert.modeling.layout import (
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.window.window_branch import attention_layer
 
@@ -82,6 +83,13 @@ class SSEMixin(_Source):
         refuse_parallel_load(kwargs)
         return super().from_pretrained(*args, **kwargs)
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """As the source: transformers looks for a decorator in the file that a class is from."""
+        source = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
+        found: bool = source._can_set_experts_implementation()
+        return found
+
 
 class SSEBaseMixin(SSEMixin):
     """Goes in front of a family's backbone class."""
@@ -100,15 +108,17 @@ class SSEBaseMixin(SSEMixin):
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
         for index, mixer in enumerate(layer_mixers(config)):
+            if mixer is None:
+                continue
             layer = getattr(self, spec.layers)[index]
             attention = getattr(layer, spec.attention)
-            handing = None if spec.hands_on or mixer is None else HandOn(layer)
+            handing = None if spec.hands_on else HandOn(layer)
             if handing is not None and isinstance(mixer, SlidingMixer):
                 handing.reach(attention)
             if isinstance(mixer, SlidingMixer):
                 make_sliding(attention, index, mixer.window, mixer.sinks)
                 self._sse_windows[index] = mixer.window, mixer.sinks
-            elif mixer is not None:
+            else:
                 backend = config.sse.get("backend", "auto")
                 new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
                 setattr(layer, spec.attention, new)
@@ -173,12 +183,17 @@ class SSEBaseMixin(SSEMixin):
         self.sse_install(past_key_values)
         shape = batch, length
         weights = kwargs.get("output_attentions", self.config.output_attentions)
+        apart = source_spec(self.config.model_type).separates_documents
+        if starts is not None and position_ids is not None and not apart:
+            own_mask: Any = document_masks(self, position_ids)
+        else:
+            own_mask = attention_mask
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )
         return super().forward(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=own_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
@@ -315,6 +330,20 @@ class SSEHeadMixin(SSEMixin):
             return torch.zeros((), device=self.device)
         return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 
+    def sse_expert_loss(self, router_logits: tuple[Tensor, ...]) -> Tensor:
+        """Load-balancing loss of the source's own routers, 0-d, weighted as the source does; 0 for families that have
+        none.
+
+        Args:
+            router_logits: of each layer with experts, as the backbone returns them for `output_router_logits`.
+        """
+        family = sys.modules[source_class(source_spec(self.config.model_type)).__module__]
+        balance = getattr(family, "load_balancing_loss_func", None)
+        if balance is None:
+            return torch.zeros((), device=self.device)
+        loss: Tensor = balance(router_logits, self.num_experts, self.num_experts_per_tok)
+        return self.router_aux_loss_coef * loss
+
     def sse_router_stats(self) -> dict[int, dict[str, Any]]:
         """Layer index -> load [N], entropy and mean gate of the last forward's routing (see `SSEAttention`)."""
         stats = {index: layer.router_stats() for index, layer in self.sse_layers().items()}
@@ -446,9 +475,7 @@ def _derive(name: str, mixin: type, source: type[PreTrainedModel]) -> type[PreTr
     }
     if issubclass(mixin, SSEHeadMixin):
         namespace["forward"] = _with_balance_loss(source.forward)
-    # what transformers renames on loading goes by class name: GPT-NeoX stores its head as embed_out
-    if (renamings := get_checkpoint_conversion_mapping(source.__name__)) is not None:
-        register_checkpoint_conversion_mapping(name, renamings, overwrite=True)
+    share_weight_names(source, name, config_class_for(source.config_class).model_type)
     return type(name, (mixin, source), namespace)
 
 

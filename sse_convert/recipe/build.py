@@ -1,18 +1,21 @@
 """Plain data to frozen dataclasses, driven by their annotations; collects every problem instead of stopping at one."""
 
 import dataclasses as dc
-import math
 import types
 import typing
 from collections.abc import Collection
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
 from sse_convert.mixers import BASIC, BUILT_IN, FULL, Mixer
 from sse_convert.recipe.checks import check
-from sse_convert.recipe.problems import Path, Problem, suggest
+from sse_convert.recipe.problems import Path, Problem, shortened, suggest
+from sse_convert.recipe.ranges import REAL, WHOLE, Range, Text, number_text
 from sse_convert.recipe.retired import instead
 from sse_convert.recipe.units import parse_count, spelled_float
+
+_RULES: dict[Any, Range | Text] = {int: WHOLE, float: REAL, str: Text()}
+"""of plain values whose annotation names none"""
 
 
 def describe(value: Any) -> str:
@@ -23,15 +26,15 @@ def describe(value: Any) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return f"text {value!r}"
+            return f"text {shortened(value)!r}"
         case int() | float():
-            return f"number {value}"
+            return f"number {number_text(value)}"
         case list():
             return "a list"
         case dict():
             return "a mapping"
         case _:
-            return f"{type(value).__name__} {value}"
+            return f"{type(value).__name__} {shortened(str(value))}"
 
 
 def build(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> Any:
@@ -49,7 +52,10 @@ def build(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> A
         return _build_dict(typing.get_args(annotation), value, path, problems)
     if dc.is_dataclass(annotation) and isinstance(annotation, type):
         return build_dataclass(annotation, value, path, problems)
-    return _build_scalar(annotation, value, path, problems)
+    if origin is Annotated:
+        kind, rule = typing.get_args(annotation)
+        return _build_scalar(kind, rule, value, path, problems)
+    return _build_scalar(annotation, _RULES.get(annotation), value, path, problems)
 
 
 def build_dataclass(cls: type[Any], value: Any, path: Path, problems: list[Problem]) -> Any:
@@ -82,7 +88,7 @@ def build_fields(
     if not isinstance(value, dict):
         problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
         return {}
-    annotations = typing.get_type_hints(cls)
+    annotations = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dc.fields(cls) if names is None or field.name in names}
     old = {key: text for key, item in value.items() if (text := instead((*path, key), item)) is not None}
     problems.extend(Problem((*path, key), text) for key, text in old.items())
@@ -195,19 +201,24 @@ def _build_dict(arguments: tuple[Any, Any], value: Any, path: Path, problems: li
     return {key: build(item, element, (*path, key), problems) for key, element in value.items()}
 
 
-def _build_scalar(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> Any:
-    """str, bool, int (with `4K` and `100M`) and float; the hints name YAML's own traps."""
+def _build_scalar(annotation: Any, rule: Range | Text | None, value: Any, path: Path, problems: list[Problem]) -> Any:
+    """str, bool, int (with `4K` and `100M`) and float, as their rule has it; the hints name YAML's own traps."""
     if annotation is int and isinstance(value, str) and (count := parse_count(value)) is not None:
-        return count
-    if annotation is float and type(value) is int:
-        return float(value)
+        value = count
+    if annotation is float and type(value) is int and REAL.problem(value) is None:
+        value = float(value)
     if type(value) is not annotation:
         problems.append(Problem(path, _mismatch(annotation, value)))
-        return None
-    if annotation is float and not math.isfinite(value):
-        problems.append(Problem(path, f"expected a finite number, got {value}"))
-        return None
-    return value
+    elif isinstance(rule, Range) and (problem := rule.problem(value)) is not None:
+        problems.append(Problem(path, problem))
+    elif isinstance(rule, Text):
+        try:
+            return rule.read(value)
+        except ValueError as error:
+            problems.append(Problem(path, str(error)))
+    else:
+        return value
+    return None
 
 
 def _mismatch(annotation: Any, value: Any) -> str:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sse_convert.mixers import BUILT_IN, FULL
-from sse_convert.recipe.pattern import layer_range, mixer_name_problems, pattern_unit
-from sse_convert.recipe.problems import Path, Problem, suggest
+from sse_convert.recipe.pattern import MOST_LAYERS, layer_range, mixer_name_problems, pattern_runs
+from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.schema import (
-    Calibrate,
     Data,
     Eval,
     Export,
@@ -24,7 +23,7 @@ from sse_convert.recipe.schema import (
     Stage,
     Train,
 )
-from sse_convert.recipe.stage_settings import Offline, Rope
+from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count, parse_size
 
 BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
@@ -46,8 +45,8 @@ _ROPE_KEYS = {
     "yarn": ("rope_theta", "factor", "original_max_position_embeddings"),
 }
 _ROPE_REQUIRED = {None: ("rope_theta",), "default": (), "linear": ("factor",), "yarn": ("factor",)}
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+_MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,99}")
 
 
 def check(part: Any) -> Iterator[Problem]:
@@ -57,14 +56,12 @@ def check(part: Any) -> Iterator[Problem]:
         Stage: _stage,
         Source: _source,
         Needles: _needles,
-        Calibrate: lambda part: _at_least(part, 1, "rows", "seq_len"),
         Eval: _eval,
         NeedleEval: _needle_eval,
         RulerEval: _ruler_eval,
         LMEval: _lm_eval,
-        Export: _export,
         Lora: _lora,
-        Offline: lambda part: _at_least(part, 1, "top_k"),
+        Export: _export,
         Rope: _rope,
         Train: _train,
         Recipe: _recipe,
@@ -78,7 +75,9 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
     mixers = parts.get("mixers", {}) or {}
     for name in mixers:
         if not _MIXER_NAME.fullmatch(str(name)):
-            yield Problem(("mixers", name), "a mixer name is letters, digits, -, + and _, starting with a letter")
+            yield Problem(
+                ("mixers", name), "a mixer name is letters, digits, -, + and _, 100 at most, starting with a letter"
+            )
     if (layers := parts.get("layers")) is not None:
         for message in mixer_name_problems(layers, dict.fromkeys((*BUILT_IN, *map(str, mixers)))):
             where, _, text = message.partition(": ")
@@ -117,21 +116,6 @@ def _stage_names(stages: list[Stage | None]) -> Iterator[Problem]:
         first.setdefault(stage.name, i)
 
 
-def _at_least(part: Any, bound: float, *keys: str) -> Iterator[Problem]:
-    """A problem for each of the fields (numbers, or lists of numbers) below the bound."""
-    for key in keys:
-        value = getattr(part, key)
-        for number in value if isinstance(value, list) else [value]:
-            if number < bound:
-                yield Problem((key,), f"{number} is too small, expected {bound} or more")
-
-
-def _more_than_zero(part: Any, *keys: str) -> Iterator[Problem]:
-    for key in keys:
-        if getattr(part, key) <= 0:
-            yield Problem((key,), f"{getattr(part, key)} is too small, expected more than 0")
-
-
 def _not_empty(part: Any, *keys: str) -> Iterator[Problem]:
     for key in keys:
         if not getattr(part, key):
@@ -144,35 +128,30 @@ def _layers(layers: Layers) -> Iterator[Problem]:
     for key in ("pattern", "ratio"):
         if getattr(layers, key) is not None:
             yield from _not_empty(layers, key)
-    for mixer, count in (layers.ratio or {}).items():
-        if count < 1:
-            yield Problem(("ratio", mixer), f"{count} is too small, expected 1 or more")
     kept: list[tuple[Path, int | str]] = [(("keep", i), index) for i, index in enumerate(layers.keep)]
     overridden: list[tuple[Path, int | str]] = [(("overrides", index), index) for index in layers.overrides]
     for path, index in kept + overridden:
         if layer_range(index) is None:
             yield Problem(path, f"{index!r} is neither an index nor a range such as 3-5 or -4--1")
-    if all(name == FULL for name in (*pattern_unit(layers), *layers.overrides.values())):
+    runs = pattern_runs(layers)
+    if (named := sum(count for _, count in runs)) > MOST_LAYERS:
+        yield Problem((), f"pattern or ratio names {named} layers, expected at most {MOST_LAYERS}")
+    if all(name == FULL for name in (*(name for name, _ in runs), *layers.overrides.values())):
         yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")
 
 
 def _stage(stage: Stage) -> Iterator[Problem]:
     if not _NAME.fullmatch(stage.name):
-        yield Problem(("name",), f"{stage.name!r}: expected letters, digits, - and _, starting with a letter")
-    yield from _at_least(stage, 1, "tokens", "seq_len", "batch_tokens", "checkpoint_steps")
-    if stage.micro_batch != "auto":
-        yield from _at_least(stage, 1, "micro_batch")
-    yield from _at_least(stage, 0, "weight_decay")
-    yield from _more_than_zero(stage, "clip")
+        yield Problem(
+            ("name",),
+            f"{shortened(stage.name)!r}: expected letters, digits, - and _, 100 at most, starting with a letter",
+        )
     if not 0 <= stage.warmup < 1:
         yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
-    if not 0 <= stage.min_lr <= 1:
-        yield Problem(("min_lr",), f"{stage.min_lr} is not a share of the peak, expected 0 to 1")
     if stage.stop is not None and not 0 <= stage.stop < 1:
         yield Problem(("stop",), f"{stage.stop} is not a share of the error, expected 0 to less than 1")
     if stage.needle_keys is not None:
         yield from _not_empty(stage, "needle_keys")
-        yield from _at_least(stage, 1, "needle_keys")
     yield from _stage_rates(stage)
     yield from _stage_budget(stage)
     yield from _stage_loss(stage)
@@ -180,21 +159,15 @@ def _stage(stage: Stage) -> Iterator[Problem]:
 
 def _stage_rates(stage: Stage) -> Iterator[Problem]:
     if isinstance(stage.lr, LearningRates):
-        given = [name for name in ("mixers", "new", "rest") if getattr(stage.lr, name) is not None]
-        yield from (Problem(("lr", *p.path), p.message) for p in _more_than_zero(stage.lr, *given))
         only_mixers = stage.train == "mixers" or stage.loss == "layer_mse"
         if only_mixers and stage.lr.rest is not None:
             yield Problem(("lr", "rest"), "given, but only mixers are trained; leave it out")
         if not only_mixers and stage.lr.rest is None:
             yield Problem(("lr", "rest"), f"not given, and train: {stage.train} trains more than mixers")
-    else:
-        yield from _more_than_zero(stage, "lr")
 
 
 def _stage_budget(stage: Stage) -> Iterator[Problem]:
     rows = 1 if stage.micro_batch == "auto" else stage.micro_batch
-    if min(stage.tokens, stage.seq_len, stage.batch_tokens, rows) < 1:
-        return
     row = stage.seq_len * rows
     if stage.tokens < stage.seq_len:
         yield Problem(("tokens",), f"{stage.tokens} is less than one row (seq_len is {stage.seq_len})")
@@ -231,10 +204,6 @@ def _rope(rope: Rope) -> Iterator[Problem]:
     given, name = rope.given().keys() - {"rope_type"}, f"rope_type {kind}" if kind else "without rope_type"
     yield from (Problem((key,), f"{name} needs {key}") for key in _ROPE_REQUIRED[kind] if key not in given)
     yield from (Problem((key,), f"{name} has no {key}, remove it") for key in sorted(given - {*_ROPE_KEYS[kind]}))
-    if rope.rope_theta is not None and rope.rope_theta <= 1:
-        yield Problem(("rope_theta",), f"{rope.rope_theta} is too small, expected more than 1")
-    if rope.factor is not None:
-        yield from _at_least(rope, 1, "factor")
 
 
 def _source(source: Source) -> Iterator[Problem]:
@@ -246,29 +215,18 @@ def _source(source: Source) -> Iterator[Problem]:
         yield Problem(("length",), "is for kind: teacher; remove it")
     if source.kind != "text" and source.separator is not None:
         yield Problem(("separator",), "is for kind: text; remove it")
-    if source.length is not None:
-        yield from _at_least(source, 2, "length")
-    yield from _more_than_zero(source, "weight")
-    yield from _at_least(source, 1, "rows")
 
 
 def _needles(needles: Needles) -> Iterator[Problem]:
-    if not 0 <= needles.share <= 1:
-        yield Problem(("share",), f"{needles.share} is not a share of the rows, expected 0 to 1")
-    if not 0 <= needles.early <= 1:
-        yield Problem(("early",), f"{needles.early} is not a share of the questions, expected 0 to 1")
     yield from _not_empty(needles, "keys", "kinds")
-    yield from _at_least(needles, 1, "keys")
 
 
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
     yield from _not_empty(needle, "lengths", "keys", "kinds")
-    yield from _at_least(needle, 1, "lengths", "keys", "samples")
 
 
 def _ruler_eval(ruler: RulerEval) -> Iterator[Problem]:
     yield from _not_empty(ruler, "lengths", "tasks")
-    yield from _at_least(ruler, 1, "lengths", "samples")
     reading = [name for name in ruler.tasks if name not in TEXTLESS]
     if reading and not ruler.text:
         yield Problem(("text",), f"{', '.join(reading)} hide needles in running text; name a file, or ask only "
@@ -277,21 +235,12 @@ def _ruler_eval(ruler: RulerEval) -> Iterator[Problem]:
 
 def _lm_eval(settings: LMEval) -> Iterator[Problem]:
     yield from _not_empty(settings, "tasks", "lengths")
-    yield from _at_least(settings, 1, "batch_size", "lengths")
-    if settings.limit is not None:
-        yield from _at_least(settings, 1, "limit")
-    if settings.num_fewshot is not None:
-        yield from _at_least(settings, 0, "num_fewshot")
 
 
 def _eval(settings: Eval) -> Iterator[Problem]:
-    yield from _at_least(settings, 2, "lengths", "throughput")
-    yield from _at_least(settings, 1, "tokens")
-    for key, limit in settings.gate.items():
+    for key in settings.gate:
         if key not in GATES:
             yield Problem(("gate", key), "unknown limit" + suggest(key, GATES))
-        elif limit < 0:
-            yield Problem(("gate", key), f"{limit} is too small, expected 0 or more")
     if "needle_retention" in settings.gate and settings.needle is None:
         yield Problem(("gate", "needle_retention"), "needs eval.needle")
     if "loss_gap" in settings.gate and not settings.perplexity:
@@ -299,15 +248,11 @@ def _eval(settings: Eval) -> Iterator[Problem]:
 
 
 def _export(export: Export) -> Iterator[Problem]:
-    if not export.dir.strip():
-        yield Problem(("dir",), "is empty, expected a folder")
     if not parse_size(export.max_shard_size):
         yield Problem(("max_shard_size",), f"{export.max_shard_size!r} is not a size such as 5GB")
 
 
 def _lora(lora: Lora) -> Iterator[Problem]:
-    yield from _at_least(lora, 1, "rank")
-    yield from _more_than_zero(lora, "alpha")
     if lora.targets is not None:
         yield from _not_empty(lora, "targets")
 
@@ -317,8 +262,6 @@ def _train(train: Train) -> Iterator[Problem]:
         yield Problem(("backend",), "'fla' was retired, Triton kernels run the gated delta rule; use backend: auto")
     elif train.backend not in BACKENDS:
         yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
-    if train.spikes is not None:
-        yield from _more_than_zero(train, "spikes")
 
 
 def _recipe(recipe: Recipe) -> Iterator[Problem]:

@@ -2,13 +2,16 @@
 
 import ast
 import dataclasses as dc
+import functools
 import inspect
 import textwrap
 import types
 import typing
-from typing import Any
+from collections.abc import Hashable
+from typing import Annotated, Any
 
 from sse_convert.mixers import BASIC, BUILT_IN, FIXED, MEANING, Mixer, SSEMixer
+from sse_convert.recipe.ranges import Range
 from sse_convert.recipe.schema import Recipe
 
 ADVANCED = "advanced_mixer"
@@ -32,6 +35,11 @@ def json_schema() -> dict[str, Any]:
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring line under each field of a dataclass, those of its bases included, by field name."""
+    return _field_docs(typing.cast(Hashable, cls))
+
+
+@functools.cache
+def _field_docs(cls: type[Any]) -> dict[str, str]:
     docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
@@ -67,7 +75,7 @@ def _object(cls: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _property(cls: type[Any], name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    schema = _schema(typing.get_type_hints(cls)[name], definitions)
+    schema = _schema(typing.get_type_hints(cls, include_extras=True)[name], definitions)
     if "$ref" in schema:
         schema = {"allOf": [schema]}  # draft 7 ignores what stands beside $ref
     return {"description": field_docs(cls)[name], **schema}
@@ -139,6 +147,17 @@ def _schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
     if dc.is_dataclass(annotation) and isinstance(annotation, type):
         return _reference(annotation, definitions)
+    if origin is Annotated:
+        return _bounded(_schema(arguments[0], definitions), arguments[1])
     if annotation is int:
         return _COUNT
     return {"type": {str: "string", float: "number", bool: "boolean", type(None): "null"}[annotation]}
+
+
+def _bounded(schema: dict[str, Any], rule: Any) -> dict[str, Any]:
+    """The schema of a number within its range; text with a count's unit is left to the loader."""
+    if not isinstance(rule, Range):
+        return schema
+    if "anyOf" in schema:
+        return {"anyOf": [_bounded(schema["anyOf"][0], rule), *schema["anyOf"][1:]]}
+    return {**schema, "exclusiveMinimum" if rule.more else "minimum": rule.low, "maximum": rule.high}

@@ -13,7 +13,7 @@ from sse_convert.recipe.presets import preset_names, preset_path
 from sse_convert.recipe.problems import Path, Problem, location
 from sse_convert.recipe.retired import stored_recipe
 from sse_convert.recipe.schema import Recipe
-from sse_convert.recipe.source import parse
+from sse_convert.recipe.source import MOST_CHARACTERS, parse
 from sse_convert.recipe.units import parse_count
 
 DEFAULT_BATCH_TOKENS = 65536
@@ -101,7 +101,8 @@ def _find(path: FilePath | str) -> FilePath:
 
 def _read(file: FilePath) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(MOST_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file} is not UTF-8 text (byte {error.start})", expected="a YAML file in UTF-8") from error
     except OSError as error:

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from sse_convert.errors import UsageError
-from sse_convert.recipe.problems import Path, dotted
+from sse_convert.recipe.problems import Path, dotted, shortened
 from sse_convert.recipe.source import parse_value
 
 
@@ -23,11 +23,11 @@ def apply_overrides(data: Any, overrides: list[str]) -> tuple[Any, dict[Path, st
         path, separator, value = override.partition("=")
         if not separator or not all(path.split(".")):
             raise UsageError(
-                f"--set {override}: not of the form path=value",
+                f"--set {shortened(override)}: not of the form path=value",
                 expected="a dotted path, an equals sign and a YAML value",
                 fix="for example --set stages.0.tokens=1M",
             )
-        spelling = f"--set {override}"
+        spelling = f"--set {shortened(override)}"
         sets[_assign(data, path.split("."), parse_value(value, spelling), spelling)] = spelling
     return data, sets
 
@@ -53,7 +53,7 @@ def _assign(data: Any, keys: list[str], value: Any, spelling: str) -> Path:
             here = here[name]
         else:
             raise UsageError(
-                f"{spelling}: {dotted(path)} is {here!r} and has no keys",
+                f"{spelling}: {dotted(path)} is {shortened(repr(here))} and has no keys",
                 expected="a path that ends at a value",
                 fix=f"--set {dotted(path)}=VALUE",
             )
@@ -73,7 +73,7 @@ def _index(items: list[Any], key: str, path: Path, spelling: str) -> int:
         named = [str(name) for name in names if name is not None]
         bound = f"0 to {len(items) - 1}" if items else "nothing: the list is empty"
         raise UsageError(
-            f"{spelling}: {dotted(path)} has no item {key!r}",
+            f"{spelling}: {dotted(path)} has no item {shortened(key)!r}",
             expected=bound + (f", or a name: {', '.join(named)}" if named else ""),
             fix=f"set the whole list: --set '{dotted(path)}=[...]'",
         )

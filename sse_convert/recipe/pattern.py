@@ -5,13 +5,16 @@ from collections.abc import Iterable
 
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, FULL, Mixer
-from sse_convert.recipe.problems import suggest
+from sse_convert.recipe.problems import shortened, suggest
 from sse_convert.recipe.schema import Layers, Recipe
 
 UNTOUCHED = Layers(pattern=[FULL])
 """every layer as it is: what the control `teacher_tuned` trains. A recipe file may not ask for it"""
-_RANGE = re.compile(r"(-?\d+)-(-?\d+)")
-_REPEAT = re.compile(r"(.+?)\s*\*\s*(\d+)")
+_INDEX = re.compile(r"-?\d{1,9}", re.ASCII)
+_RANGE = re.compile(r"(-?\d{1,9})-(-?\d{1,9})", re.ASCII)
+_REPEAT = re.compile(r"(.+?)\s*\*\s*(\d{1,4})", re.ASCII)
+MOST_LAYERS = 10_000
+"""that a pattern may name; no model has as many"""
 
 
 def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer]]:
@@ -64,25 +67,27 @@ def nothing_converted(why: str) -> RecipeError:
 
 def pattern_unit(layers: Layers) -> list[str]:
     """The unit that repeats to fill the model: `[sse*2, full]` -> sse, sse, full; `full` when none is given."""
+    return [name for name, count in pattern_runs(layers) for _ in range(count)] or [FULL]
+
+
+def pattern_runs(layers: Layers) -> list[tuple[str, int]]:
+    """The same unit as names and how often each is repeated: `[sse*2, full]` -> (sse, 2), (full, 1)."""
     if layers.ratio:
-        return [name for name, count in layers.ratio.items() for _ in range(count)]
-    unit: list[str] = []
-    for entry in layers.pattern or []:
-        repeated = _REPEAT.fullmatch(entry)
-        unit += [repeated[1]] * int(repeated[2]) if repeated else [entry]
-    return unit or [FULL]
+        return list(layers.ratio.items())
+    repeats = [(entry, _REPEAT.fullmatch(entry)) for entry in layers.pattern or []]
+    return [(found[1], int(found[2])) if found else (entry, 1) for entry, found in repeats]
 
 
 def mixer_name_problems(layers: Layers, mixers: Iterable[str]) -> list[str]:
     """A message for each mixer that `layers` uses and nothing defines."""
-    used = [("layers.ratio" if layers.ratio else "layers.pattern", name) for name in pattern_unit(layers)]
+    used = [("layers.ratio" if layers.ratio else "layers.pattern", name) for name, _ in pattern_runs(layers)]
     used += [("layers.overrides", name) for name in layers.overrides.values()]
     known = (*mixers, FULL)
     problems = []
     for where, name in dict.fromkeys(used):
         if name in known:
             continue
-        problems.append(f"{where}: mixer '{name}' is not defined" + suggest(name, known))
+        problems.append(f"{where}: mixer '{shortened(name)}' is not defined" + suggest(name, known))
     return problems
 
 
@@ -90,7 +95,7 @@ def layer_range(key: int | str) -> tuple[int, int] | None:
     """First and last layer (inclusive, possibly negative) of `7`, `-1`, `"3-5"` or `"-4--1"`; None if malformed."""
     if isinstance(key, int):
         return key, key
-    if re.fullmatch(r"-?\d+", key.strip()):
+    if _INDEX.fullmatch(key.strip()):
         return int(key), int(key)
     match = _RANGE.fullmatch(key.strip())
     return (int(match[1]), int(match[2])) if match else None

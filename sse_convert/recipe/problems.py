@@ -15,9 +15,19 @@ class Problem:
     message: str
 
 
+MOST_SHOWN = 80
+"""characters of a value that messages repeat"""
+
+
+def shortened(text: str) -> str:
+    """A text of the user's as messages repeat it: not all of a long one, and no control characters."""
+    shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
+    return "".join(letter if letter.isprintable() else "?" for letter in shown)
+
+
 def dotted(path: Path) -> str:
     """`("stages", 0, "lr")` -> `stages.0.lr`, the spelling that `--set` takes."""
-    return ".".join(str(part) for part in path)
+    return ".".join(shortened(str(part)) for part in path)
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

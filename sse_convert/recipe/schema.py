@@ -1,9 +1,22 @@
 """The recipe: one YAML file that says what becomes of a checkpoint. Frozen dataclasses, one docstring line per key."""
 
 import dataclasses as dc
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from sse_convert.mixers import Mixer, mixer_to_dict, recipe_entry
+from sse_convert.recipe.ranges import (
+    Count,
+    Length,
+    NewFolder,
+    NotNegative,
+    PathText,
+    Positive,
+    Range,
+    Rate,
+    Seed,
+    Share,
+    Tokens,
+)
 from sse_convert.recipe.stage_settings import Offline, Rope
 
 RulerName = Literal[
@@ -26,7 +39,7 @@ class Layers:
 
     pattern: list[str] | None = None
     """mixer names, repeated to fill all layers; `sse*5` stands for five"""
-    ratio: dict[str, int] | None = None
+    ratio: dict[str, Annotated[int, Range(1, 4096)]] | None = None
     """mixer name to count, expanded in order and repeated, e.g. {sse: 5, full: 1}"""
     keep: list[int | str] = dc.field(default_factory=list)
     """layers left as softmax: indices, negative indices, ranges such as 3-5"""
@@ -38,11 +51,11 @@ class Layers:
 class LearningRates:
     """Peak learning rates by group of parameters."""
 
-    mixers: float
+    mixers: Rate
     """the attention of converted layers: the teacher's projections, and what conversion added"""
-    new: float | None = None
+    new: Rate | None = None
     """what conversion added (router, decays, low-rank paths, scales), which starts from little; unset means mixers"""
-    rest: float | None = None
+    rest: Rate | None = None
     """everything else; required unless `train: mixers`, where nothing else is trained"""
 
 
@@ -50,9 +63,9 @@ class LearningRates:
 class Lora:
     """PEFT LoRA on the teacher's frozen weights, used by stages with `train: lora` and merged on export."""
 
-    rank: int = 16
+    rank: Annotated[int, Range(1, 65536)] = 16
     """LoRA rank"""
-    alpha: float = 32.0
+    alpha: Positive = 32.0
     """LoRA alpha"""
     targets: list[str] | None = None
     """module name endings; unset picks the attention projections and the MLP"""
@@ -66,27 +79,27 @@ class Stage:
     """stage name, unique in the recipe; also its folder name"""
     loss: Literal["layer_mse", "kl", "ce"]
     """layer_mse aligns each layer, kl distils the teacher's logits, ce trains on the text"""
-    tokens: int
+    tokens: Tokens
     """training budget in tokens, e.g. 100M"""
-    seq_len: int
+    seq_len: Length
     """tokens per packed row, e.g. 4K"""
-    lr: float | LearningRates
+    lr: Rate | LearningRates
     """peak learning rate, one for all or by group"""
     train: Literal["mixers", "all", "lora"] = "all"
     """what is trained: converted layers only (always so for layer_mse), everything, or converted layers plus LoRA"""
-    batch_tokens: int = 65536
+    batch_tokens: Tokens = 65536
     """tokens per optimizer step, over all processes; a multiple of seq_len * micro_batch (unset: rounded up to one)"""
-    micro_batch: Auto | int = "auto"
+    micro_batch: Auto | Count = "auto"
     """rows per forward pass and process; auto: as many as the GPU's memory holds, by `plan`'s estimate"""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon for the matrices of decoder layers and adamw for the rest, at the same learning rates"""
     warmup: float = 0.05
     """share of the steps with a linearly rising learning rate"""
-    min_lr: float = 0.1
+    min_lr: Share = 0.1
     """end of the cosine as a share of the peak"""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """weight decay of matrices"""
-    clip: float = 1.0
+    clip: Positive = 1.0
     """gradient norm limit"""
     gradient_checkpointing: Auto | bool = "auto"
     """recompute activations in the backward pass; auto: where the GPU's memory does not hold them"""
@@ -99,9 +112,9 @@ class Stage:
     """kl only: take the teacher's predictions from disk; made before training where they are missing"""
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
-    needle_keys: list[int] | None = None
+    needle_keys: list[Count] | None = None
     """numbers of needles in this stage's planted rows, drawn uniformly, as many as fit; null: `data.needles.keys`"""
-    checkpoint_steps: int = 100
+    checkpoint_steps: Count = 100
     """optimizer steps between checkpoints"""
 
 
@@ -109,7 +122,7 @@ class Stage:
 class Source:
     """A source of training or evaluation text."""
 
-    path: str | None = None
+    path: PathText | None = None
     """file, folder or hub dataset; unset for teacher samples"""
     kind: Literal["text", "chat", "teacher"] = "text"
     """plain text, chat messages, or text sampled from the teacher"""
@@ -123,11 +136,11 @@ class Source:
     """text files: what stands between documents, e.g. <|endoftext|>; unset means one document per file"""
     streaming: bool = False
     """hub datasets: read on the fly instead of downloading first"""
-    weight: float = 1.0
+    weight: Positive = 1.0
     """share of rows drawn from this source"""
-    rows: int = 256
+    rows: Count = 256
     """teacher sources: rows to sample"""
-    length: int | None = None
+    length: Annotated[int, Range(2, 2**30)] | None = None
     """teacher sources: tokens of a sampled row; unset means the seq_len of whoever reads, sampled anew for each"""
 
 
@@ -135,15 +148,15 @@ class Source:
 class Needles:
     """Retrieval rows planted into the training text (docs: the needle form of `sse_convert.data.needle`)."""
 
-    share: float = 0.0
+    share: Share = 0.0
     """share of rows that carry needles"""
-    keys: list[int] = dc.field(default_factory=lambda: [1, 2, 4, 8])
+    keys: list[Count] = dc.field(default_factory=lambda: [1, 2, 4, 8])
     """numbers of needles in a row, drawn uniformly; in rows too short for all, questions are dropped first"""
     kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number", "word", "code"])
     """kinds of needle values, drawn uniformly"""
-    early: float = 0.0
+    early: Share = 0.0
     """share of the questions that are asked in the text, anywhere after their needle, instead of at the end"""
-    words: str | None = None
+    words: PathText | None = None
     """JSON list of key words; unset uses the built-in list. Evaluation keys are held out of training"""
 
 
@@ -157,7 +170,7 @@ class Data:
     """held-out sources; the first `eval.tokens` tokens are used"""
     needles: Needles = dc.field(default_factory=Needles)
     """planted retrieval rows"""
-    seed: int = 0
+    seed: Seed = 0
     """order and sampling seed"""
 
 
@@ -167,9 +180,9 @@ class Calibrate:
 
     enabled: bool = True
     """run the calibrate stage, which sets decays by how far the teacher's heads look back"""
-    rows: int = 8
+    rows: Count = 8
     """calibration rows, from the training sources"""
-    seq_len: int = 512
+    seq_len: Length = 512
     """tokens per calibration row; distances beyond it are not seen, and attention takes memory by its square"""
     output_scale: Literal["fit", "size", "none"] = "fit"
     """output scale per head: least squares to the teacher's head outputs, their size, or left alone; beside a window,
@@ -180,13 +193,13 @@ class Calibrate:
 class NeedleEval:
     """Needle retrieval test."""
 
-    lengths: list[int]
+    lengths: list[Length]
     """context lengths in tokens"""
-    samples: int = 100
+    samples: Count = 100
     """samples per kind and length"""
     kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number"])
     """kinds of needle values"""
-    keys: list[int] = dc.field(default_factory=lambda: [1])
+    keys: list[Count] = dc.field(default_factory=lambda: [1])
     """needles in the context, one of which is asked for"""
 
 
@@ -196,11 +209,11 @@ class RulerEval:
 
     tasks: list[RulerName] = dc.field(default_factory=lambda: list(get_args(RulerName)))
     """task names; unset means all eight"""
-    lengths: list[int] = dc.field(default_factory=lambda: [4096])
+    lengths: list[Length] = dc.field(default_factory=lambda: [4096])
     """context lengths in tokens of the model's tokenizer, the 128 tokens of the answer included"""
-    samples: int = 100
+    samples: Count = 100
     """samples per task and length; published tables use 500"""
-    text: str | None = None
+    text: PathText | None = None
     """text file or folder for the tasks whose haystack is running text (the published essays are not shipped)"""
     template: Literal["base", "chat"] = "base"
     """the bare prompt, or the prompt in the tokenizer's chat template"""
@@ -214,17 +227,17 @@ class LMEval:
 
     tasks: list[str]
     """task or group names of the harness; also `paper` (the paper's set), `niah` (eight needle tasks), `arc`"""
-    include_path: str | None = None
+    include_path: PathText | None = None
     """folder with task YAML files of your own, for example over local data"""
-    num_fewshot: int | None = None
+    num_fewshot: Annotated[int, Range(0, 10**6)] | None = None
     """examples before each question; unset means each task's own number"""
-    limit: int | None = None
+    limit: Count | None = None
     """documents per task at most, for trials"""
-    batch_size: int = 1
+    batch_size: Count = 1
     """rows per forward pass"""
     chat_template: bool = False
     """put every question into the tokenizer's chat template"""
-    lengths: list[int] = dc.field(default_factory=lambda: [4096])
+    lengths: list[Length] = dc.field(default_factory=lambda: [4096])
     """context lengths of the harness's own RULER tasks"""
 
 
@@ -234,9 +247,9 @@ class Eval:
 
     perplexity: bool = True
     """held-out loss, bits per byte, and KL and top-1 agreement with the teacher, by position"""
-    lengths: list[int] = dc.field(default_factory=list)
+    lengths: list[Annotated[int, Range(2, 2**30)]] = dc.field(default_factory=list)
     """window lengths for the held-out loss; empty uses the last stage's seq_len"""
-    tokens: int = 65536
+    tokens: Tokens = 65536
     """held-out tokens per window length"""
     needle: NeedleEval | None = None
     """needle retrieval, off when unset"""
@@ -244,9 +257,9 @@ class Eval:
     """RULER needle tasks, off when unset"""
     lm_eval: LMEval | None = None
     """tasks of the lm-evaluation-harness, off when unset"""
-    throughput: list[int] = dc.field(default_factory=list)
+    throughput: list[Annotated[int, Range(2, 2**30)]] = dc.field(default_factory=list)
     """context lengths at which prefill and decode speed are measured"""
-    gate: dict[str, float] = dc.field(default_factory=dict)
+    gate: dict[str, NotNegative] = dc.field(default_factory=dict)
     """limits that make `eval` fail: `loss_gap` (at most, nats), `needle_retention` (at least, share of the teacher)"""
 
 
@@ -254,7 +267,7 @@ class Eval:
 class Export:
     """The result."""
 
-    dir: str
+    dir: NewFolder
     """output folder; stages live beside it in `<dir>.stages`"""
     dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep"
     """storage type of the weights; keep means the teacher's"""
@@ -276,7 +289,7 @@ class Train:
     """experiment trackers, through Accelerate"""
     lora: Lora = dc.field(default_factory=Lora)
     """used by stages with `train: lora`"""
-    spikes: float | None = None
+    spikes: Positive | None = None
     """leave out steps whose loss lies this many robust standard deviations above the median of the last 100, e.g. 20;
     null leaves out only those that are not finite"""
     collapse: Literal["warn", "stop"] = "warn"
@@ -289,7 +302,7 @@ class Train:
     cuda_graphs: bool = False
     """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
     set of activations in memory. Where that cannot be, the stage says why and goes on without"""
-    seed: int = 0
+    seed: Seed = 0
     """initialisation and training seed"""
 
 
@@ -299,7 +312,7 @@ class Recipe:
 
     recipe_version: Literal[1]
     """schema version"""
-    model: str
+    model: PathText
     """hub id or local folder of the teacher"""
     revision: str | None = None
     """hub revision of the teacher"""

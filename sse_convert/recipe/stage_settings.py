@@ -1,15 +1,18 @@
 """Recipe keys of training in groups of their own: offline teacher, RoPE. Read with `schema.py`."""
 
 import dataclasses as dc
+from typing import Annotated
+
+from sse_convert.recipe.ranges import Length, PathText, Range
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Offline:
     """The teacher's predictions from a cache on disk: its likeliest tokens, and the mass of all others together."""
 
-    top_k: int = 64
+    top_k: Annotated[int, Range(1, 2**24)] = 64
     """tokens kept per position"""
-    dir: str | None = None
+    dir: PathText | None = None
     """folder of the cache; unset means one below the user's cache folder, named by a hash of all its inputs"""
 
     @property
@@ -24,11 +27,11 @@ class Rope:
 
     rope_type: str | None = None
     """default, linear or yarn; unset keeps the model's own type"""
-    rope_theta: float | None = None
+    rope_theta: Annotated[float, Range(1, 1e12, more=True)] | None = None
     """base of the frequencies; unset keeps the model's"""
-    factor: float | None = None
+    factor: Annotated[float, Range(1, 1e6)] | None = None
     """positions the model is stretched to, as a multiple of those it was trained for"""
-    original_max_position_embeddings: int | None = None
+    original_max_position_embeddings: Length | None = None
     """yarn: positions it was trained for; unset means the model's own number"""
 
     def given(self) -> dict[str, float | int | str]:

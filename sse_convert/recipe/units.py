@@ -6,8 +6,8 @@ COUNT_UNITS = {"K": 1024, "M": 1_000_000, "B": 1_000_000_000}
 """K is 1024, as in context lengths (4K = 4096); M and B are decimal, as in token budgets (100M = 100,000,000)"""
 SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMB])", re.IGNORECASE)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B)", re.IGNORECASE)
+_COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMB])", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]?I?B)", re.IGNORECASE | re.ASCII)
 _EXPONENT = re.compile(r"[+-]?\d+(?:\.\d*)?[eE][+-]?\d+|[+-]?\.\d+[eE][+-]?\d+")
 
 

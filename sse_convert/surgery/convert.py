@@ -1,4 +1,4 @@
-"""Make a hybrid checkpoint: the teacher's shards linked or copied, one shard of new tensors, a config, the code.
+"""Make a hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, a config, the code.
 
 The teacher's weights are never loaded or rewritten; memory does not grow with the model.
 """
@@ -13,12 +13,22 @@ import torch
 from torch import Tensor
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, without_code_keys
+from sse_convert.checkpoints.hub import SHA256_DIGITS, cached_blob
+from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.meta_model import check_complete
 from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
-from sse_convert.checkpoints.output_folder import Link, check_output, check_space, new_folder, place
+from sse_convert.checkpoints.output_folder import (
+    Link,
+    Placed,
+    can_clone,
+    check_output,
+    check_space,
+    new_folder,
+    place,
+)
 from sse_convert.checkpoints.pickles import write_safetensors
 from sse_convert.checkpoints.provenance import Provenance, TeacherShard
-from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, header_digest, read_header, write_shard
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, read_header, write_shard
 from sse_convert.checkpoints.teacher import Teacher, as_teacher, open_teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
 from sse_convert.checkpoints.weights import check_weights
@@ -48,8 +58,8 @@ class ConvertReport(FieldsReport):
     """mixer name of each layer"""
     added_parameters: int
     added_tensors: int
-    teacher_shards: dict[str, Link]
-    """file name -> whether it was linked or copied"""
+    teacher_shards: dict[str, Placed]
+    """file name -> whether it was linked, cloned or copied"""
     companions: list[str]
     """tokenizer, licence and other files that were copied"""
     unused_tensors: list[str]
@@ -59,7 +69,7 @@ class ConvertReport(FieldsReport):
 
     def lines(self) -> list[str]:
         """The result for a person."""
-        how = {"hard": "linked", "copy": "copied"}
+        how = {"hard": "linked", "clone": "cloned", "copy": "copied"}
         ways = sorted({how[link] for link in self.teacher_shards.values()})
         converted = sum(name != FULL for name in self.layers)
         return [
@@ -76,8 +86,9 @@ def convert_checkpoint(
     out: Path,
     *,
     teacher: Teacher | None = None,
-    link: Link = "hard",
+    link: Link = "auto",
     check: bool = False,
+    defer_digests: bool = False,
     allow_pickle: bool = False,
 ) -> ConvertReport:
     """Convert the recipe's model into a new folder. Other arguments and errors as of `api.convert`.
@@ -90,7 +101,9 @@ def convert_checkpoint(
     teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
     names, mixers = resolve(recipe, teacher.num_layers)
     check_fit(recipe, teacher, mixers)
-    return convert_layers(teacher, names, mixers, out, recipe=recipe, link=link, check=check)
+    return convert_layers(
+        teacher, names, mixers, out, recipe=recipe, link=link, check=check, defer_digests=defer_digests
+    )
 
 
 def convert_layers(
@@ -100,8 +113,9 @@ def convert_layers(
     out: Path,
     *,
     recipe: Recipe,
-    link: Link = "hard",
+    link: Link = "auto",
     check: bool = False,
+    defer_digests: bool = False,
 ) -> ConvertReport:
     """Convert given layers of an opened teacher; `names` may keep every layer, which gives the teacher's own logits.
 
@@ -113,6 +127,7 @@ def convert_layers(
         recipe: travels in the config; seed and backend are read.
         link: see `convert`.
         check: see `convert`.
+        defer_digests: see `convert`.
 
     Raises:
         CheckpointError, OutputError, HubError: see `convert`.
@@ -122,8 +137,7 @@ def convert_layers(
     files = teacher.files
     layout = new_layout(teacher, names, mixers)
     with new_folder(out) as folder:
-        copied = link == "copy" or files.pickles
-        check_space(out, layout_bytes(layout) + (sum(files.shard_bytes.values()) if copied else 0))
+        check_space(out, layout_bytes(layout) + _copied_bytes(files, folder, link))
         placed = _place_teacher(files, folder, link)
         if layout:
             tensors = _fresh_tensors(teacher, names, mixers, recipe.train.seed)
@@ -133,7 +147,8 @@ def convert_layers(
         write_remote_code(folder)
         companions = copy_auxiliary_files(files.folder, folder)
         digests = check_weights(open_checkpoint(folder)) if check else {}
-        _provenance(folder, teacher, recipe, placed, digests).write(folder)
+        _provenance(folder, teacher, recipe, placed).write(folder)
+        write_manifest(folder, _known_records(files, folder, placed, digests, defer=defer_digests))
     return ConvertReport(
         out=out,
         layers=names,
@@ -176,12 +191,42 @@ def _fresh_tensors(
             yield teacher.attention_tensor(layer, name), tensor.to(TORCH_DTYPES[teacher.dtype])
 
 
-def _place_teacher(files: CheckpointFiles, folder: Path, link: Link) -> dict[str, tuple[str, Link]]:
+def _copied_bytes(files: CheckpointFiles, folder: Path, link: Link) -> int:
+    """Bytes of the teacher's shards that will take room of their own in `folder`."""
+    if not files.pickles and (link == "hard" or can_clone(files.folder / CONFIG, folder)):
+        return 0
+    linked = [shard for shard in files.shard_bytes if link == "auto" and cached_blob(files.folder / shard)]
+    return sum(size for shard, size in files.shard_bytes.items() if files.pickles or shard not in linked)
+
+
+def _known_records(
+    files: CheckpointFiles, folder: Path, placed: dict[str, tuple[str, Placed]], digests: dict[str, str], *, defer: bool
+) -> dict[str, FileRecord]:
+    """What is known of shards without reading them again; teacher shards beyond that are deferred if that is asked for.
+
+    Args:
+        files: the teacher.
+        folder: the new folder.
+        placed: see `_place_teacher`.
+        digests: of the shards that were streamed.
+        defer: compute no more digests.
+    """
+    records = {name: FileRecord((folder / name).stat().st_size, digest) for name, digest in digests.items()}
+    for name, (source, _) in placed.items():
+        size, blob = (folder / name).stat().st_size, cached_blob(files.folder / source)
+        if not files.pickles and blob is not None and len(blob) == SHA256_DIGITS:
+            records[name] = FileRecord(size, blob, "hub cache")
+        elif defer and name not in records:
+            records[name] = FileRecord(size, None, "deferred")
+    return records
+
+
+def _place_teacher(files: CheckpointFiles, folder: Path, link: Link) -> dict[str, tuple[str, Placed]]:
     """Bring the teacher's shards in; name in `folder` -> (name in the teacher's folder, what was done)."""
     if files.pickles:
         written = write_safetensors([files.folder / name for name in files.pickles], folder)
         return {name: (source, "copy") for name, source in zip(written, files.pickles, strict=True)}
-    placed: dict[str, tuple[str, Link]] = {}
+    placed: dict[str, tuple[str, Placed]] = {}
     with progress("teacher shards", len(files.shard_bytes)) as bar:
         for shard in files.shard_bytes:
             name = ONLY_SHARD if shard == SINGLE else shard
@@ -219,9 +264,7 @@ def _write_config(folder: Path, teacher: Teacher, names: list[str], mixers: dict
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _provenance(
-    folder: Path, teacher: Teacher, recipe: Recipe, placed: dict[str, tuple[str, Link]], digests: dict[str, str]
-) -> Provenance:
+def _provenance(folder: Path, teacher: Teacher, recipe: Recipe, placed: dict[str, tuple[str, Placed]]) -> Provenance:
     return Provenance(
         stage="convert",
         recipe_hash=recipe_hash(recipe),
@@ -229,12 +272,7 @@ def _provenance(
         teacher_folder=str(teacher.files.folder.resolve()),
         teacher_revision=teacher.files.revision,
         shards={
-            name: TeacherShard(
-                source=source,
-                bytes=(folder / name).stat().st_size,
-                header_sha256=header_digest(folder / name),
-                sha256=digests.get(name),
-            )
+            name: TeacherShard(source=source, bytes=(folder / name).stat().st_size)
             for name, (source, _) in placed.items()
         },
     )

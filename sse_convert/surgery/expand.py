@@ -6,19 +6,20 @@ Source: arXiv:2507.16577, section "Limitations and Future Work"; how partitions 
 import dataclasses as dc
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.manifest import inherited_records, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder, place
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.safetensors_io import Layout, read_header, write_shard
 from sse_convert.checkpoints.teacher import Teacher, source_view
-from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, named_chunks, read_tensor, tensor_bytes
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SSE_KINDS, Mixer, SSEMixer, mixer_from_dict, mixer_to_dict, recipe_entry
 from sse_convert.modeling.architectures import SSE_PREFIX
@@ -123,6 +124,7 @@ def expand_checkpoint(
             shards = {name: shard for name, shard in provenance.shards.items() if name in linked}
             digest = provenance.recipe_hash if recipe is None else recipe_hash(recipe)
             dc.replace(provenance, stage=STAGE, recipe_hash=digest, shards=shards).write(folder)
+        write_manifest(folder, inherited_records(files.folder, linked))
     return ExpandReport(
         out=out,
         layers=[_summary(i, mixers[sse["layers"][i]], grown[names[i]], growth) for i in chosen],
@@ -209,14 +211,20 @@ def _write_shards(
     for shard in linked:
         place(files.folder / shard, folder / shard, "hard")
     for shard, layout in layouts.items():
-        tensors = (
-            (name, changed[name] if name in changed else read_tensor(files.folder, files.tensors[name]))
-            for name in layout
-        )
-        write_shard(folder / shard, layout, ((name, tensor_bytes(tensor)) for name, tensor in tensors))
+        write_shard(folder / shard, layout, _data(files, changed, layout))
     if list(files.shard_bytes) != [SINGLE]:
         write_index(folder, list(files.shard_bytes))
     return linked, written
+
+
+def _data(
+    files: CheckpointFiles, changed: dict[str, Tensor], names: Iterable[str]
+) -> Iterator[tuple[str, bytes | memoryview]]:
+    for name in names:
+        if name in changed:
+            yield name, tensor_bytes(changed[name])
+        else:
+            yield from named_chunks(files.folder, name, files.tensors[name])
 
 
 def _home(files: CheckpointFiles, name: str) -> str:

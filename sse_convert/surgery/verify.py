@@ -1,24 +1,40 @@
-"""Prove that a converted checkpoint is complete and sound: names, shapes, dtypes, weights, code, logits, teacher."""
+"""Prove that a converted checkpoint is what was written, complete and sound: files, names, weights, logits, teacher.
+
+Weights are streamed, for the logits too: memory does not grow with the model.
+"""
 
 import dataclasses as dc
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
 
+from sse_convert.checkpoints.auxiliary_files import PATTERNS
+from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
+from sse_convert.checkpoints.manifest import FILE as MANIFEST
+from sse_convert.checkpoints.manifest import FileRecord, added_files, changed_files, read_manifest
+from sse_convert.checkpoints.mapped_model import mapped_model
 from sse_convert.checkpoints.meta_model import skeleton, stored_shapes
-from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
-from sse_convert.checkpoints.teacher import check_shapes, is_new_tensor, source_view
-from sse_convert.checkpoints.weights import check_weights, same_tensors
+from sse_convert.checkpoints.teacher import check_shapes, config_object, is_new_tensor, source_view
+from sse_convert.checkpoints.weights import Scan, check_weights, same_tensors, scan_weights
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.architectures import SSE_PREFIX
-from sse_convert.modeling.auto import load_pretrained, register
+from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
 
 PROBE_TOKENS = 32
+_FROM_CONFIG = ("names and shapes", "logits", "teacher")
+"""checks that build a model from config.json, and say nothing where it was changed"""
+_BEFORE_LOGITS = ("names and shapes", "dtypes")
+"""checks without which the model cannot be put together"""
+_LOADED = ("*.safetensors", "*.py", "config.json", "*.index.json", "adapter_*")
+"""what transformers may load beside a checkpoint's small files"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -43,48 +59,124 @@ class VerifyReport(FieldsReport):
 
 
 def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
-    """Verify a converted checkpoint folder. All checks run; a failure reports every one that did not pass.
+    """Verify a converted checkpoint folder. All checks run that can; a failure reports every one that did not pass.
 
     Arguments and errors as of `api.verify`.
     """
-    files = open_checkpoint(checkpoint)
-    if not files.model_type.startswith(SSE_PREFIX):
-        raise CheckpointError(
-            f"{checkpoint} is a plain {files.model_type} checkpoint",
-            expected="a converted checkpoint (model_type sse_*)",
-            fix="verify the folder that `sse-convert convert` wrote",
-        )
+    try:
+        files = open_checkpoint(checkpoint)
+        _require_converted(files)
+    except CheckpointError as error:
+        _require_as_recorded(Path(checkpoint), error)
+        raise
     register()
+    scan = scan_weights(files)
+    recorded = run_check("files", lambda: check_files(files.folder, scan.digests))
     steps: dict[str, Callable[[], str]] = {
         "names and shapes": lambda: _check_names(files),
         "dtypes": lambda: _check_dtypes(files),
-        "weights": lambda: _check_weights(files),
+        "weights": lambda: _check_weights(files, scan),
         "code": lambda: _check_code(files),
         "logits": lambda: _check_logits(files),
         "teacher": lambda: _check_teacher(files, teacher),
     }
-    checks = [_run(name, step) for name, step in steps.items()]
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        raise VerificationError(
-            "\n".join(f"{check.name}: {check.detail}" for check in failed),
-            expected="a complete checkpoint with finite weights and logits, and the teacher's tensors untouched",
-            fix="convert the model again, or go back to an earlier stage's folder",
-        )
+    if not recorded.passed and f"{CONFIG} " in recorded.detail:
+        steps = {name: step for name, step in steps.items() if name not in _FROM_CONFIG}
+    checks = [recorded]
+    for name, step in steps.items():
+        if name != "logits" or all(check.passed for check in checks if check.name in _BEFORE_LOGITS):
+            checks.append(run_check(name, step))
+    if any(not check.passed for check in checks):
+        raise failure(checks)
     return VerifyReport(str(checkpoint), checks)
 
 
-def _run(name: str, step: Callable[[], str]) -> Check:
+def _require_converted(files: CheckpointFiles) -> None:
+    if not files.model_type.startswith(SSE_PREFIX):
+        raise CheckpointError(
+            f"{files.name} is a plain {files.model_type} checkpoint",
+            expected="a converted checkpoint (model_type sse_*)",
+            fix="verify the folder that `sse-convert convert` wrote",
+        )
+
+
+def _require_as_recorded(folder: Path, error: CheckpointError) -> None:
+    """Say which files of a folder that cannot be opened are not what was written.
+
+    Raises:
+        VerificationError: there are some.
+    """
+    checks = [run_check("files", lambda: check_files(folder, {})), Check("opening", False, error.what)]
+    if not checks[0].passed:
+        raise failure(checks) from error
+
+
+def failure(checks: list[Check]) -> VerificationError:
+    """The error that tells what did not pass."""
+    return VerificationError(
+        "\n".join(f"{check.name}: {check.detail}" for check in checks if not check.passed),
+        expected="the files as they were written, finite weights and logits, and the teacher's tensors untouched",
+        fix="get the folder again, convert the model again, or go back to an earlier stage's folder",
+    )
+
+
+def run_check(name: str, step: Callable[[], str]) -> Check:
+    """Look at one thing; what goes wrong with it fails the check."""
     try:
         return Check(name, True, step())
     except SSEConvertError as error:
         return Check(name, False, error.what)
 
 
-def _check_names(files: CheckpointFiles) -> str:
-    from transformers import CONFIG_MAPPING
+def check_files(folder: Path, digests: dict[str, str]) -> str:
+    """Compare a folder with its manifest.
 
-    model = skeleton(CONFIG_MAPPING[files.model_type].from_dict(files.config))
+    Args:
+        folder: a checkpoint, or any other folder that has a manifest.
+        digests: SHA-256 of the files that were read already.
+
+    Returns:
+        What was compared, and what could not be.
+
+    Raises:
+        CheckpointError: names every file that is not as it was written.
+    """
+    records = read_manifest(folder)
+    if records is None:
+        if witness := _says_recorded(folder):
+            raise CheckpointError(f"{MANIFEST} is missing, though {witness} says that it was written")
+        return f"not recorded: there is no {MANIFEST}, so an edit of a file shows only where a check below sees it"
+    changed = list(changed_files(folder, records, digests))
+    added = added_files(folder, records)
+    changed += [f"{name} is not in {MANIFEST}, and would be loaded" for name in added if _is_loaded(name)]
+    if changed:
+        raise CheckpointError("; ".join(changed))
+    return "; ".join([f"{len(records)} are as {MANIFEST} records them", *_remarks(records, added)])
+
+
+def _says_recorded(folder: Path) -> str | None:
+    """The file beside a missing manifest that says there was one."""
+    provenance = read_provenance(folder)
+    if provenance is not None:
+        return PROVENANCE if provenance.manifest else None
+    return None if read_sealed(folder / STAGE_FILE) is None else STAGE_FILE
+
+
+def _remarks(records: dict[str, FileRecord], added: list[str]) -> list[str]:
+    deferred = [name for name, record in records.items() if record.sha256 is None]
+    return [
+        *([f"SHA-256 was deferred, so only their size is known: {', '.join(deferred)}"] if deferred else []),
+        *([f"not recorded: {', '.join(added)}"] if added else []),
+    ]
+
+
+def _is_loaded(name: str) -> bool:
+    """Whether transformers might load a file of this name with the model."""
+    return any(fnmatch(name, pattern) for pattern in (*_LOADED, *PATTERNS)) and not fnmatch(name, "LICEN[CS]E*")
+
+
+def _check_names(files: CheckpointFiles) -> str:
+    model = skeleton(config_object(files.config))
     expected = stored_shapes(source_view(files), model, files.tensors)
     check_shapes(files, expected)
     if stray := [name for name in files.tensors if is_new_tensor(name) and name not in expected]:
@@ -100,8 +192,8 @@ def _check_dtypes(files: CheckpointFiles) -> str:
     return ", ".join(FLOAT_DTYPES[dtype] for dtype in found)
 
 
-def _check_weights(files: CheckpointFiles) -> str:
-    check_weights(files)
+def _check_weights(files: CheckpointFiles, scan: Scan) -> str:
+    check_weights(files, scan)
     return "all finite"
 
 
@@ -116,10 +208,10 @@ def _check_code(files: CheckpointFiles) -> str:
 
 
 def _check_logits(files: CheckpointFiles) -> str:
-    model = load_pretrained(files.folder)
-    length = min(PROBE_TOKENS, model.config.max_position_embeddings)
-    ids = torch.arange(length)[None] % model.config.vocab_size
-    with torch.no_grad():
+    config = config_object(files.config)
+    length = min(PROBE_TOKENS, config.max_position_embeddings)
+    ids = torch.arange(length)[None] % config.vocab_size
+    with mapped_model(files, config) as model:
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     if bad := int(logits.numel() - logits.isfinite().sum()):
         raise CheckpointError(f"{bad} of {logits.numel()} logits of a {length}-token input are NaN or infinite")

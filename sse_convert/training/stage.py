@@ -17,6 +17,7 @@ import torch
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.identity import read_sealed, write_sealed
+from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
 from sse_convert.checkpoints.provenance import read_provenance
@@ -274,6 +275,7 @@ class _StageRun:
                 if (self.work / TRACKERS).is_dir():
                     shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
                 write_record(folder, self.inputs, report.to_dict())
+                write_manifest(folder)
         self.accelerator.wait_for_everyone()
 
     def drop_work(self) -> None:

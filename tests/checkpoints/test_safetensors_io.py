@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sse_convert.checkpoints.safetensors_io import read_header, write_shard
+from sse_convert.checkpoints.safetensors_io import MAX_HEADER_BYTES, read_header, write_shard
 from sse_convert.checkpoints.tensor_data import DTYPE_NAMES, read_tensor, tensor_bytes
 from sse_convert.errors import CheckpointError
 
@@ -69,7 +69,19 @@ def test_truncated(tmp_path, keep):
         (b"\xff" * 64, "claims a header of 18446744073709551615 bytes"),
         (raw(b"not json"), "the header is not JSON"),
         (raw([1]), "not a JSON object"),
+        (raw(b"[" * 100_000), "the header is not JSON"),
+        (raw(b'{"w": 1, "w": 1}'), "a name occurs twice"),
+        (raw(b'{"\\ud800": 1}'), "the header is not JSON .*surrogates not allowed"),
+        (raw(b'{"w": ' + b"9" * 5000 + b"}"), "the header is not JSON"),
+        (raw({"__metadata__": {"format": 1}}), "__metadata__ is not a JSON object of texts"),
+        (raw({"__metadata__": []}), "__metadata__ is not a JSON object of texts"),
         (raw({"w": {"dtype": "F32"}}), "tensor w lacks dtype, shape or data_offsets"),
+        (raw({"w": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, b"1234"), r"dtype \['F32'\]"),
+        (raw({"w": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}}), r"shape \[0, 9223372036854775808"),
+        (raw({"w": {"dtype": "F32", "shape": [0, 2**62, 2], "data_offsets": [0, 0]}}), r"shape \[0, 46"),
+        (raw({"w": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}, b"1234"), r"shape \[1, 1.*\.\.\. and"),
+        (raw({"w": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}, b"1234"), r"shape \[1\.0\]"),
+        (raw({"w": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, b"1234"), r"shape \[True\]"),
         (raw({"w": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, b"1234"), "dtype 'F3'"),
         (raw({"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"1234"), r"shape \[-1\]"),
         (raw({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"1234"), r"data_offsets \[0\]"),
@@ -85,6 +97,13 @@ def test_garbage(tmp_path, content, why):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"bad\.safetensors is not a valid safetensors file: .*{why}"):
+        read_header(path)
+
+
+def test_a_long_header_is_not_read(tmp_path):
+    path = tmp_path / "long.safetensors"
+    path.write_bytes(struct.pack("<Q", MAX_HEADER_BYTES + 1))
+    with pytest.raises(CheckpointError, match="claims a header of 25000001 bytes"):
         read_header(path)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.main import get_command
 
-from sse_convert import __version__, api, errors
+from sse_convert import __version__, api, doctor, errors
 from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
@@ -113,7 +113,7 @@ def test_a_command_takes_its_options_and_words_from_the_api():
     words = described(api.expand)[1]
     assert words["shift"].startswith("what is taken from the logits")
     found = shown("expand")
-    assert list(found) == [*list(inspect.signature(api.expand).parameters)[1:], "as_json"]
+    assert list(found) == [*list(inspect.signature(api.expand).parameters)[1:], "as_json", "debug"]
     assert found["out"][0] == ["--out", "-o"]
     assert found["shift"] == (["--shift"], 2.0)
     assert shown("select")["methods"][1] == ["greedy"]
@@ -209,13 +209,70 @@ def test_json_is_alone_even_if_a_library_prints(capsys, monkeypatch):
     assert run_json(capsys, "plan", "x")[0] == 0
 
 
-def test_a_bug_is_a_traceback_and_1(capsys, outcome):
+def test_a_bug_says_how_to_report_it(capsys, outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     outcome(KeyError("q_proj"))
-    code = run_app(app, ["plan", "x", "--json"])
+    assert run_app(app, ["plan", "x", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert code == 1
+    (kept,) = tmp_path.iterdir()
     assert json.loads(out)["error"]["what"] == "KeyError: 'q_proj'"
-    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[0] == "internal error: KeyError: 'q_proj'"
+    assert f"report it with {kept}" in err
+    assert "Traceback" not in err
+    assert "Traceback (most recent call last)" in kept.read_text()
+
+
+def test_a_bug_shows_its_traceback_with_debug(capsys, outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outcome(KeyError("q_proj"))
+    assert run_app(app, ["plan", "x", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(36, "File name too long", "nnn"), 2),
+        (NotADirectoryError(20, "Not a directory", "file/x"), 2),
+        (MemoryError(), 5),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), 5),
+    ],
+)
+def test_what_the_machine_refuses_is_no_bug(capsys, outcome, error, code):
+    outcome(error)
+    assert run_json(capsys, "plan", "x")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["generate", "x", "y", "--temperature", "nan"], "--temperature"),
+        (["expand", "x", "y", "--shift", "inf"], "inf is not a finite number"),
+        (["generate", "x", "y", "--max-new-tokens", "9" * 30], "--max-new-tokens"),
+        (["generate", "x", "y", "--seed", "-1"], "--seed"),
+        (["inspect", "~nobody-here/x"], "there is no home folder for ~nobody-here"),
+        (["convert", "x", "-o", "$UNSET_HERE/x"], "variable UNSET_HERE is not set"),
+    ],
+)
+def test_arguments_have_ranges(capsys, arguments, what):
+    code, answer = run_json(capsys, *arguments)
+    assert code == 2
+    assert what in answer["error"]["what"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-", "| true", "2>&1 | true"])
+def test_streams_may_be_closed(closed):
+    shell = f"set -o pipefail; {sys.executable} -m sse_convert recipes list {closed}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_stdout_is_said():
+    command = f"{sys.executable} -m sse_convert recipes list > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 8
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("number", ["ENOSPC", "EACCES", "EROFS"])
@@ -423,7 +480,29 @@ def test_doctor(capsys, monkeypatch):
     if not torch.cuda.is_available():
         assert result["backends"]["triton"] == "not available: there is no CUDA device"
     assert result["hub_login"] is True
+    assert len(result["milliseconds"]) >= 2
+    assert all(0 < value < 60_000 for value in result["milliseconds"].values())
     assert "hf_secret" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(("alone", "named"), [(10.0, 1), (90.0, 0)])
+def test_doctor_names_threads_that_slow_an_operator(monkeypatch, alone, named):
+    threads = []
+    took = iter([300.0, 100.0, alone])
+
+    def timed(call):
+        threads.append(torch.get_num_threads())
+        return next(took)
+
+    monkeypatch.setattr(doctor, "_median", timed)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    milliseconds, problems = doctor.time_machine()
+    assert [*milliseconds.values()] == [300.0, 100.0, alone]
+    assert threads[-3:] == [1, 4, 4]
+    assert len(problems) == named
+    assert all("10.0 times" in problem and "OMP_NUM_THREADS=1" in problem for problem in problems)
 
 
 def test_a_bad_recipe_lists_its_problems(capsys, tmp_path):

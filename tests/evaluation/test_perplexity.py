@@ -100,7 +100,7 @@ def test_logit_scales_and_caps_are_applied(model):
 
 
 def test_a_head_that_does_something_else_is_refused(llama, windows, monkeypatch):
-    monkeypatch.setattr(llama.config, "logits_scaling", 2.0, raising=False)
+    monkeypatch.setattr(llama.config, "final_logit_softcapping", 2.0, raising=False)
     with pytest.raises(CheckpointError, match="changes its logits"):
         held_out_loss(llama, windows)
 

@@ -11,7 +11,7 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.dispatch import BACKENDS, available_backends, explain, sse_attention
 from sse_convert.recipe.checks import BACKENDS as RECIPE_BACKENDS
 from tests.kernels.cases import BACKENDS as EXACT
-from tests.kernels.cases import Case, run, run_with_gradients
+from tests.kernels.cases import SHARED_NAMES, Case, run, run_with_gradients
 
 Inputs = dict[str, Tensor]
 CASE = Case(lengths=(3, 4), groups=2)
@@ -217,3 +217,34 @@ def test_scale_defaults_to_the_inverse_root_of_the_key_dim() -> None:
 def test_misspelt_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="cu_seqlen"):
         sse_attention(**Case(shared=False).inputs(), top_k=1, cu_seqlen=torch.tensor([0, 5]))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(heads=5, groups=2, initial_state=False, lengths=(3, 70), top_k=2),
+        Case(heads=3, initial_state=False, delta=True, lengths=(9,), renormalise=True, top_k=2),
+        Case(heads=3, groups=3, initial_state=False, per_partition=True, router_bias=True),
+        Case(heads=3, initial_state=False, shared=False, read_top_k=2),
+    ],
+    ids=str,
+)
+def test_heads_in_turn_where_no_state_is_kept(case, monkeypatch):
+    """Two at a time, and what is left over, give what all of them give together."""
+    monkeypatch.setattr(dispatch, "STATES_AT_ONCE", 2 * 8 * len(case.lengths) * (4 + case.shared) * 8 * 6)
+    sizes = []
+    original = dispatch._on_torch
+
+    def counting(backend, x, inplace_state):
+        sizes.append(x.k.shape[2])
+        return original(backend, x, inplace_state)
+
+    monkeypatch.setattr(dispatch, "_on_torch", counting)
+    k_scale = torch.rand(case.heads, dtype=torch.float64) + 0.5
+    expected, _ = run(case, "varlen", k_scale=k_scale)
+    x = case.inputs()
+    shared = tuple(x.pop(name) for name in SHARED_NAMES if name in x) or None
+    found, state = sse_attention(**x, shared=shared, backend="varlen", k_scale=k_scale, **case.options())
+    assert state is None
+    assert sizes == [case.heads, *([2] * (case.heads // 2)), *([1] * (case.heads % 2))]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -28,7 +28,18 @@ _COMMON: dict[str, Any] = {
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _HALF_ROTARY = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
 _WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}
-_GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
+_GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LINEAR = {
+    "layer_types": ["full_attention"] * 3 + ["linear_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
@@ -38,11 +49,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]},
     "phi3": _HALF_ROTARY,
     "olmo2": {},
-    "granite": {},
+    "granite": {"logits_scaling": 4.0},
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "starcoder2": {"sliding_window": None},
     "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
     "gpt2": {"num_key_value_heads": None},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, **_LOCAL},
+    "qwen3_moe": {"head_dim": 8, **_EXPERTS},
     "cohere2": _WINDOWS,
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "glm4": {"head_dim": 8, **_HALF_ROTARY},
@@ -53,13 +66,17 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "cohere": {},
-    "cohere_compass_text": {**_WINDOWS, "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "cohere_compass_text": {
+        **_WINDOWS,
+        "logit_scale": 0.5,
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
+    },
     "cwm": {"head_dim": 8, **_WINDOWS},
     "ernie4_5": {"head_dim": 8},
     "gemma": {"head_dim": 8},
     "glm": {"head_dim": 8, **_HALF_ROTARY},
     "helium": {"head_dim": 8},
-    "hyperclovax": {"head_dim": 8},
+    "hyperclovax": {"head_dim": 8, "logits_scaling": 0.5},
     "jais2": {"head_dim": 8},
     "ministral": {"head_dim": 8, "sliding_window": 6},
     "ministral3": {"head_dim": 8},
@@ -70,6 +87,37 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "phi": _HALF_ROTARY,
     "seed_oss": {"head_dim": 8},
     "vaultgemma": _GEMMA,
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "dots1": {"head_dim": 8, **_ROUTED, "first_k_dense_replace": 1},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12, "moe_num_shared_experts": 1},
+    "exaone_moe": {"head_dim": 8, "sliding_window": 6, **_EXPERTS, "num_shared_experts": 1},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": {"head_dim": 8, "use_qk_norm": True, **_ROUTED, "first_k_dense_replace": 1, **_HALF_ROTARY},
+    "granitemoe": _LOCAL,
+    "granitemoeshared": {**_LOCAL, "shared_intermediate_size": 12},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "hy_v3": {"head_dim": 8, **_EXPERTS, "num_shared_experts": 1},
+    "kolibri1": {"head_dim": 8, "sliding_window": 6, **_EXPERTS, "num_shared_experts": 1},
+    "mellum": {"head_dim": 8, "sliding_window": 6, **_EXPERTS},
+    "minimax_m2": {"head_dim": 8, **_LOCAL},
+    "mixtral": _LOCAL,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": _LOCAL,
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 12},
+    "granitemoehybrid": {
+        **_LOCAL,
+        "layer_types": ["full_attention"] * 3 + ["linear_attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 1,
+        "shared_intermediate_size": 12,
+        "position_embedding_type": "rope",
+    },
+    "qwen3_next": {**_EXPERTS, "head_dim": 8, **_LINEAR, "shared_expert_intermediate_size": 12},
+    "qwen3_5_text": {"head_dim": 8, **_LINEAR},
+    "qwen3_5_moe_text": {**_EXPERTS, "head_dim": 8, **_LINEAR, "shared_expert_intermediate_size": 12},
+    "solar_open": {"head_dim": 8, **_ROUTED},
 }
 """families whose entry says nothing that another's does not"""
 _GPT2_NAMES = {
@@ -79,6 +127,11 @@ _GPT2_NAMES = {
     "max_position_embeddings": "n_positions",
     "intermediate_size": "n_inner",
 }
+PARTLY_FLOAT32 = (
+    "dots1", "exaone_moe", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
+    "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
+"""families whose own code computes routers or linear attention in float32 whatever the model's dtype"""
 FAMILIES = tuple(_FAMILIES)
 """families with something of their own, for every test that goes over families"""
 ENTRIES = (*_FAMILIES, *_ALIKE)
@@ -140,7 +193,14 @@ def tiny_source(
     """A random source model in evaluation mode."""
     torch.manual_seed(seed)
     model = source_class(spec_for(model_type))(tiny_config(model_type, **overrides))
-    return randomise(model, seed).to(dtype).eval()
+    return _cast(randomise(model, seed), dtype)
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """In evaluation mode; with experts that can compute in float64, which torch's grouped products cannot."""
+    if dtype == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return model.to(dtype).eval()
 
 
 def tiny_model(
@@ -166,7 +226,7 @@ def tiny_model(
     sse = {"layers": list(layers), "mixers": {**MIXERS, **(mixers or {})}, "base_model": "tiny"}
     config = build_config(tiny_config(model_type, **overrides), sse)
     model = model_class_for(source_class(spec_for(model_type)))(config)
-    return randomise(model, seed).to(dtype).eval()
+    return _cast(randomise(model, seed), dtype)
 
 
 def prompts(lengths: tuple[int, ...] = (11, 7), side: str = "left", seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ import pytest
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, SlidingMixer
 from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, recipe_hash
+from sse_convert.recipe.build import build
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.recipe.schema import LearningRates
@@ -199,7 +200,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"stages": [{**STAGE, "lr": {"mixers": 1, "new": 2}}]}, "stages.0.lr.rest: not given, and train: all trains"),
         ({"stages": [{**STAGE, "lr": {"mixers": 1, "new": 0, "rest": 1}}]}, "stages.0.lr.new: 0.0 is too small"),
         ({"stages": [{**STAGE, "warmup": 1}]}, "stages.0.warmup: 1.0 is not a share of the steps"),
-        ({"stages": [{**STAGE, "min_lr": 2}]}, "stages.0.min_lr: 2.0 is not a share of the peak"),
+        ({"stages": [{**STAGE, "min_lr": 2}]}, "stages.0.min_lr: 2.0 is too large, expected 1 or less"),
         ({"stages": [{**STAGE, "clip": 0}]}, "stages.0.clip: 0.0 is too small, expected more than 0"),
         (
             {"stages": [{**STAGE, "loss_mask": "assistant"}]},
@@ -214,7 +215,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             "data.train: loss_mask: assistant needs a source",
         ),
         ({"stages": [{**STAGE, "needle_keys": []}]}, "stages.0.needle_keys: is empty, name at least one"),
-        ({"stages": [{**STAGE, "needle_keys": [4, 0]}]}, "stages.0.needle_keys: 0 is too small, expected 1 or more"),
+        ({"stages": [{**STAGE, "needle_keys": [4, 0]}]}, "stages.0.needle_keys.1: 0 is too small, expected 1 or more"),
         (
             {"data": {"train": [{"path": "x"}]}, "stages": [{**STAGE, "needle_keys": [4]}]},
             "stages.0.needle_keys: no row is planted, since data.needles.share is 0",
@@ -231,8 +232,11 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             "data.train.0.separator: is for kind: text; remove it",
         ),
         ({"data": {"train": [{"path": "x", "weight": 0}]}}, "data.train.0.weight: 0.0 is too small"),
-        ({"data": {"train": [{"path": "x"}], "needles": {"share": 2}}}, "data.needles.share: 2.0 is not a share"),
-        ({"data": {"train": [{"path": "x"}], "needles": {"early": -1}}}, "data.needles.early: -1.0 is not a share"),
+        (
+            {"data": {"train": [{"path": "x"}], "needles": {"share": 2}}},
+            "data.needles.share: 2.0 is too large, expected 1",
+        ),
+        ({"data": {"train": [{"path": "x"}], "needles": {"early": -1}}}, "data.needles.early: -1.0 is too small"),
         ({"data": {"train": [{"path": "x"}], "needles": {"keys": []}}}, "data.needles.keys: is empty"),
         ({"eval": {"needle": {"lengths": []}}}, "eval.needle.lengths: is empty, name at least one"),
         ({"eval": {"ruler": {"tasks": ["niah_single_4"]}}}, "eval.ruler.tasks.0: expected one of niah_single_1,"),
@@ -250,7 +254,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"eval": {"gate": {"los_gap": 1}}}, "eval.gate.los_gap: unknown limit; did you mean 'loss_gap'?"),
         ({"eval": {"gate": {"needle_retention": 0.9}}}, "eval.gate.needle_retention: needs eval.needle"),
         ({"eval": {"perplexity": False, "gate": {"loss_gap": 1}}}, "eval.gate.loss_gap: needs eval.perplexity: true"),
-        ({"eval": {"lengths": [1]}}, "eval.lengths: 1 is too small, expected 2 or more"),
+        ({"eval": {"lengths": [1]}}, "eval.lengths.0: 1 is too small, expected 2 or more"),
         ({"train": {"backend": "fla"}}, "train.backend: 'fla' was retired, Triton kernels run the gated"),
         ({"train": {"backend": "cuda"}}, "train.backend: unknown backend 'cuda'; expected one of auto, reference"),
         ({"train": {"lora": {"rank": 0}}}, "train.lora.rank: 0 is too small, expected 1 or more"),
@@ -285,8 +289,31 @@ def test_problems_of_separate_parts_come_together(tmp_path):
         ("a: [1, 2", "line 1, column 9: expected ',' or ']'"),
         ("model: a\nmodel: b\n", "the same key is given twice\n  line 2: model"),
         ("layers:\n  keep: [1]\n  keep: [2]\n", "line 3: layers.keep"),
-        ("model: !!python/object/apply:os.system [ls]", "line 1, column 8: could not determine a constructor"),
-        ("a: &x [*x]", "an alias contains itself"),
+        (
+            "model: !!python/object/apply:os.system [ls]",
+            "line 1, column 8: python/object/apply:os.system is not plain data",
+        ),
+        ("a: &x [*x]", "line 1, column 4: more than 50 levels"),
+        ("a: " + "[" * 100_000, "more than 50 levels"),
+        ("a: [" + "0," * 20_000 + "]", "more than 10000 values"),
+        ("x" * 300_000, "expected: a recipe of at most 262144"),
+        ("a: &a [0,0,0,0,0,0,0,0]\nb: &b [" + "*a," * 99 + "]\nc: [" + "*b," * 99 + "]", "more than 10000 values"),
+        ("model: !!timestamp 2020-01-01", "line 1, column 8: timestamp is not plain data"),
+        ("model: !!int x", "line 1, column 8: x cannot be read as int"),
+        ("model: " + "9" * 5000, "cannot be read as int"),
+        ("recipe_version: 2020-13-45", "expected 1, got text '2020-13-45'"),
+        ("train: {seed: 017}", "train.seed: expected a whole number such as 4096, 4K or 100M, got text '017'"),
+        ("train: {seed: 0x" + "f" * 5000 + "}", "cannot be read as int"),
+        ("train: {seed: 0x" + "f" * 500 + "}", "train.seed: a number of 603 digits is too large"),
+        ("layers: {overrides: {true: sse}}", "'true' is neither an index nor a range"),
+        ('model: "a\\0b"', "model: expected text without control characters, got U+0000 in it"),
+        ('model: "\\ud800"', "model: expected text without control characters, got U+D800 in it"),
+        ("model: ~nobody-here/x", "model: there is no home folder for ~nobody-here"),
+        ("model: $UNSET_HERE/x", "model: variable UNSET_HERE is not set"),
+        ("export: {dir: .}", "export.dir: '.' has no name of its own"),
+        ("export: {dir: a/../..}", "export.dir: 'a/../..' has no name of its own"),
+        ("export: {dir: " + "n" * 252 + "}", "export.dir: the folder's name has 252 bytes, expected at most 200"),
+        ("layers: {pattern: [sse*9999, sse*9999]}", "pattern or ratio names 19998 layers, expected at most 10000"),
         ("a: \x00", "unacceptable character"),
     ],
 )
@@ -294,6 +321,21 @@ def test_not_a_recipe(tmp_path, text, message):
     with pytest.raises(RecipeError) as caught:
         load_recipe(write(tmp_path, text))
     assert message in str(caught.value)
+
+
+def test_paths_are_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("RUNS", "/runs")
+    recipe = load_recipe(write(tmp_path, small(model="~/teacher", export={"dir": "$RUNS/x"})))
+    assert (recipe.model, recipe.export.dir) == ("/home/me/teacher", "/runs/x")
+
+
+def test_every_number_has_a_range():
+    """Nothing that counts is without end: a hint for a number names its `Range`, or has the general one."""
+    for kind, largest in ((int, 2**53 + 1), (float, 1e31)):
+        problems = []
+        build(kind, largest, ("x",), problems)
+        assert "is too large" in problems[0].message
 
 
 def test_files_that_cannot_be_read(tmp_path):

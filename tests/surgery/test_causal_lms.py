@@ -19,6 +19,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 2},
     "gemma3n_text": {"num_hidden_layers": 2, "num_kv_shared_layers": 0},
+    "minimax_m3_vl_text": {"num_hidden_layers": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 """what a default configuration lacks"""

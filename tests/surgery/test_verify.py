@@ -1,10 +1,13 @@
 import json
+import re
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sse_convert.checkpoints.manifest import FILE as MANIFEST
+from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.open import INDEX
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.cli.app import app
@@ -29,6 +32,25 @@ def made(tmp_path_factory):
 def out(made, tmp_path):
     shutil.copytree(made / "out", tmp_path / "out")
     return tmp_path / "out"
+
+
+@pytest.fixture
+def unrecorded(out):
+    """The conversion as older versions made it: without a manifest."""
+    (out / MANIFEST).unlink()
+    edit_provenance(out, manifest=False)
+    return out
+
+
+def edit_provenance(folder, **changes):
+    (folder / FILE).write_text(json.dumps({**json.loads((folder / FILE).read_text()), **changes}))
+
+
+def flip(path, at=-1):
+    """Change one bit of the byte at a position, which may count from the end."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 def rewrite(path, change):
@@ -58,10 +80,9 @@ def test_a_copied_checkpoint_is_compared_bit_by_bit(made, out):
     assert "47 of 47" in details(verify_checkpoint(out, teacher=made / "teacher"))["teacher"]
 
 
-def test_without_its_teacher(out):
-    data = json.loads((out / FILE).read_text())
-    (out / FILE).write_text(json.dumps({**data, "teacher_folder": str(out / "gone")}))
-    assert details(verify_checkpoint(out))["teacher"].startswith("not compared")
+def test_without_its_teacher(unrecorded):
+    edit_provenance(unrecorded, teacher_folder=str(unrecorded / "gone"))
+    assert details(verify_checkpoint(unrecorded))["teacher"].startswith("not compared")
 
 
 def test_one_changed_bit_in_a_kept_tensor(out):
@@ -70,11 +91,70 @@ def test_one_changed_bit_in_a_kept_tensor(out):
         verify_checkpoint(out)
 
 
-def test_training_may_change_kept_tensors(out):
-    rewrite(out / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
-    data = json.loads((out / FILE).read_text())
-    (out / FILE).write_text(json.dumps({**data, "stage": "distill"}))
-    assert details(verify_checkpoint(out))["teacher"].startswith("46 of 47 tensors identical")
+def test_training_may_change_kept_tensors(unrecorded):
+    rewrite(unrecorded / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
+    edit_provenance(unrecorded, stage="distill")
+    assert details(verify_checkpoint(unrecorded))["teacher"].startswith("46 of 47 tensors identical")
+
+
+def test_every_file_is_as_recorded(made):
+    count = len(read_manifest(made / "out"))
+    assert details(verify_checkpoint(made / "out"))["files"] == f"{count} are as manifest.json records them"
+
+
+def test_a_folder_of_an_older_version(unrecorded):
+    assert details(verify_checkpoint(unrecorded))["files"].startswith("not recorded: there is no manifest.json")
+
+
+def test_a_manifest_that_was_removed(out):
+    (out / MANIFEST).unlink()
+    with pytest.raises(VerificationError, match=r"files: manifest\.json is missing, though sse_convert\.json says"):
+        verify_checkpoint(out)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modeling_sse.py", FILE, INDEX, MANIFEST])
+def test_a_changed_bit_is_named(out, name):
+    flip(out / name, at=(out / name).stat().st_size // 2)
+    with pytest.raises(VerificationError, match=rf"files: .*{re.escape(name)} is not"):
+        verify_checkpoint(out)
+
+
+def test_a_changed_bit_of_a_new_tensor(out):
+    """Nothing but the manifest knows what its value was."""
+    flip(out / NEW_SHARD)
+    with pytest.raises(VerificationError) as error:
+        verify_checkpoint(out)
+    assert error.value.what == f"files: {NEW_SHARD} is not what was written (another SHA-256)"
+
+
+def test_all_changed_files_are_named_together(out):
+    (out / "tokenizer.json").unlink()
+    (out / "chat_template.jinja").write_text("")
+    edit_config(out, bos_token_id=3)
+    with pytest.raises(VerificationError) as error:
+        verify_checkpoint(out)
+    assert error.value.what.startswith("files: chat_template.jinja has 0 bytes")
+    assert "; config.json has" in error.value.what
+    assert "; tokenizer.json is missing" in error.value.what
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "modeling_other.py", "added_tokens.json", "adapter_config.json"])
+def test_a_file_that_would_be_loaded_must_be_recorded(out, name):
+    (out / name).write_bytes((out / NEW_SHARD).read_bytes() if name == "model.safetensors" else b"{}")
+    with pytest.raises(VerificationError, match=f"files: {name} is not in manifest.json, and would be loaded"):
+        verify_checkpoint(out)
+
+
+def test_what_people_may_change(out):
+    (out / "README.md").write_text("my model")
+    (out / "notes.txt").write_text("my notes")
+    assert details(verify_checkpoint(out))["files"].endswith("; not recorded: notes.txt")
+
+
+def test_deferred_digests_are_named(made, tmp_path):
+    convert_checkpoint(recipe(made / "teacher"), tmp_path / "out", defer_digests=True)
+    found = details(verify_checkpoint(tmp_path / "out"))["files"]
+    assert found.endswith(f"; SHA-256 was deferred, so only their size is known: {ONLY_SHARD}")
 
 
 def nan(tensors):
@@ -119,7 +199,12 @@ def test_all_failures_are_reported_together(out):
     (out / "modeling_sse.py").unlink()
     with pytest.raises(VerificationError) as error:
         verify_checkpoint(out)
-    assert {line.split(":")[0] for line in error.value.what.splitlines()} == {"weights", "code", "logits"}
+    assert {line.split(":")[0] for line in error.value.what.splitlines()} == {
+        "files",
+        "weights",
+        "code",
+        "logits",
+    }
 
 
 def test_no_auto_map(out):

@@ -68,7 +68,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
     if ieee:
         carry, part = Launch(d, min(v, 16 if d <= 128 else 8)), Launch(min(d, 32), min(v, 32), 8)
         walk = dc.replace(carry, warps=8)
-        return Config(part, part, carry, scan, walk, walk, carry, part, part)
+        return Config(part, part, carry, scan, walk, walk, walk, part, part)
     strong = Launch(32, min(v, 32), 4, 1)
     if shared_bytes < LARGE or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)

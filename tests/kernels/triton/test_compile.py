@@ -37,36 +37,25 @@ BUFFERED = {
     "correct_backward_kernel",
 }  # fmt: skip
 """kernels whose loops load ahead"""
-SLOWLY_COMPILED = [
-    capability if capability in (89, 90) else pytest.param(capability, marks=pytest.mark.experiment)
+COMMON = 89, 90
+"""the least and the most shared memory, so every choice of tiles"""
+CAPABILITIES = [
+    capability if capability in COMMON else pytest.param(capability, marks=pytest.mark.experiment)
     for capability in SHARED_LIMIT
 ]
-"""those with the least and the most shared memory meet every choice of tiles: the others are compiled by hand"""
-GROUPS = ("16 bits", "others")
-"""slow cases that share a process, whose start takes longer than most of them"""
-
-
-def _group(case: str) -> str:
-    return "16 bits" if case.endswith(("bf16", "fp16")) else "others"
-
-
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
-SLOW = {
-    group: tuple(name for name, case in COMPILE_CASES.items() if case.slow and _group(name) == group)
-    for group in GROUPS
-}
+SLOW = tuple(name for name, case in COMPILE_CASES.items() if case.slow)
 
 
-@pytest.mark.parametrize("capability", SHARED_LIMIT)
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_compiles_without_spills(capability: int) -> None:
     assert_all_fit(compile_in_subprocess(capability, *QUICK), QUICK, capability)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", SLOWLY_COMPILED)
-@pytest.mark.parametrize("group", GROUPS)
-def test_compiles_every_configuration_without_spills(group: str, capability: int) -> None:
-    assert_all_fit(compile_in_subprocess(capability, *SLOW[group]), SLOW[group], capability)
+@pytest.mark.experiment
+@pytest.mark.parametrize("capability", SHARED_LIMIT)
+def test_compiles_every_configuration_without_spills(capability: int) -> None:
+    assert_all_fit(compile_in_subprocess(capability, *SLOW), SLOW, capability)
 
 
 def assert_all_fit(reports: dict[str, Report], cases: tuple[str, ...], capability: int) -> None:

@@ -1,0 +1,149 @@
+"""Peak memory and time of convert, verify and export on a checkpoint of real size, each in a process of its own.
+
+    python -m benchmarks.checkpoints.memory --out benchmarks/checkpoints/memory.json
+
+Makes a random checkpoint from a config in a temporary folder (--folder says where), and removes it all afterwards.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.quality.convert import commit
+from sse_convert.checkpoints.output_folder import check_space
+from sse_convert.checkpoints.safetensors_io import Layout, write_shard
+from sse_convert.checkpoints.tensor_data import CHUNK_BYTES, tensor_bytes
+from sse_convert.cli.runner import reporting_errors
+from sse_convert.files import write_json
+from sse_convert.surgery.convert import layout_bytes, write_index
+from tests.surgery.synthetic import llama_layout
+
+GB = 1e9
+CONFIG = Path(__file__).parents[2] / "tests/fixtures/configs/llama-3.2-3b.json"
+SHARD_BYTES = 2e9
+_CHILD = """
+import re, sys
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
+code = run_app(app, sys.argv[1:])
+status = open("/proc/self/status").read()
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def measured(*arguments: str | Path) -> tuple[dict[str, Any], int, float]:
+    """Run a command in a process of its own: its result, its peak resident memory in bytes, and seconds.
+
+    Memory is VmHWM, which starts anew with a program; ru_maxrss begins with what the parent had when it forked.
+    """
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *map(str, arguments), "--json"], capture_output=True, text=True, check=False
+    )
+    seconds = time.monotonic() - start
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, arguments))} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout)["result"], int(done.stderr.splitlines()[-1]), seconds
+
+
+def random_checkpoint(folder: Path, config: dict[str, Any]) -> int:
+    """Write a checkpoint of random bfloat16 weights in shards; bytes of its tensors."""
+    layout = llama_layout(config)
+    shards: list[Layout] = [{}]
+    for name, entry in layout.items():
+        if shards[-1] and layout_bytes({**shards[-1], name: entry}) > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = entry
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        write_shard(folder / name, shard, _random_pieces(shard))
+    write_index(folder, names)
+    return layout_bytes(layout)
+
+
+def _random_pieces(layout: Layout) -> Iterator[tuple[str, bytes]]:
+    noise = tensor_bytes((torch.randn(CHUNK_BYTES // 2) * 0.02).bfloat16())
+    for name, entry in layout.items():
+        left = layout_bytes({name: entry})
+        while left:
+            yield name, noise[:left]
+            left -= min(left, len(noise))
+
+
+def measure(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Make the checkpoint, run the commands, and tell what they took."""
+    size = layout_bytes(llama_layout(config))
+    check_space(folder, 4 * size)
+    random_checkpoint(folder / "teacher", config)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(_recipe(folder)), encoding="utf-8")
+    commands = {
+        "convert": ("convert", recipe, "-o", folder / "converted"),
+        "verify": ("verify", folder / "converted"),
+        "export": ("export", recipe, "-c", folder / "converted", "-o", folder / "exported"),
+    }
+    found = {}
+    for name, arguments in commands.items():
+        _, peak, seconds = measured(*arguments)
+        found[name] = {"peak_rss_gb": round(peak / GB, 3), "seconds": round(seconds, 1)}
+        print(name, found[name], file=sys.stderr, flush=True)
+    return {"checkpoint_gb": round(size / GB, 3), "commands": found}
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    return {
+        "recipe_version": 1,
+        "model": str(folder / "teacher"),
+        "layers": {"pattern": ["sse+sliding", "sliding", "full"], "keep": [0, -1]},
+        "export": {"dir": str(folder / "exported")},
+    }
+
+
+def conditions() -> dict[str, Any]:
+    """What the figures come from."""
+    cpu = next(line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if line.startswith("model name"))
+    return {
+        "command": " ".join(["python", "-m", "benchmarks.checkpoints.memory", *sys.argv[1:]]),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": f"{os.cpu_count()} x {cpu.partition(':')[2].strip()}",
+        "load_average": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+@reporting_errors
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=CONFIG, help="config.json of a Llama")
+    parser.add_argument("--layers", type=int, default=24, help="layers of the checkpoint (24: 5.6 GB)")
+    parser.add_argument("--folder", type=Path, help="where to make the checkpoint; unset takes the system's")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    asked = parser.parse_args()
+    config = {**json.loads(asked.config.read_text("utf-8")), "num_hidden_layers": asked.layers}
+    folder = Path(tempfile.mkdtemp(dir=asked.folder))
+    try:
+        write_json(asked.out, {**conditions(), **measure(folder / "made", config)})
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""A converted model whose weights stay on disk, for one forward pass in little memory, whatever the model's size.
+
+Weights are maps of the shards: an operation brings in the pages that it reads, and they are dropped after it.
+"""
+
+import contextlib
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from sse_convert.checkpoints.meta_model import model_shapes, skeleton
+from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.safetensors_io import TensorInfo
+from sse_convert.checkpoints.teacher import source_view
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor
+from sse_convert.modeling.auto import load_pretrained
+
+PIECE_BYTES = 1 << 26
+"""rows of a weight that a linear map multiplies at once; pages are dropped when as many bytes were read"""
+_DROP = getattr(mmap, "MADV_DONTNEED", None)
+
+
+@contextlib.contextmanager
+def mapped_model(files: CheckpointFiles, config: Any) -> Iterator[PreTrainedModel]:
+    """The model in evaluation mode; inside, its operations read weights from disk. Not for training or saving.
+
+    A model of which transformers merges stored tensors into one (experts) is loaded whole.
+
+    Args:
+        files: a converted checkpoint that holds every tensor of its model.
+        config: the transformers configuration of it.
+
+    Raises:
+        CheckpointError: the model cannot be loaded.
+    """
+    model = skeleton(config, buffers=True)
+    model.tie_weights()
+    if (names := _stored_names(files, model)) is None:
+        yield load_pretrained(files.folder)
+        return
+    with _Maps(files.folder) as maps, torch.no_grad():
+        tensors = {name: maps.tensor(files.tensors[stored]) for name, stored in names.items()}
+        model.load_state_dict(tensors, strict=False, assign=True)
+        model.tie_weights()
+        yield model.eval()
+
+
+def _stored_names(files: CheckpointFiles, model: PreTrainedModel) -> dict[str, str] | None:
+    """The names that the checkpoint uses, by those of its model; None where several tensors become one."""
+    view, names = source_view(files), {}
+    for name, shape in model_shapes(model).items():
+        names[name] = view.stored(name)
+        if names[name] not in files.tensors:  # transformers renames some on loading (GPT-NeoX's head, for one)
+            saved = list(revert_weight_conversion(model, {name: torch.empty(shape, device="meta")}))
+            names[name] = view.stored(saved[0])
+            if len(saved) > 1 or names[name] not in files.tensors:
+                return None
+    return names
+
+
+class _Maps(TorchFunctionMode):
+    """Maps of shards. While it is entered, large products are computed in pieces and pages that were read dropped."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._shards: dict[str, mmap.mmap] = {}
+        self._ours: set[int] = set()
+        self._read = 0
+
+    def tensor(self, info: TensorInfo) -> Tensor:
+        """A weight as a map of its part of the shard; loaded where maps are not aligned to its elements."""
+        dtype = TORCH_DTYPES[info.dtype]
+        if not info.nbytes or info.start % dtype.itemsize:
+            return read_tensor(self._folder, info)
+        if info.shard not in self._shards:
+            with (self._folder / info.shard).open("rb") as file:
+                self._shards[info.shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        whole = torch.frombuffer(self._shards[info.shard], dtype=dtype, count=info.numel, offset=info.start)
+        self._ours.add(whole.untyped_storage().data_ptr())
+        return whole.reshape(info.shape)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Do what is asked for, then forget what it read."""
+        kwargs = kwargs or {}
+        if func is F.linear and self._is_large(args[1]):
+            return self._linear(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self._read += sum(x.nbytes for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_ours(x))
+        self._drop(PIECE_BYTES)
+        return result
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows = max(1, PIECE_BYTES // weight[0].nbytes)
+        pieces = []
+        for start in range(0, len(weight), rows):
+            part = slice(start, start + rows)
+            pieces.append(F.linear(x, weight[part], None if bias is None else bias[part]))
+            self._read += PIECE_BYTES
+            self._drop(PIECE_BYTES)
+        return torch.cat(pieces, -1)
+
+    def _is_ours(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and x.untyped_storage().data_ptr() in self._ours
+
+    def _is_large(self, x: Tensor) -> bool:
+        return x.nbytes > PIECE_BYTES and self._is_ours(x)
+
+    def _drop(self, least: int) -> None:
+        if self._read >= least and _DROP is not None:
+            for shard in self._shards.values():
+                shard.madvise(_DROP)
+            self._read = 0

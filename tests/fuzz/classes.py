@@ -1,0 +1,345 @@
+"""The classes of input: how cases of each are made, and how one is run. `CLASSES` lists them."""
+
+import dataclasses as dc
+import functools
+import json
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.fuzz import judges
+from tests.fuzz.documents import text_files, yaml_documents
+from tests.fuzz.outcome import Outcome, run_command
+from tests.fuzz.places import FAMILIES, copied, recipe
+from tests.fuzz.schema import recipes
+from tests.fuzz.values import JSON_ONLY, NUMBERS, TEXTS, Raw, changed, json_text, odd_values, places, yaml_text
+
+LENGTH = struct.Struct("<Q")
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+OF_HYBRID = ("config.json", "sse_convert.json", INDEX)
+DTYPES = ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64", "F8_E4M3", "F4", "f32")
+VALUES = odd_values(JSON_ONLY)
+
+
+@dc.dataclass(frozen=True)
+class FuzzClass:
+    """One class of input."""
+
+    name: str
+    cases: Callable[[Path], st.SearchStrategy[Any]]
+    """what `run` takes, from the folder that `places.build` filled"""
+    run: Callable[[Path, Any], Outcome]
+    """of a case, in copies of that folder"""
+
+
+def _plan(root: Path, text: str) -> Outcome:
+    """Any text as a recipe."""
+    with copied(root, "qwen3") as folder:
+        path = folder / "recipe.yaml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return run_command(["plan", str(path)], functools.partial(judges.same_recipe, path, []))
+
+
+def _overrides(root: Path, given: Sequence[str]) -> Outcome:
+    """Assignments to keys of a recipe."""
+    with copied(root, "qwen3", "recipe.yaml"):
+        options = [part for text in given for part in ("--set", text)]
+        judge = functools.partial(judges.same_recipe, Path("recipe.yaml"), list(given))
+        return run_command(["plan", "recipe.yaml", *options], judge)
+
+
+def _override_cases(root: Path) -> st.SearchStrategy[Any]:
+    keys = [".".join(map(str, path)) for path in places(recipe())]
+    odd = (
+        "",
+        ".",
+        "a..b",
+        "stages.9.lr",
+        "stages.-1.lr",
+        "stages.x.lr",
+        "model.a",
+        "data.train",
+        "x" * 5000,
+        "a." * 2000,
+    )
+    key = st.one_of(st.sampled_from(keys), st.sampled_from(keys), st.sampled_from(odd))
+    value = st.one_of(odd_values(JSON_ONLY).map(yaml_text), st.sampled_from(TEXTS))
+    return st.lists(st.builds("{}={}".format, key, value) | st.sampled_from(TEXTS), min_size=1, max_size=2)
+
+
+def _config(root: Path, case: tuple[str, Any]) -> Outcome:
+    """A changed config.json."""
+    family, data = case
+    with copied(root, family, "recipe.yaml") as folder:
+        (folder / family / "config.json").write_text(json_text(data))
+        options = ["--set", f"model={family}", "--set", "stages=[]"]  # GPT-2 has no rope
+        return run_command(["plan", "recipe.yaml", *options], judges.plan_numbers)
+
+
+def _config_cases(root: Path) -> st.SearchStrategy[Any]:
+    bases = {family: json.loads((root / family / "config.json").read_text()) for family in FAMILIES}
+    ways = [changed(base, VALUES).map(lambda data, family=family: (family, data)) for family, base in bases.items()]
+    return st.one_of(*ways, VALUES.map(lambda data: ("qwen3", data)))
+
+
+def _header(root: Path, case: tuple[int, Any, int, int]) -> Outcome:
+    """A changed header of a shard; length prefix and data may be off by some bytes."""
+    number, header, claimed, more = case
+    with copied(root, "qwen3", "recipe.yaml") as folder:
+        shards = sorted((folder / "qwen3").glob("*.safetensors"))
+        shard = shards[number % len(shards)]
+        _, data = split_shard(shard)
+        text = json_text(header).encode("utf-8", "surrogatepass")
+        prefix = LENGTH.pack((len(text) + claimed) % 2**64)
+        shard.write_bytes(prefix + text + (data + bytes(more) if more >= 0 else data[:more]))
+        return run_command(["plan", "recipe.yaml"], functools.partial(judges.readable_shards, shards))
+
+
+def _header_cases(root: Path) -> st.SearchStrategy[Any]:
+    headers = [split_shard(path)[0] for path in sorted((root / "qwen3").glob("*.safetensors"))]
+    off = st.sampled_from((*[0] * 12, 1, -1, 100, 2**40, 2**63))
+    cut = st.sampled_from((*[0] * 12, 1, 8, -1, -100))
+    values = st.one_of(VALUES, st.sampled_from(DTYPES), st.lists(st.integers(0, 64), max_size=4))
+    ways = [st.tuples(st.just(i), changed(header, values), off, cut) for i, header in enumerate(headers)]
+    return st.one_of(*ways, st.tuples(st.just(0), VALUES, off, cut))
+
+
+def split_shard(path: Path) -> tuple[Any, bytes]:
+    """Header and data of a safetensors file."""
+    raw = path.read_bytes()
+    (length,) = LENGTH.unpack(raw[: LENGTH.size])
+    return json.loads(raw[LENGTH.size : LENGTH.size + length]), raw[LENGTH.size + length :]
+
+
+def _index(root: Path, data: Any) -> Outcome:
+    """A changed index of shards."""
+    with copied(root, "qwen3", "recipe.yaml") as folder:
+        (folder / "qwen3" / INDEX).write_text(json_text(data))
+        return run_command(["plan", "recipe.yaml"], judges.plan_numbers)
+
+
+def _index_cases(root: Path) -> st.SearchStrategy[Any]:
+    base = json.loads((root / "qwen3" / INDEX).read_text())
+    return st.one_of(
+        changed(base, VALUES),
+        changed(base, st.sampled_from(("../x", "config.json", *base["weight_map"].values()))),
+        VALUES,
+    )
+
+
+def _tokenizer(root: Path, case: tuple[str, Any]) -> Outcome:
+    """A changed file of a tokenizer, read by `plan` and then by `generate`."""
+    name, data = case
+    with copied(root, "qwen3", "recipe.yaml") as folder:
+        (folder / "qwen3" / name).write_text(data.text if isinstance(data, Raw) else json_text(data))
+        planned = run_command(["plan", "recipe.yaml"], judges.plan_numbers)
+        if planned.fault or planned.code:
+            return planned
+        return run_command(["generate", "qwen3", "w5 w6", "--max-new-tokens", "1"], judges.one_token)
+
+
+def _tokenizer_cases(root: Path) -> st.SearchStrategy[Any]:
+    bases = {name: json.loads((root / "qwen3" / name).read_text()) for name in TOKENIZER_FILES[:3]}
+    bases["tokenizer.json"]["added_tokens"] = [{"id": 96, "content": "<x>", "special": True}]
+    bases["generation_config.json"] |= {"max_length": 20, "temperature": 1.0, "top_k": 5, "do_sample": False}
+    ways = [changed(base, VALUES).map(lambda data, name=name: (name, data)) for name, base in bases.items()]
+    template = st.sampled_from(("", "{{", "{% for %}", "{{ 1/0 }}", "\0", "{% include 'x' %}")).map(
+        lambda t: ("chat_template.jinja", Raw(t))
+    )
+    return st.one_of(*ways, template)
+
+
+def _text(root: Path, case: tuple[str, bytes, dict[str, Any]]) -> Outcome:
+    """A text file that training would read, read by `calibrate`."""
+    name, data, settings = case
+    with copied(root, "qwen3", "hybrid", "recipe.yaml") as folder:
+        path = folder / name if name != "folder" else folder / name / "t.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        source = yaml_text([{"path": name, **settings}])
+        arguments = ["calibrate", "recipe.yaml", "-c", "hybrid", "-o", "out", "--set", f"data.train={source}"]
+        return run_command(arguments, functools.partial(judges.text_was_text, path))
+
+
+def _converted(root: Path, case: tuple[str, str, Any]) -> Outcome:
+    """A changed small file of a converted checkpoint."""
+    command, name, data = case
+    with copied(root, "qwen3", "hybrid") as folder:
+        (folder / "hybrid" / name).write_text(json_text(data))
+        return run_command([command, "hybrid"], judges.no_number_missing)
+
+
+def _converted_cases(root: Path) -> st.SearchStrategy[Any]:
+    ways = []
+    for name in OF_HYBRID:
+        base = json.loads((root / "hybrid" / name).read_text())
+        base = {"sse": base.pop("sse"), **base} if "sse" in base else base
+        ways += [st.tuples(st.sampled_from(("inspect", "inspect", "verify")), st.just(name), changed(base, VALUES))]
+        if "sse" in base:
+            inner = changed(base["sse"], VALUES).map(lambda sse, base=base: {**base, "sse": sse})
+            ways += [st.tuples(st.sampled_from(("inspect", "verify")), st.just(name), inner)]
+    return st.one_of(*ways)
+
+
+def _weights(root: Path, case: tuple[dict[int, str], str, list[int]]) -> Outcome:
+    """Tensors stored as other types, or with bytes changed, converted with `--check`; what comes out verifies."""
+    dtypes, fill, numbers = case
+    with copied(root, "qwen3", "recipe.yaml") as folder:
+        for number in numbers:
+            respoil(folder / "qwen3", number, dtypes.get(number % 3), fill)
+        made = run_command(["convert", "recipe.yaml", "-o", "made", "--check"], judges.no_number_missing)
+        if made.fault or made.code:
+            return made
+        return run_command(["verify", "made"], judges.no_number_missing)
+
+
+def respoil(folder: Path, number: int, dtype: str | None, fill: str) -> None:
+    """Store the tensors of a shard in another type, or their bytes as zeros, ones or noise."""
+    shards = sorted(folder.glob("*.safetensors"))
+    shard = shards[number % len(shards)]
+    header, data = split_shard(shard)
+    names = [name for name in header if name != "__metadata__"]
+    entry = header[names[number % len(names)]]
+    first, last = entry["data_offsets"]
+    if dtype is not None:
+        entry["dtype"] = dtype
+    byte = {"keep": None, "zero": 0, "ones": 255, "huge": 0x7F}[fill]
+    if byte is not None:
+        data = data[:first] + bytes([byte]) * (last - first) + data[last:]
+    text = json.dumps(header).encode()
+    shard.write_bytes(LENGTH.pack(len(text)) + text + data)
+
+
+def _weight_cases(root: Path) -> st.SearchStrategy[Any]:
+    dtypes = st.dictionaries(
+        st.integers(0, 2), st.sampled_from(("I32", "U32", "F32", "F8_E4M3", "I64", "BOOL")), max_size=2
+    )
+    fills = st.sampled_from(("keep", "zero", "ones", "huge"))
+    return st.tuples(dtypes, fills, st.lists(st.integers(0, 60), min_size=1, max_size=3))
+
+
+NUMBERED = {
+    "generate": (["generate", "qwen3", "w5"], ("max-new-tokens", "temperature", "top-p", "seed", "device")),
+    "expand": (["expand", "hybrid", "made"], ("num-partitions", "top-k", "shift", "seed", "layers", "init", "text")),
+    "select": (
+        ["select", "recipe.yaml", "1", "-o", "made", "-m", "uniform"],
+        ("tokens", "length", "samples", "recall-weight", "stand-in"),
+    ),
+    "analyze": (["analyze", "hybrid", "train.txt"], ("tokens", "length", "device", "teacher", "out")),
+    "convert": (["convert", "recipe.yaml", "-o", "made"], ("link",)),
+    "push": (["push", "hybrid", "a/b", "--dry-run"], ("revision",)),
+    "inspect": (["inspect", "qwen3"], ("revision",)),
+}
+"""commands with all they need, and the options that cases give"""
+
+
+def _arguments(root: Path, arguments: Sequence[str]) -> Outcome:
+    """Arguments and options of commands."""
+    with copied(root, "qwen3", "hybrid", "recipe.yaml"):
+        return run_command(arguments, judges.no_number_missing)
+
+
+def _argument_cases(root: Path) -> st.SearchStrategy[Any]:
+    values = st.one_of(st.sampled_from(NUMBERS).map(str), st.sampled_from(TEXTS).filter(lambda text: "\0" not in text))
+    ways = []
+    for base, options in NUMBERED.values():
+        for option in options:
+            ways.append(st.builds(lambda value, base=base, option=option: [*base, f"--{option}={value}"], values))
+    for base, _ in NUMBERED.values():
+        ways.append(
+            st.builds(
+                lambda at, value, base=base: [*base[: at + 1], value, *base[at + 2 :]],
+                st.sampled_from((0, 0, 1)),
+                values,
+            )
+        )
+    ways.append(
+        st.lists(
+            st.sampled_from(("plan", "run", "--json", "--set", "-o", "recipes", "show", "copy", "x", "qwen3-0.6b")),
+            max_size=4,
+        )
+    )
+    return st.one_of(*ways)
+
+
+PATH_COMMANDS: dict[str, Callable[[str], list[str]]] = {
+    "convert": lambda path: ["convert", "recipe.yaml", "-o", path],
+    "export.dir": lambda path: ["plan", "recipe.yaml", "--set", f"export.dir={yaml_text(path)}"],
+    "model": lambda path: ["plan", "recipe.yaml", "--set", f"model={yaml_text(path)}"],
+    "data": lambda path: [
+        "calibrate",
+        "recipe.yaml",
+        "-c",
+        "hybrid",
+        "-o",
+        "made",
+        "--set",
+        f"data.train.0.path={yaml_text(path)}",
+    ],
+    "checkpoint": lambda path: ["inspect", path],
+    "teacher": lambda path: ["verify", "hybrid", "--teacher", path],
+    "recipe": lambda path: ["plan", path],
+    "copy": lambda path: ["recipes", "copy", "qwen3-0.6b", path],
+    "report": lambda path: ["report", path],
+    "report out": lambda path: ["report", "hybrid", "--out", path],
+    "compare": lambda path: ["compare", "hybrid", path],
+    "push": lambda path: ["push", path, "a/b", "--dry-run"],
+}
+"""where a path may stand"""
+
+
+def _paths(root: Path, case: tuple[str, str]) -> Outcome:
+    """A path in a recipe or on the command line."""
+    command, path = case
+    with copied(root, "qwen3", "hybrid", "recipe.yaml"):
+        return run_command(PATH_COMMANDS[command](path), judges.no_number_missing)
+
+
+def _path_cases(root: Path) -> st.SearchStrategy[Any]:
+    part = st.sampled_from(
+        (
+            "a",
+            ".",
+            "..",
+            "~",
+            "~x",
+            "$HOME",
+            "${X}",
+            "qwen3",
+            "train.txt",
+            "a b",
+            "-x",
+            "é" * 60,
+            "n" * 200,
+            "n" * 240,
+            "n" * 252,
+            "n" * 256,
+            "",
+            "config.json",
+            "*",
+            "\n",
+        )
+    )
+    joined = st.lists(part, min_size=1, max_size=3).map("/".join).filter(lambda path: not path.startswith("/"))
+    path = st.one_of(joined, st.sampled_from([text for text in TEXTS if not text.startswith("/")]))
+    return st.tuples(st.sampled_from(sorted(PATH_COMMANDS)), path)
+
+
+CLASSES = (
+    FuzzClass("yaml", lambda root: yaml_documents(), _plan),
+    FuzzClass("recipe", lambda root: recipes().map(yaml_text), _plan),
+    FuzzClass("overrides", _override_cases, _overrides),
+    FuzzClass("config", _config_cases, _config),
+    FuzzClass("header", _header_cases, _header),
+    FuzzClass("index", _index_cases, _index),
+    FuzzClass("tokenizer", _tokenizer_cases, _tokenizer),
+    FuzzClass("text", lambda root: text_files(), _text),
+    FuzzClass("converted", _converted_cases, _converted),
+    FuzzClass("weights", _weight_cases, _weights),
+    FuzzClass("arguments", _argument_cases, _arguments),
+    FuzzClass("paths", _path_cases, _paths),
+)
