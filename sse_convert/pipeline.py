@@ -16,7 +16,6 @@ A recipe's way from the command line to the training loop, each the caller of th
 import contextlib
 import dataclasses as dc
 import functools
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +38,7 @@ from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_contr
 from sse_convert.evaluation.evaluate import Evaluator, measures, publish
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
+from sse_convert.pages.collect import read_evaluation
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report
@@ -150,8 +150,7 @@ def _require_sound(result: RunReport, steps: "_Steps") -> None:
 
 
 def _read(figures: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(figures.read_text("utf-8"))
-    return data
+    return read_evaluation(figures).data
 
 
 def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: bool) -> list[str]:

@@ -26,6 +26,7 @@ from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import read_header, write_shard
 from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
+from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
@@ -173,6 +174,7 @@ def load_as_teacher(view: Teacher) -> PreTrainedModel:
     members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": [SSE_PREFIX]}
     cls: Any = type(source.__name__, (source,), members)
     model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype="auto")
+    require_finite(model, view.files.name)
     return model.requires_grad_(False)
 
 

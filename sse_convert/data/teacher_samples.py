@@ -4,6 +4,8 @@ import dataclasses as dc
 import hashlib
 import json
 import os
+import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +127,10 @@ class TeacherSamples:
         path = cache_folder() / "teacher-samples" / f"{key}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
-            if not path.exists():
-                _save(path, self._sample())
-        with np.load(path) as stored:
-            return np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
+            if (found := _stored(path)) is None:
+                found = self._sample()
+                _save(path, found)
+        return found
 
     def _sample(self) -> list[Ids]:
         """Sample in batches, leaving torch's own random state as it was."""
@@ -165,6 +167,15 @@ class TeacherSamples:
             return row
         ends = np.flatnonzero(row[1:] == self._end)
         return row[: ends[0] + 2] if len(ends) else row
+
+
+def _stored(path: Path) -> list[Ids] | None:
+    """Samples that were kept; None where they were not, or the file is damaged (it holds checksums)."""
+    try:
+        with np.load(path) as stored:
+            return np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
 
 
 def _save(path: Path, samples: list[Ids]) -> None:

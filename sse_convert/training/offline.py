@@ -1,13 +1,14 @@
 """The teacher's predictions on disk, row by row in training order: written once, then no teacher is needed.
 
 A cache is a folder with `inputs.json`, which says what it was made from, and shards `rows-000000.safetensors` of equal
-numbers of rows. A shard appears under its name when it is whole; row r of the training text is row r of the cache.
+numbers of rows. A shard appears under its name when it is whole, and holds a hash of its content; row r of the training
+text is row r of the cache.
 """
 
 import contextlib
-import json
+import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 from filelock import FileLock
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sse_convert.checkpoints.identity import data_digest
+from sse_convert.checkpoints.identity import SEAL, data_digest, read_sealed, write_sealed
 from sse_convert.console import progress
 from sse_convert.data.rows import Row, stack
 from sse_convert.data.teacher_samples import cache_folder
-from sse_convert.errors import OutputError
-from sse_convert.files import write_json
+from sse_convert.errors import CheckpointError, OutputError
+from sse_convert.files import sync
 from sse_convert.modeling.head import token_chunks
 from sse_convert.recipe.stage_settings import Offline
 from sse_convert.report import format_bytes, json_ready
@@ -102,7 +103,7 @@ class TeacherCache:
     def _row(self, row: int) -> dict[str, Tensor]:
         first = row // self._shard_rows * self._shard_rows
         if self._open is None or self._open[0] != first:
-            self._open = first, safe_open(self._path(first), "pt")
+            self._open = first, _opened(self._path(first))
         return {name: self._open[1].get_slice(name)[row - first] for name in NAMES}
 
     def _write(self, shards: list[range], rows: Iterator[Row], predict: "Predictor", micro_batch: int) -> None:
@@ -123,7 +124,8 @@ class TeacherCache:
         shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
         partial.mkdir()
         with writing(partial):
-            save_file(tensors, partial / final.name)
+            save_file(tensors, partial / final.name, metadata={SEAL: _content(tensors)})
+            sync(partial / final.name)
         (partial / final.name).replace(final)
         partial.rmdir()
 
@@ -131,20 +133,20 @@ class TeacherCache:
         return self.folder / f"rows-{first:06d}.safetensors"
 
     def _stored_rows(self, path: Path) -> int:
-        if not path.is_file():
+        try:
+            with safe_open(path, "pt") as file:
+                return int(file.get_slice(NAMES[0]).get_shape()[0])
+        except (OSError, SafetensorError):  # not there, or cut short: it is written anew
             return 0
-        with safe_open(path, "pt") as file:
-            return int(file.get_slice(NAMES[0]).get_shape()[0])
 
     def _check(self) -> None:
-        path = self.folder / INPUTS
-        if path.is_file():
-            refuse_changes(self.folder, json.loads(path.read_text(encoding="utf-8")), self._inputs)
+        if (before := read_sealed(self.folder / INPUTS)) is not None:
+            refuse_changes(self.folder, before, self._inputs)
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise OutputError(
-                f"{self.folder} is no cache of a teacher's predictions",
+                f"{self.folder} is no cache of a teacher's predictions, or its {INPUTS} is damaged",
                 expected="a new folder, or one that an earlier run made",
-                fix="correct the stage's offline.dir",
+                fix="correct the stage's offline.dir, or remove the folder: the teacher predicts again",
             )
 
     @contextlib.contextmanager
@@ -158,7 +160,7 @@ class TeacherCache:
                 raise OutputError(f"{self.folder} cannot be made: {error.strerror}", fix="set offline.dir") from error
         with FileLock(self.folder.with_name(f"{self.folder.name}.lock")) if main else contextlib.nullcontext():
             if main and not (self.folder / INPUTS).is_file():
-                write_json(self.folder / INPUTS, self._inputs)
+                write_sealed(self.folder / INPUTS, self._inputs)
             accelerator.wait_for_everyone()
             yield
 
@@ -170,6 +172,35 @@ class TeacherCache:
                 expected=f"room for {self._offline.bytes_per_token} bytes per token",
                 fix="free space, lower offline.top_k, or set offline.dir to a folder on a larger disk",
             )
+
+
+def _opened(path: Path) -> Any:
+    """A shard, open for reading.
+
+    Raises:
+        CheckpointError: its content is not what was written. Shards of earlier versions have no hash.
+    """
+    try:
+        shard = safe_open(path, "pt")
+        stored = (shard.metadata() or {}).get(SEAL)
+        if stored in (None, _content({name: shard.get_tensor(name) for name in NAMES})):
+            return shard
+    except (OSError, SafetensorError):
+        pass
+    raise CheckpointError(
+        f"{path} is damaged",
+        expected="the teacher's predictions as they were written",
+        fix="remove the file and run again: its rows are predicted again",
+    )
+
+
+def _content(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of the tensors of a shard."""
+    found = hashlib.sha256()
+    for name in NAMES:
+        found.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        found.update(memoryview(tensors[name].numpy()).cast("B"))
+    return found.hexdigest()
 
 
 class Predictor:

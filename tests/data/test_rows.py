@@ -11,6 +11,7 @@ import pytest
 from sse_convert.data import RowReader, SamplingTeacher, stack
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.packing import Cursor, Packer
+from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.data.text_files import TextFiles, find_files
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
@@ -225,9 +226,12 @@ def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monk
     source = Source(kind="teacher", rows=5, length=24)
     teacher = SamplingTeacher(str(teacher_folder))
     first = take(source, tokenizer, 6, teacher=teacher)
-    monkeypatch.setattr(SamplingTeacher, "load", lambda self: pytest.fail("sampled again"))
-    assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(SamplingTeacher, "load", lambda self: pytest.fail("sampled again"))
+        assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))
+    (cache,) = (cache_folder() / "teacher-samples").glob("*.npz")
+    cache.write_bytes(cache.read_bytes()[:-30])
+    assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))  # sampled anew
 
 
 def test_teacher_text_differs_between_training_and_held_out(tokenizer, teacher_folder):

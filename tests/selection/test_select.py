@@ -11,6 +11,7 @@ import yaml
 
 from sse_convert import api
 from sse_convert.checkpoints.load_model import load_model
+from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError, UsageError
@@ -234,3 +235,8 @@ def test_command_with_a_recipe(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["choices"][0]["kept"] == [RETRIEVES]
     assert result["mixer"] == "narrow"
+
+
+def test_a_second_selection_into_a_folder_is_refused_by_name(tmp_path):
+    with run_lock(tmp_path), pytest.raises(TrainingError, match="another run writes to it: process"):
+        choose(tmp_path)

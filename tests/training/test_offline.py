@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from sse_convert.data import RowReader, stack
-from sse_convert.errors import OutputError, RecipeError, TrainingError
+from sse_convert.errors import CheckpointError, OutputError, RecipeError, TrainingError
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.stage_settings import Offline
 from sse_convert.training import loop, offline, stage
@@ -150,6 +150,22 @@ def test_a_folder_with_something_else_is_refused(distill, folder):
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="no cache of a teacher's predictions"):
         distill()
+
+
+def test_damage_to_a_cache_is_mended_or_named(distill, folder):
+    whole, _ = distill("whole", tokens=128)
+    path = folder / "rows-000000.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    mended, _ = distill("mended", tokens=128)
+    assert losses(mended) == losses(whole)
+    assert path.read_bytes() == content
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 64]) + content[-8:])
+    with pytest.raises(CheckpointError, match=r"rows-000000\.safetensors is damaged"):
+        distill("flipped", tokens=128)
+    (folder / "inputs.json").write_text("{")
+    with pytest.raises(OutputError, match=r"inputs\.json is damaged"):
+        distill("other", tokens=128)
 
 
 def test_too_little_room_is_found_before_the_teacher_is_loaded(distill, monkeypatch):
