@@ -181,7 +181,7 @@ def _opened(path: Path) -> Any:
         CheckpointError: its content is not what was written. Shards of earlier versions have no hash.
     """
     try:
-        shard = safe_open(path, "pt")
+        shard: Any = safe_open(path, "pt")
         stored = (shard.metadata() or {}).get(SEAL)
         if stored in (None, _content({name: shard.get_tensor(name) for name in NAMES})):
             return shard
@@ -199,7 +199,7 @@ def _content(tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in NAMES:
         found.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
-        found.update(memoryview(tensors[name].numpy()).cast("B"))
+        found.update(tensors[name].numpy().tobytes())
     return found.hexdigest()
 
 
