@@ -223,7 +223,7 @@ class Storm:
 
 
 ALLOWED = {
-    "SIGKILL": {-9},
+    "SIGKILL": {-9, 0},
     "SIGTERM": {143, -15, 0},
     "SIGHUP": {129, -1, 0},
 }

@@ -59,13 +59,14 @@ def _locked(path: Path) -> int | None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             os.close(handle)
             return None
-        except FileNotFoundError:
-            pass
+        except OSError:  # a file system without locks: what the file says is all there is
+            return handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
         os.close(handle)  # who held it has removed it since
 
 

@@ -41,11 +41,13 @@ class Stop:
 
     def wanted(self) -> bool:
         """Whether a signal came to any process. Every process must ask after every step."""
-        if self._accelerator.num_processes > 1:
-            came = torch.tensor([self._number == number for number in _SIGNALS], device=self._accelerator.device)
-            counts = self._accelerator.reduce(came.long(), "sum").tolist()
-            self._number = next((n for n, count in zip(_SIGNALS, counts, strict=True) if count), None)
-        return self._number is not None
+        if self._accelerator.num_processes == 1:
+            return self._number is not None
+        came = torch.tensor([self._number == number for number in _SIGNALS], device=self._accelerator.device)
+        counts = self._accelerator.reduce(came.long(), "sum").tolist()
+        agreed = next((number for number, count in zip(_SIGNALS, counts, strict=True) if count), None)
+        self._number = agreed or self._number  # one that came meanwhile counts in the next step
+        return agreed is not None
 
     def obey(self) -> None:
         """Let the signal do what it would have done when it came."""

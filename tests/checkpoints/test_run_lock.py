@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import socket
@@ -67,4 +68,29 @@ def test_damage_to_a_lock_file_stops_nobody(tmp_path):
     for content in (b"", b"\xff", b"[]", b'{"host": 1}'):
         (tmp_path / LOCK).write_bytes(content)
         with run_lock(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_stops_nobody(tmp_path, monkeypatch):
+    def flock(handle, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locking.fcntl, "flock", flock)
+    with run_lock(tmp_path):
+        assert (tmp_path / LOCK).exists()
+
+
+def test_a_lock_file_that_its_holder_removes_is_made_anew(tmp_path, monkeypatch):
+    real, calls = locking.fcntl.flock, []
+
+    def flock(handle, operation):
+        calls.append(1)
+        if len(calls) == 1:
+            (tmp_path / LOCK).unlink()  # by a run that ends just now
+        return real(handle, operation)
+
+    monkeypatch.setattr(locking.fcntl, "flock", flock)
+    with run_lock(tmp_path):
+        assert len(calls) == 2
+        with pytest.raises(TrainingError), run_lock(tmp_path):
             pass
