@@ -4,9 +4,12 @@ A folder of files does so as one, through `checkpoints.output_folder.new_folder`
 """
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +23,19 @@ from sse_convert.report import json_ready
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary sibling of `path` to write, renamed to it at the end; folders above are made, an older file replaced.
 
+    What a killed process left of an earlier one is removed.
+
     Raises:
         OutputError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        _publish(temporary, path)
+        remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp")
+        temporary.touch()
+        with held(temporary):
+            yield temporary
+            _publish(temporary, path)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror}",
@@ -56,6 +64,35 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Hold a file or folder to the end; the operating system lets go of it with this process.
+
+    Yields:
+        Whether it is ours: not if another process holds it, or the file system knows no locks.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Remove files and folders that killed processes began to write; what a living one holds stays."""
+    for found in folder.glob(pattern):
+        with contextlib.suppress(OSError), held(found) as ours:
+            if ours and found.is_dir():
+                shutil.rmtree(found, ignore_errors=True)
+            elif ours:
+                found.unlink()
 
 
 def digest(path: Path) -> str:

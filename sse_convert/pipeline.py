@@ -13,11 +13,12 @@ A recipe's way from the command line to the training loop, each the caller of th
     training.loop.train          steps: forward and backward, optimizer, log, checkpoint
 """
 
+import contextlib
 import dataclasses as dc
 import functools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from accelerate import Accelerator
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
 from sse_convert.checkpoints.manifest import add_to_manifest
+from sse_convert.checkpoints.output_folder import check_output, move_folder
+from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.overlap import overlap
@@ -108,20 +111,21 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
     warnings = _check(runs, teacher, main, resume)
     evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
     figures: Path | None = None
-    for control, chosen in runs.items():
-        steps = _Steps(Path(chosen.export.dir), main.accelerator, f"control {control}") if control else main
-        folder = _initial(chosen, teacher, steps)
-        for stage in chosen.stages:
-            target = steps.announce(stage.name)
-            report = run_stage(chosen, stage, folder, target)
-            steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
-            folder = target
-        measured = _measure(chosen, folder, steps, evaluator)
-        if chosen is recipe:
-            figures = measured
-            _export(recipe, folder, figures, steps)
-            if figures is not None and model_verdict(_read(figures)).destroyed:
-                break
+    with _opened(main):
+        for control, chosen in runs.items():
+            steps = _Steps(Path(chosen.export.dir), main.accelerator, f"control {control}") if control else main
+            folder = _initial(chosen, teacher, steps)
+            for stage in chosen.stages:
+                target = steps.announce(stage.name)
+                report = run_stage(chosen, stage, folder, target)
+                steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
+                folder = target
+            measured = _measure(chosen, folder, steps, evaluator)
+            if steps is main:
+                figures = measured
+                _export(chosen, folder, figures, steps)
+                if figures is not None and model_verdict(_read(figures)).destroyed:
+                    break
     result = RunReport(out=str(out), steps=tuple(main.done), text=tuple(main.text), warnings=tuple(warnings))
     if figures is None:
         return result
@@ -158,13 +162,10 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
         raise OutputError(
             f"{root} holds an earlier run", expected="no earlier run", fix="delete it, or run with --resume"
         )
-    exported = next(iter(sorted(root.glob(f"*-export/{STAGE_FILE}"))), None)
-    if out.exists() and exported is None:
+    if out.exists() and _exported(root) is None:
         raise OutputError(
             f"{out} exists", expected="a folder that does not exist yet", fix="change export.dir, or remove the folder"
         )
-    if not out.exists() and exported is not None and accelerator.is_main_process:
-        shutil.rmtree(exported.parent)  # the result was deleted: make it again
     for chosen in runs.values():
         for stage in chosen.stages:
             check_stage(chosen, stage, accelerator)
@@ -176,6 +177,27 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
             say(f"warning: {warning}")
     accelerator.wait_for_everyone()
     return warnings
+
+
+def _exported(root: Path) -> Path | None:
+    """The folder of an export step that was finished, None without one."""
+    return next((path.parent for path in sorted(root.glob(f"*-export/{STAGE_FILE}"))), None)
+
+
+@contextlib.contextmanager
+def _opened(steps: "_Steps") -> Iterator[None]:
+    """Keep other runs out of the folder of the steps."""
+    with contextlib.ExitStack() as held:
+        if steps.accelerator.is_main_process:
+            if not steps.root.exists():
+                check_output(steps.root)
+            steps.root.mkdir(exist_ok=True)
+            held.enter_context(run_lock(steps.root))
+            exported = _exported(steps.root)
+            if exported is not None and not steps.out.exists() and not (exported / steps.out.name).exists():
+                shutil.rmtree(exported)  # the result was deleted: make it again
+        steps.accelerator.wait_for_everyone()
+        yield
 
 
 def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
@@ -197,17 +219,22 @@ def _measure(recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[
 
 
 def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
-    """The export step: the result goes to `export.dir`, the step's own folder only says so."""
+    """The export step: the result is made and recorded in the step's own folder, then moved to `export.dir`.
+
+    So a result without its record, which a later start would have to refuse, never lies there.
+    """
 
     def write(folder: Path) -> Report:
-        report = export_checkpoint(recipe, checkpoint, steps.out, evaluation=figures)
-        folder.mkdir(parents=True)
-        return report
+        report = export_checkpoint(recipe, checkpoint, folder / steps.out.name, evaluation=figures)
+        return dc.replace(report, out=steps.out)
 
     inputs = {"checkpoint": checkpoint_identity(checkpoint), "export": dc.asdict(recipe.export)}
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
-    steps.alone("export", inputs, write)
+    made = steps.alone("export", inputs, write) / steps.out.name
+    if steps.accelerator.is_main_process and made.exists():
+        move_folder(made, steps.out)
+    steps.accelerator.wait_for_everyone()
 
 
 class _Steps:
@@ -243,6 +270,7 @@ class _Steps:
             shutil.rmtree(folder)  # a killed run had not finished it
         self.accelerator.wait_for_everyone()
         stored = finished(folder, inputs)
+        self.accelerator.wait_for_everyone()  # all have looked before the main process begins the folder
         lines = [f"{name}: done before ({folder})"]
         if stored is None:
             if self.accelerator.is_main_process:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from sse_convert.errors import OutputError
-from sse_convert.files import digest, replacing, sync, write_json
+from sse_convert.files import digest, held, replacing, sync, write_json
 
 
 def test_an_interrupted_write_keeps_the_old_file(tmp_path):
@@ -50,3 +50,13 @@ def test_all_that_lies_in_a_folder_is_synced_before_the_folder(tmp_path, monkeyp
     monkeypatch.setattr(os, "fsync", lambda handle: seen.append(os.readlink(f"/proc/self/fd/{handle}")))
     sync(tmp_path)
     assert seen == [str(tmp_path / "deep" / "file"), str(tmp_path / "deep"), str(tmp_path)]
+
+
+def test_what_a_killed_process_left_is_removed_but_not_what_a_living_one_writes(tmp_path):
+    dead, alive = (tmp_path / f".report.json.{i}.tmp" for i in "12")
+    dead.touch()
+    alive.touch()
+    with held(alive) as ours:
+        assert ours
+        write_json(tmp_path / "report.json", {})
+    assert sorted(tmp_path.iterdir()) == [alive, tmp_path / "report.json"]

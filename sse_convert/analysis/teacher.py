@@ -14,7 +14,7 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import Bar
 from sse_convert.data.sample_text import Text
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import softmax_layers, source_spec
 from sse_convert.training.align import converted_arguments
 from sse_convert.training.setup import converted_attention
 
@@ -140,7 +140,7 @@ def attention_distances(teacher: PreTrainedModel, text: Text, *, bar: Bar) -> tu
     """
     config = teacher.config
     length = min(text.length, math.isqrt(ATTENTION_AT_ONCE // config.num_attention_heads))
-    collector = Collector(teacher, source_spec(config.model_type), list(range(config.num_hidden_layers)))
+    collector = Collector(teacher, source_spec(config.model_type), softmax_layers(config))
     positions = torch.arange(length, device=teacher.device)[None]
     for row, _ in text.batches(1):
         collector.run({"input_ids": row[:, :length].to(teacher.device), "position_ids": positions})

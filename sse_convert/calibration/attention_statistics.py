@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
 from sse_convert.modeling.layer import SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
@@ -159,7 +160,8 @@ class Collector:
         position_BT = self._positions.to(weights_BHTT.device).double()
         if layer in self.windows:
             seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
-            missed_NHD = _missed(weights_BHTT, seen_BHTT, self._values.pop(layer), self.dims.head_dim)
+            sunk_BHT1 = 1 - weights_BHTT.sum(3, keepdim=True) if self.spec.softmax_parameters else 0.0
+            missed_NHD = _missed(weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims.head_dim)
             statistics.missed_square_H += _sums(missed_NHD, missed_NHD)
             self._compare(layer, statistics, missed_NHD)
             weights_BHTT = weights_BHTT - seen_BHTT
@@ -204,7 +206,9 @@ class Collector:
         layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
         o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
-        return student.scaled(o_NHD, layout.pack(x_BTC), torch.float32).view(o_NHD.shape)
+        heads = student.scaled(o_NHD, layout.pack(x_BTC), torch.float32)
+        beside = isinstance(student.mixer, WindowMixer)  # where the source's own gate comes after both branches
+        return (heads if beside else student.gated(heads, layout.pack(x_BTC))).view(o_NHD.shape)
 
 
 def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:
@@ -212,14 +216,17 @@ def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:
     return (one_NHD.double() * other_NHD.double()).mean(-1).sum(0).cpu()
 
 
-def _missed(weights_BHTT: Tensor, seen_BHTT: Tensor, values_BTC: Tensor, head_dim: int) -> Tensor:
+def _missed(
+    weights_BHTT: Tensor, seen_BHTT: Tensor, sunk_BHT1: Tensor | float, values_BTC: Tensor, head_dim: int
+) -> Tensor:
     """What a window misses of the heads W V, [N, Hq, D].
 
-    A softmax over fewer keys is the softmax over all of them, restricted and renormalised.
+    A softmax over fewer keys is the softmax over all of them, restricted and renormalised, together with what a learned
+    sink takes of it.
     """
     batch, length = values_BTC.shape[:2]
     values_BHTD = values_BTC.float().view(batch, length, -1, head_dim).transpose(1, 2)
     values_BHTD = values_BHTD.repeat_interleave(weights_BHTT.shape[1] // values_BHTD.shape[1], 1)
-    total_BHT1 = seen_BHTT.sum(3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    total_BHT1 = (seen_BHTT.sum(3, keepdim=True) + sunk_BHT1).clamp_min(torch.finfo(torch.float32).tiny)
     missed_BHTD = (weights_BHTT - seen_BHTT / total_BHT1) @ values_BHTD
     return missed_BHTD.transpose(1, 2).flatten(0, 1)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.teacher import Teacher, check_shapes
+from sse_convert.modeling.architectures import ArchSpec
 
 
 def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
@@ -28,6 +29,21 @@ def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     persistent = model.state_dict().keys()
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
+
+
+def idle_parameters(config: Any, spec: ArchSpec) -> int:
+    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to.
+
+    Args:
+        config: the transformers configuration of a source.
+        spec: its family.
+    """
+    met = getattr(config, spec.experts_per_token, None)
+    if met is None:
+        return 0
+    most = max(met) if isinstance(met, list) else met
+    experts = [p for name, p in skeleton(config).named_parameters() if ".experts." in name]
+    return sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
 
 
 def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import Literal
 
 from sse_convert.checkpoints.hub import cached_blob
 from sse_convert.errors import OutputError
+from sse_convert.files import held, remove_leftovers, sync, sync_folder
 
 try:
     import fcntl
@@ -27,6 +29,7 @@ _FICLONE = 0x40049409
 """Linux's request to clone a file"""
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_PARTIAL = ".partial"
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
 
 
@@ -40,7 +43,9 @@ def check_output(out: Path) -> None:
         raise _exists(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent)).rmdir()
+        probe = _make_partial(out)
+        with contextlib.suppress(FileNotFoundError):  # another run may have taken it for a leftover
+            probe.rmdir()
     except OSError as error:
         raise OutputError(
             f"{out.parent} is not writable: {error.strerror}",
@@ -59,17 +64,23 @@ def _exists(out: Path) -> OutputError:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary sibling of `out` to fill; renamed to `out` at the end, removed on any failure or Ctrl-C.
+    """A temporary sibling of `out` to fill; on disk and renamed to `out` at the end, removed on any failure or Ctrl-C.
+
+    One that a killed process left is removed first.
 
     Raises:
         OutputError: see `check_output`; also when the disk is full.
     """
     check_output(out)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    remove_partial(out)
+    partial = _make_partial(out)
     try:
-        yield partial
-        partial.chmod(0o777 & ~_umask())
-        partial.rename(out)
+        with held(partial):
+            yield partial
+            partial.chmod(0o777 & ~_umask())
+            sync(partial)
+            partial.rename(out)
+        sync_folder(out.parent)
     except OSError as error:
         if error.errno in _TAKEN and out.exists():
             raise _exists(out) from error
@@ -82,6 +93,33 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def move_folder(folder: Path, out: Path) -> None:
+    """Move a finished folder to `out`, whole. What is at `out` already was moved there before.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if not out.exists():
+        try:
+            folder.rename(out)
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # another disk
+                raise
+            with new_folder(out) as partial:
+                shutil.copytree(folder, partial, dirs_exist_ok=True)
+        sync_folder(out.parent)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_partial(out: Path) -> None:
+    """Remove what killed processes began to write for `out`; what a living one holds stays."""
+    remove_leftovers(out.parent, f".{glob.escape(out.name)}.*{_PARTIAL}")
+
+
+def _make_partial(out: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_PARTIAL, dir=out.parent))
 
 
 def _umask() -> int:

@@ -13,6 +13,7 @@ from sse_convert.modeling.architectures import (
     ArchSpec,
     AttentionDims,
     attention_dims,
+    softmax_layers,
     source_spec,
     spec_for,
 )
@@ -45,6 +46,11 @@ class Teacher:
         """Native sliding window of each layer, None for full attention."""
         return native_windows(self.config)
 
+    @property
+    def softmax_layers(self) -> list[int]:
+        """Indices of the layers with softmax attention."""
+        return softmax_layers(self.config)
+
     def stored(self, name: str) -> str:
         """The name under which the checkpoint stores the causal LM's tensor `name`."""
         backbone = f"{self.spec.backbone}."
@@ -57,7 +63,7 @@ class Teacher:
     @property
     def dtype(self) -> str:
         """Stored dtype of the attention weights, which new tensors take too."""
-        return self.files.tensors[self.attention_tensor(0, f"{self.spec.output}.weight")].dtype
+        return self.files.tensors[self.attention_tensor(self.softmax_layers[0], f"{self.spec.output}.weight")].dtype
 
     @property
     def embedding(self) -> str:
@@ -144,7 +150,7 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
             fix="upgrade transformers",
         )
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        config = config_object(raw)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(
@@ -160,6 +166,22 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
             fix="correct config.json",
         )
     return config
+
+
+def config_object(raw: dict[str, Any]) -> Any:
+    """The transformers configuration of config.json, source or converted, of a model type that transformers knows."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[raw["model_type"]].from_dict(_with_floats(raw))
+
+
+def _with_floats(value: Any) -> Any:
+    """JSON data with transformers' stand-ins for what JSON cannot say, such as {"__float__": "Infinity"}, replaced."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_floats(part) for key, part in value.items()}
+    return [_with_floats(part) for part in value] if isinstance(value, list) else value
 
 
 def native_windows(config: Any) -> list[int | None]:
@@ -196,7 +218,13 @@ def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int
     """Shapes of the teacher's projection weights of one layer, by name below the attention module."""
     query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
     if spec.qkv_layout == "separate":
-        shapes = dict(zip(spec.qkv, ((query, dims.hidden), (key, dims.hidden), (key, dims.hidden)), strict=True))
+        shapes = dict(
+            zip(
+                spec.qkv,
+                ((query * (2 if spec.gated else 1), dims.hidden), (key, dims.hidden), (key, dims.hidden)),
+                strict=True,
+            )
+        )
     else:
         shapes = {spec.qkv[0]: (query + 2 * key, dims.hidden)}
     shapes[spec.output] = (dims.hidden, query)
@@ -206,7 +234,7 @@ def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int
 def _check_tensors(teacher: Teacher) -> None:
     expected = {
         teacher.attention_tensor(layer, name): shape
-        for layer in range(teacher.num_layers)
+        for layer in teacher.softmax_layers
         for name, shape in attention_shapes(teacher.spec, teacher.dims).items()
     }
     expected[teacher.embedding] = (teacher.config.vocab_size, teacher.dims.hidden)

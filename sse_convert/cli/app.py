@@ -8,6 +8,7 @@ import typer
 from sse_convert import __version__
 from sse_convert.cli.commands import Shorthand, shell_form
 from sse_convert.cli.runner import add_command, exit_code_table, run_app
+from sse_convert.cli.streams import open_streams
 from sse_convert.recipe.schema import RulerName
 from sse_convert.trust import OPTION, trust_code
 
@@ -100,6 +101,7 @@ _add("schema", "recipes_schema", to=recipes_app, to_stdout=True)
 
 def main() -> None:
     """Entry point of `sse-convert`, `python -m sse_convert` and the root `cli.py`."""
+    open_streams()
     try:
         sys.exit(run_app(app, sys.argv[1:]))
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ What a shell needs beyond that stands in the tables here: short flags, limits, o
 """
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import typer
 
 from sse_convert import api
 from sse_convert.recipe.presets import preset_names
+from sse_convert.recipe.ranges import expanded
 from sse_convert.report import Report
 
 
@@ -43,6 +45,8 @@ def _text_or_stdin(text: str) -> str:
 
 ARGUMENTS = ("repo_id", "prompt", "to")
 """parameters without a flag, as every function's first one"""
+MOST = 10**9
+"""of any whole number"""
 HUB_OR_FOLDER = ("recipe", "source", "checkpoint", "model", "teacher")
 """parameters that are not always a path"""
 FLAGS = {
@@ -65,6 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "keep": {"min": 1},
     "max_new_tokens": {"min": 1},
+    "seed": {"min": 0, "max": 2**32 - 1},
     "temperature": {"min": 0.0},
     "top_p": {"min": 0.0, "max": 1.0},
 }
@@ -113,7 +118,7 @@ def _parameter(parameter: inspect.Parameter, words: dict[str, str], *, argument:
     kind = shell_type(name, parameter.annotation)
     default = list(parameter.default) or None if isinstance(parameter.default, tuple) else parameter.default
     text = words.get(name, "")
-    settings = {"help": text[:1].upper() + text[1:], **SETTINGS.get(name, {})}
+    settings = {"help": text[:1].upper() + text[1:], **_limits(name, kind), **SETTINGS.get(name, {})}
     if argument:
         settings = {"metavar": name.upper(), **settings}
     if default is inspect.Parameter.empty:
@@ -121,6 +126,33 @@ def _parameter(parameter: inspect.Parameter, words: dict[str, str], *, argument:
     info = typer.Argument(**settings) if argument else typer.Option(*_flags(name, default), **settings)
     wanted = kind | None if default is None else kind
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[wanted, info])
+
+
+def _limits(name: str, kind: Any) -> dict[str, Any]:
+    """What every value of a type must be: whole numbers not endless, others finite, paths with `~` and variables
+    expanded."""
+    if kind is int:
+        return {"max": MOST}
+    if kind is float:
+        return {"callback": _finite}
+    if Path in (kind, *get_args(kind)) or name in (*HUB_OR_FOLDER, "folder", "run", "sources", "beside"):
+        return {"callback": _expanded}
+    return {}
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_expanded(item) for item in value]
+    try:
+        return value if value is None else type(value)(expanded(str(value)))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _flags(name: str, default: object) -> tuple[str, ...]:

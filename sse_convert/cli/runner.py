@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typer.main import get_command
 
 from sse_convert.compat import command_line_error
 from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.recipe.problems import shortened
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
 P = ParamSpec("P")
@@ -27,7 +29,7 @@ _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EP
 
 EXIT_CODES = {
     0: "success",
-    1: "a bug in sse-convert (with a traceback)",
+    1: "a bug in sse-convert; what is printed says how to report it",
     2: "usage: wrong arguments",
     3: "recipe: malformed, or does not fit the model",
     4: "checkpoint: missing, damaged, unknown family, already converted",
@@ -51,11 +53,18 @@ _AS_JSON = inspect.Parameter(
     default=False,
     annotation=Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")],
 )
+_DEBUG = inspect.Parameter(
+    "debug",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--debug", help="Print the traceback of an internal error.")],
+)
 
 
 class UserInterruptError(SSEConvertError):
     """Ctrl-C, or another signal that ends the process."""
 
+    exit_code = 130
     kind = "interrupted"
 
     def __init__(self, interrupt: KeyboardInterrupt | None = None, *, fix: str = "") -> None:
@@ -83,7 +92,7 @@ def add_command(
         to_stdout: without `--json`, print the report's lines on stdout instead of stderr (for results that are text).
     """
 
-    def run(*, as_json: bool, **given: Any) -> None:
+    def run(*, as_json: bool, debug: bool, **given: Any) -> None:
         try:
             # what libraries print must not end up beside the JSON
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -100,7 +109,7 @@ def add_command(
             _say(*report.lines())
 
     own = inspect.signature(function).parameters.values()
-    run.__signature__ = inspect.Signature([*own, _AS_JSON])  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([*own, _AS_JSON, _DEBUG])  # type: ignore[attr-defined]
     run.__doc__ = function.__doc__
     app.command(name)(run)
 
@@ -129,41 +138,50 @@ def hush_libraries() -> None:
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Run the command line and return the exit code. A bug prints its traceback and gives 1."""
+    """Run the command line and return the exit code. A bug says how to report it and gives 1."""
     as_json = "--json" in arguments
     name = _invoked(app, arguments)
     hush_libraries()
     try:
-        with _signals_interrupt():
+        with _signals_interrupt() as came:
             result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
+        if result == UserInterruptError.exit_code:  # typer's, for an interrupt outside our own code
+            return _fail(UserInterruptError(*came), name, as_json)
         return result if isinstance(result, int) else 0
     except typer.Abort:
         return _fail(UserInterruptError(), name, as_json)
+    except KeyboardInterrupt as interrupt:
+        return _fail(UserInterruptError(interrupt), name, as_json)
     except command_line_error() as error:
         return _fail(_usage_error(error, name), name, as_json)
     except Exception as error:
         known = _known(error)
         if known is None:
-            return _bug(error, name, as_json)
+            return _bug(error, name, as_json, debug="--debug" in arguments)
         return _fail(known, name, as_json)
 
 
 @contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
+def _signals_interrupt() -> Iterator[list[Ended]]:
     """SIGTERM and SIGHUP end what runs as Ctrl-C does: by an exception, so that nothing half-made is left.
 
     What the process ignores (SIGHUP under nohup) stays ignored.
+
+    Yields:
+        The exception, once a signal came.
     """
+    came: list[Ended] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Ended(number)
+        came[:] = [Ended(number)]
+        raise came[0]
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         handled = [number for number in _ENDING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         before = {number: signal.signal(number, end) for number in handled}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -179,6 +197,15 @@ def _known(error: Exception) -> SSEConvertError | None:
             f"{where}{error.strerror}",
             expected="room and permission to write",
             fix="free space, or choose another folder",
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename else ""
+        return UsageError(
+            shortened(f"{where}{error.strerror}"), expected="files and folders that can be used", fix="correct the path"
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return HardwareError(
+            "the machine is out of memory", expected="less at a time", fix="lower the sizes that were asked for"
         )
     if type(error).__name__ == "OutOfMemoryError":  # torch's; importing torch to name it would be slow
         return HardwareError(
@@ -200,21 +227,41 @@ def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
     if isinstance(error, UserInterruptError):
         _say("; ".join([error.what, *([error.fix] if error.fix else [])]))
         return error.exit_code
-    from sse_convert.console import stderr
-
-    console = stderr()
-    console.print("error: ", style="bold red", end="")
-    console.print(str(error), markup=False)
+    _complain("error", str(error))
     return error.exit_code
 
 
-def _bug(error: Exception, name: str, as_json: bool) -> int:
+def _bug(error: Exception, name: str, as_json: bool, *, debug: bool) -> int:
+    """Say that it is our mistake, and keep the traceback: a run of days is not started again to see it."""
+    what, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+    file = _kept(trace)
+    fix = f"report it with {file}" if file else "run it again with --debug, and report it with the traceback"
     if as_json and _is_first_process():
-        what = f"{type(error).__name__}: {error}"
-        fix = "report it with the traceback on stderr"
         _print_json(name, ok=False, error={"kind": "bug", "exit_code": 1, "what": what, "expected": "", "fix": fix})
-    traceback.print_exception(error)
+    if debug:
+        print(trace, file=sys.stderr)
+    _complain("internal error", f"{what}\nthis is a mistake in sse-convert, not yours\nfix: {fix}")
     return 1
+
+
+def _kept(trace: str) -> str | None:
+    """A new file with a traceback; None where none can be made."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="sse-convert-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(trace)
+            return file.name
+    except OSError:
+        return None
+
+
+def _complain(kind: str, text: str) -> None:
+    from sse_convert.console import stderr
+
+    console = stderr()
+    console.print(f"{kind}: ", style="bold red", end="")
+    console.print(text, markup=False)
 
 
 def _print_json(name: str, **content: Any) -> None:
@@ -222,11 +269,7 @@ def _print_json(name: str, **content: Any) -> None:
 
 
 def _print(text: str) -> None:
-    """Print to stdout; a reader that has left, for example `| head`, is no error."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+    print(text, flush=True)
 
 
 def _is_first_process() -> bool:

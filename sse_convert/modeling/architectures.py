@@ -40,6 +40,10 @@ class ArchSpec:
     """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn"""
     output: str = "o_proj"
     """output projection module"""
+    gated: bool = False
+    """the query projection holds, head by head, a query and a gate, whose sigmoid multiplies the head's output"""
+    linear_layers: bool = False
+    """some layers have linear attention or a state space in place of softmax; conversion leaves them alone"""
     conv1d: bool = False
     """projections are transformers' Conv1D, weights stored [in, out]"""
     qk_norm: Literal["none", "head", "whole"] = "none"
@@ -52,9 +56,9 @@ class ArchSpec:
     """q and k are rotated first and then normed"""
     rotary: Literal["full", "partial", "none"] = "full"
     """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
-    rotary_pairs: Literal["halves", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    rotary_pairs: Literal["halves", "halves_once", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
     """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
-    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn"""
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` once in all"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -68,8 +72,12 @@ class ArchSpec:
     """config field with the number of routed experts that a token meets, in families that have experts"""
     cache_argument: str = "past_key_values"
     """name under which a decoder layer hands the cache to its attention"""
+    separates_documents: bool = True
+    """the backbone's masks keep packed documents apart where `position_ids` restart"""
     hands_on: bool = True
     """a decoder layer hands its other keyword arguments to its attention"""
+    softmax_parameters: tuple[str, ...] = ()
+    """parameters of the attention that its softmax uses, such as learned sinks: a window beside SSE has them too"""
     inert: tuple[str, ...] = ()
     """other children, parameters and buffers of the attention, of which a converted layer needs nothing"""
     arguments: tuple[str, ...] = ()
@@ -143,6 +151,20 @@ class AttentionDims:
     """heads of k and v"""
     head_dim: int
     """D, and V"""
+
+
+LINEAR = "linear_attention"
+"""what `layer_types` of a configuration says of a layer without softmax attention"""
+
+
+def softmax_layers(config: Any) -> list[int]:
+    """Indices of the layers with softmax attention, which can be converted.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    kinds = getattr(config, "layer_types", None) or []
+    return [i for i in range(config.num_hidden_layers) if i >= len(kinds) or kinds[i] != LINEAR]
 
 
 def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
@@ -244,11 +266,31 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
         _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
+        _llama_like(
+            "gpt_oss", "GptOss", rotary_pairs="halves_once", softmax_parameters=("sinks",), separates_documents=False,
+        ),
         _llama_like("mixtral", "Mixtral"),
         _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
         _llama_like("phimoe", "Phimoe"),
         _llama_like("qwen2_moe", "Qwen2Moe"),
         _llama_like("qwen3_moe", "Qwen3Moe", qk_norm="head"),
+        _llama_like(
+            "granitemoehybrid", "GraniteMoeHybrid", classifier_class=None, linear_layers=True,
+            logits_over="logits_scaling",
+        ),
+        _llama_like(
+            "qwen3_next", "Qwen3Next", qk_norm="head", gated=True, linear_layers=True, rotary="partial",
+        ),
+        _llama_like(
+            "qwen3_5_text", "Qwen3_5", config_class="Qwen3_5TextConfig", backbone_class="Qwen3_5TextModel",
+            classifier_class="Qwen3_5TextForSequenceClassification", qk_norm="head", gated=True, linear_layers=True,
+            rotary="partial",
+        ),
+        _llama_like(
+            "qwen3_5_moe_text", "Qwen3_5Moe", config_class="Qwen3_5MoeTextConfig",
+            backbone_class="Qwen3_5MoeTextModel", classifier_class=None, qk_norm="head", gated=True,
+            linear_layers=True, rotary="partial",
+        ),
         _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",

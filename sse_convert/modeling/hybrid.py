@@ -6,6 +6,7 @@ loss to the training loss; that of causal LMs prepares generation as well.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from sse_convert.modeling.layout import (
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.window.window_branch import attention_layer
 
@@ -106,15 +108,17 @@ class SSEBaseMixin(SSEMixin):
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
         for index, mixer in enumerate(layer_mixers(config)):
+            if mixer is None:
+                continue
             layer = getattr(self, spec.layers)[index]
             attention = getattr(layer, spec.attention)
-            handing = None if spec.hands_on or mixer is None else HandOn(layer)
+            handing = None if spec.hands_on else HandOn(layer)
             if handing is not None and isinstance(mixer, SlidingMixer):
                 handing.reach(attention)
             if isinstance(mixer, SlidingMixer):
                 make_sliding(attention, index, mixer.window, mixer.sinks)
                 self._sse_windows[index] = mixer.window, mixer.sinks
-            elif mixer is not None:
+            else:
                 backend = config.sse.get("backend", "auto")
                 new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
                 setattr(layer, spec.attention, new)
@@ -179,12 +183,17 @@ class SSEBaseMixin(SSEMixin):
         self.sse_install(past_key_values)
         shape = batch, length
         weights = kwargs.get("output_attentions", self.config.output_attentions)
+        apart = source_spec(self.config.model_type).separates_documents
+        if starts is not None and position_ids is not None and not apart:
+            own_mask: Any = document_masks(self, position_ids)
+        else:
+            own_mask = attention_mask
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )
         return super().forward(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=own_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
@@ -320,6 +329,20 @@ class SSEHeadMixin(SSEMixin):
         if not losses:
             return torch.zeros((), device=self.device)
         return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+    def sse_expert_loss(self, router_logits: tuple[Tensor, ...]) -> Tensor:
+        """Load-balancing loss of the source's own routers, 0-d, weighted as the source does; 0 for families that have
+        none.
+
+        Args:
+            router_logits: of each layer with experts, as the backbone returns them for `output_router_logits`.
+        """
+        family = sys.modules[source_class(source_spec(self.config.model_type)).__module__]
+        balance = getattr(family, "load_balancing_loss_func", None)
+        if balance is None:
+            return torch.zeros((), device=self.device)
+        loss: Tensor = balance(router_logits, self.num_experts, self.num_experts_per_tok)
+        return self.router_aux_loss_coef * loss
 
     def sse_router_stats(self) -> dict[int, dict[str, Any]]:
         """Layer index -> load [N], entropy and mean gate of the last forward's routing (see `SSEAttention`)."""

@@ -72,6 +72,8 @@ class SSEAttention(RoutedLayer):
         super().__init__(dims, mixer, layer_idx)
         for name, child in source.named_children():
             self.add_module(name, child)
+        for name in spec.softmax_parameters:
+            self.keep_for_softmax(name, getattr(source, name))
         self.spec = spec.of(config)
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
@@ -101,7 +103,7 @@ class SSEAttention(RoutedLayer):
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
-        branch = getattr(self, self.spec.output)(heads)
+        branch = getattr(self, self.spec.output)(self.gated(heads, layout.pack(hidden_states)))
         if self.output_dropout:
             branch = F.dropout(branch, self.output_dropout, self.training)
         return layout.unpack(branch, *hidden_states.shape[:2]), None
@@ -131,6 +133,10 @@ class SSEAttention(RoutedLayer):
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
         return self.scaled(o, x, dtype), sse_layout
+
+    def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
+        """Hold a parameter that only softmax uses: here it is data, which travels."""
+        self.register_buffer(name, parameter.detach())
 
     def state_layer(self, cache: Any) -> SSECacheLayer:
         """The layer of the cache that holds the state."""
@@ -182,6 +188,13 @@ class SSEAttention(RoutedLayer):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The teacher's q [T, Hq*D], k and v [T, kv heads * D], before norm and rotation."""
         return projections(self, self.spec, self.dims, x)
+
+    def gated(self, heads: Tensor, x: Tensor) -> Tensor:
+        """Heads [T, Hq * D] under the source's own gate of x [T, hidden]; as they are in families without one."""
+        if not self.spec.gated:
+            return heads
+        projected = _split(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
+        return heads * torch.sigmoid(projected.select(-2, 1).flatten(-2)).to(heads.dtype)
 
     def scaled(self, o: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         """o [T, Hq, V] as heads [T, Hq * V] in `dtype`, normed and scaled; x [T, hidden] feeds the output gate."""
@@ -352,6 +365,8 @@ def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Te
     modules = [getattr(attention, name) for name in spec.qkv]
     if spec.qkv_layout == "separate":
         q, k, v = (module(x) for module in modules)
+        if spec.gated:
+            q = _split(q, dims.query_heads, 2, dims.head_dim).select(-2, 0).flatten(-2)
     elif spec.qkv_layout == "blocks":
         query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
         q, k, v = modules[0](x).split([query, key, key], dim=-1)
@@ -382,6 +397,8 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
     if rotation is None:
         return x
     cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
+    if pairs == "halves_once":
+        cos, sin = (torch.cat([part, part], dim=-1) for part in (cos, sin))
     dims = cos.shape[-1]
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
@@ -391,10 +408,10 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
 
 def quarter_turn(x: Tensor, pairs: str) -> Tensor:
     """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
-    if pairs in ("halves", "backwards"):
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([-second, first] if pairs == "halves" else [second, -first], dim=-1)
-    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    if pairs.startswith("neighbours"):
+        return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([second, -first] if pairs == "backwards" else [-second, first], dim=-1)
 
 
 def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:

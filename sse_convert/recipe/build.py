@@ -53,7 +53,8 @@ def build(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> A
     if dc.is_dataclass(annotation) and isinstance(annotation, type):
         return build_dataclass(annotation, value, path, problems)
     if origin is Annotated:
-        return _build_scalar(*typing.get_args(annotation), value, path, problems)
+        kind, rule = typing.get_args(annotation)
+        return _build_scalar(kind, rule, value, path, problems)
     return _build_scalar(annotation, _RULES.get(annotation), value, path, problems)
 
 

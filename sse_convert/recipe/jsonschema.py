@@ -2,10 +2,12 @@
 
 import ast
 import dataclasses as dc
+import functools
 import inspect
 import textwrap
 import types
 import typing
+from collections.abc import Hashable
 from typing import Annotated, Any
 
 from sse_convert.mixers import BASIC, BUILT_IN, FIXED, MEANING, Mixer, SSEMixer
@@ -33,6 +35,11 @@ def json_schema() -> dict[str, Any]:
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring line under each field of a dataclass, those of its bases included, by field name."""
+    return _field_docs(typing.cast(Hashable, cls))
+
+
+@functools.cache
+def _field_docs(cls: type[Any]) -> dict[str, str]:
     docs = {name: doc for base in cls.__bases__ if base is not object for name, doc in field_docs(base).items()}
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -2,7 +2,8 @@
 
 Only `true` and `false` are booleans (in YAML 1.1 `mixed_precision: no` would be False). A date is text, and so are
 `1:30` and `017`, which YAML 1.1 reads to other bases. A key given twice is an error. Only plain data is built: text,
-numbers, booleans, null, lists and mappings. Size, depth and number of values are limited, those that aliases repeat included.
+numbers, booleans, null, lists and mappings. Size, depth and number of values are limited, aliases counted as often as
+they repeat.
 """
 
 import re
@@ -68,14 +69,18 @@ class _Loader(yaml.SafeLoader):
                 f"{shortened(kind)} is not plain data; expected text, a number, true, false, null, a list or a mapping"
             )
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        written = f"{_TAG}str" if node.style else self.resolve(yaml.ScalarNode, node.value, (True, False))
         try:
-            if node.tag not in (written, f"{_TAG}str") or (written != f"{_TAG}str" and len(node.value) > MOST_DIGITS):
+            if node.tag != f"{_TAG}str" and (node.tag != self._written(node) or len(node.value) > MOST_DIGITS):
                 raise ValueError
             return self.construct_object(node)
         except ValueError as error:
             problem = f"{text} cannot be read as {node.tag.removeprefix(_TAG)}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+    def _written(self, node: yaml.ScalarNode) -> Any:
+        """The type that the text of a scalar has without a tag."""
+        found = self.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+        return f"{_TAG}str" if node.style else found
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:

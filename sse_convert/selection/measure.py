@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.console import Bar
+from sse_convert.errors import CheckpointError
 from sse_convert.files import replacing
 from sse_convert.modeling.head import Head
 from sse_convert.selection.layer_swap import Swap
@@ -212,11 +213,22 @@ def _accuracy(hits_n: Tensor, asked: Tensor, *, whole: bool) -> float:
 
 
 def read_measurements(file: Path) -> list[Measurement]:
-    """What an earlier run measured; nothing without the file."""
+    """What an earlier run measured; nothing without the file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     if not file.is_file():
         return []
-    with file.open(newline="", encoding="utf-8") as stream:
-        return [_from_text(row) for row in csv.DictReader(stream)]
+    try:
+        with file.open(newline="", encoding="utf-8") as stream:
+            return [_from_text(row) for row in csv.DictReader(stream)]
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+        raise CheckpointError(
+            f"{file} is damaged: {error}",
+            expected="what an earlier selection measured",
+            fix="restore it from a copy, or remove it: everything is measured again",
+        ) from error
 
 
 def write_measurements(file: Path, measurements: Iterable[Measurement]) -> None:

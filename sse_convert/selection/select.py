@@ -3,6 +3,7 @@
 import dataclasses as dc
 from pathlib import Path
 
+from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress
 from sse_convert.mixers import FULL, mixer_to_dict
@@ -35,7 +36,7 @@ def select_layers(
     """
     setup = set_up(recipe, out, settings, text=text, device=device)
     meter, layers = setup.meter, setup.teacher.num_layers
-    with progress("choosing layers", _steps(settings, layers)) as bar:
+    with run_lock(out), progress("choosing layers", _steps(settings, layers)) as bar:
         meter.bar = bar
         recall, nothing = settle_recall(meter, settings.recall_weight)
         methods = usable(settings.methods, meter.recall_weight)
@@ -56,7 +57,7 @@ def select_layers(
             cache_bytes_saved=_saved(setup.teacher, recipe),
             conditions={**dc.asdict(settings), **setup.conditions},
         )
-    report.write()
+        report.write()
     return report
 
 

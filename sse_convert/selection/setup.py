@@ -1,7 +1,6 @@
 """What a selection needs before its first measurement: settings that fit the model, rows, a folder, a meter."""
 
 import dataclasses as dc
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 import torch
 
-from sse_convert.checkpoints.identity import checkpoint_identity, data_digest
+from sse_convert.checkpoints.identity import checkpoint_identity, data_digest, read_sealed, write_sealed
 from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.errors import DataError, OutputError, UsageError
-from sse_convert.files import write_json
 from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
@@ -208,11 +207,14 @@ def _inputs(recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, 
 def _open_folder(out: Path, inputs: dict[str, Any]) -> None:
     """A new folder with a note of its inputs, or an earlier one with the same."""
     file = out / INPUTS
-    if file.is_file():
-        refuse_changes(out, json.loads(file.read_text(encoding="utf-8")), inputs)
+    before = read_sealed(file)
+    if before is not None:
+        refuse_changes(out, before, inputs)
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path.name != LOCK for path in out.iterdir())):
         raise OutputError(
-            f"{out} exists", expected="a new folder, or that of an earlier selection", fix="choose another folder"
+            f"{out} exists" + (f", and its {INPUTS} is damaged" if file.is_file() else ""),
+            expected="a new folder, or that of an earlier selection",
+            fix="choose another folder",
         )
-    write_json(file, inputs)
+    write_sealed(file, inputs)

@@ -8,7 +8,7 @@ Cache of one sequence after L tokens, per layer (what the caches hold between de
     `sse+sliding`           the sum of the last two
 
 Forward FLOPs of one token (a multiply-add counts two):
-    weights                 2 * (stored parameters, without an untied input embedding)
+    weights                 2 * (stored parameters, without an untied input embedding and experts it is not sent to)
     softmax attention       4 * Hq * D * (mean number of visible tokens at this sequence length)
     SSE operator            (k + shared) * 3 * H * D * V  to decay and write,  (k' + shared) * 2 * Hq * D * V  to read
                             (5 in place of 3 under the delta rule, which reads before it writes)
@@ -35,10 +35,14 @@ class Geometry:
     """attention sizes"""
     windows: tuple[int | None, ...]
     """native sliding window per layer, None for full attention"""
+    linear: frozenset[int] = frozenset()
+    """layers with linear attention of their own, whose states are the same before and after and are not counted"""
     cache_element_bytes: int
     """bytes per element of keys and values"""
     parameters: int
     """stored parameters of the teacher"""
+    idle_parameters: int = 0
+    """of these, what a token does not meet: experts that it is not sent to"""
     embedding_parameters: int
     """of these, the input embedding"""
     tied: bool
@@ -46,7 +50,7 @@ class Geometry:
     attention_parameters: int
     """parameters of one layer's attention, the teacher's"""
     intermediate: int
-    """width of the feed-forward layer"""
+    """width of the feed-forward layer; with experts, mean width of what a token meets"""
     vocabulary: int
     """rows of the language-model head"""
     qk_norm: bool = False
@@ -60,7 +64,12 @@ class Geometry:
     @property
     def matmul_parameters(self) -> int:
         """Parameters that every token is multiplied with."""
-        return self.parameters if self.tied else self.parameters - self.embedding_parameters
+        return self.active_parameters if self.tied else self.active_parameters - self.embedding_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token meets."""
+        return self.parameters - self.idle_parameters
 
 
 Mixers = list[Mixer | None]
@@ -77,7 +86,7 @@ def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
 def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
     """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
     state = state_bytes(geometry, mixer)
-    if isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer):
+    if layer in geometry.linear or (isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer)):
         return state
     window = geometry.windows[layer]
     if isinstance(mixer, WindowMixer):
@@ -128,6 +137,8 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
     """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
     dims = geometry.dims
     recurrent = 0.0
+    if layer in geometry.linear:
+        return recurrent
     if isinstance(mixer, SSEMixer):
         sse = mixer
         read = sse.top_k if sse.read_top_k is None else sse.read_top_k

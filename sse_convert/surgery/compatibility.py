@@ -45,6 +45,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     problems = [
         f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)
     ]
+    problems += _linear_layer_problems(recipe, teacher)
     problems += _stage_problems(recipe, teacher)
     problems += _length_problems(recipe, teacher.config.max_position_embeddings)
     if recipe.calibrate.enabled:
@@ -67,6 +68,17 @@ def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
     from sse_convert.modeling.layer import layer_problems
 
     return problems + layer_problems(mixer, teacher.spec, teacher.dims.head_dim)
+
+
+def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
+    names, _ = resolve(recipe, teacher.num_layers)
+    wrong = [i for i, name in enumerate(names) if name != FULL and i not in teacher.softmax_layers]
+    if not wrong:
+        return []
+    return [
+        f"layers.pattern gives layers {', '.join(map(str, wrong))} a mixer, and these have linear attention already; "
+        f"layers with softmax are {', '.join(map(str, teacher.softmax_layers))}: write {FULL} for the others"
+    ]
 
 
 def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:

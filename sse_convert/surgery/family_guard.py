@@ -18,7 +18,7 @@ from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.architectures import ArchSpec, softmax_layers
 from sse_convert.modeling.layer import quarter_turn
 
 SIZES = (
@@ -94,20 +94,22 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
     layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
     if not isinstance(layers, nn.ModuleList):
         return [f"no decoder layers at {spec.layers_path}"]
-    spec = spec.of(model.config)
+    spec, softmax = spec.of(model.config), softmax_layers(model.config)
     found: dict[str, int] = {}
     for index, layer in enumerate(layers):
-        for problem in _layer_problems(layer, model.config, spec):
+        for problem in _layer_problems(layer, model.config, spec, linear=index not in softmax):
             found.setdefault(problem, index)
     return [f"{problem} (layer {index})" for problem, index in found.items()]
 
 
-def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
+def _layer_problems(layer: Any, config: Any, spec: ArchSpec, *, linear: bool) -> Iterator[str]:
     attention = getattr(layer, spec.attention, None)
+    if attention is None and spec.linear_layers and linear:
+        return
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
         return
-    known = {*spec.children, *spec.inert}
+    known = {*spec.children, *spec.inert, *spec.softmax_parameters}
     have = dict(attention.named_children())
     yield from (f"no module {name}" for name in spec.children if name not in have)
     yield from (f"module {name}" for name in have if name not in known)
@@ -129,7 +131,10 @@ def _layer_problems(layer: Any, config: Any, spec: ArchSpec) -> Iterator[str]:
 def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
     """A rotation of other pairs than the entry's, or on the other side of the norms."""
     x = torch.arange(1.0, 5.0, device="cpu")
-    rotate = getattr(sys.modules[kind.__module__], "rotate_half", None)
+    family = sys.modules[kind.__module__]
+    rotate = getattr(family, "rotate_half", None)
+    if spec.rotary_pairs == "halves_once" and hasattr(family, "apply_rotary_pos_emb"):
+        rotate = functools.partial(_quarter_turn_of, family)
     if rotate is None:
         yield "a rotation without rotate_half"
     elif not torch.equal(rotate(x), quarter_turn(x, spec.rotary_pairs)):
@@ -138,6 +143,14 @@ def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
         norm, rotation = _first_call(kind, spec.qk_norms[0]), _first_call(kind, "apply_rotary_pos_emb")
         if norm and rotation and (norm > rotation) != spec.norm_after_rotation:
             yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
+
+
+def _quarter_turn_of(family: Any, x: torch.Tensor) -> torch.Tensor:
+    """x [D] as a family's rotation by a right angle gives it, of tables that hold each angle once."""
+    x = x[None, None, None]
+    cos = x.new_zeros(1, 1, x.shape[-1] // 2)
+    turned: torch.Tensor = family.apply_rotary_pos_emb(x, x, cos, cos + 1)[0]
+    return turned.flatten()
 
 
 @functools.cache

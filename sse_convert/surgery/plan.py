@@ -3,6 +3,9 @@
 A recipe that cannot work is refused here, before any weights are downloaded or read.
 """
 
+import dataclasses as dc
+
+from sse_convert.checkpoints.meta_model import idle_parameters
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
@@ -58,6 +61,8 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         mixers=mixers,
         layers=rows,
         parameters=teacher.files.parameters,
+        active_parameters=geometry.active_parameters,
+        active_bytes=geometry.active_parameters * ITEM_BYTES[teacher.dtype],
         added_parameters=added,
         new_shard_bytes=added * ITEM_BYTES[teacher.dtype],
         cache=[
@@ -84,11 +89,13 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
 def geometry_of(teacher: Teacher) -> Geometry:
     """The sizes that costs depend on."""
     config, files = teacher.config, teacher.files
-    prefix = teacher.attention_tensor(0, "")
+    softmax = teacher.softmax_layers
+    prefix = teacher.attention_tensor(softmax[0], "")
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    return Geometry(
+    geometry = Geometry(
         dims=teacher.dims,
         windows=tuple(teacher.windows),
+        linear=frozenset(range(teacher.num_layers)) - frozenset(softmax),
         cache_element_bytes=ITEM_BYTES[teacher.dtype],
         parameters=files.parameters,
         embedding_parameters=files.tensors[teacher.embedding].numel,
@@ -98,14 +105,25 @@ def geometry_of(teacher: Teacher) -> Geometry:
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
     )
+    idle = idle_parameters(config, teacher.spec)
+    return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry
+
+
+def _met_width(geometry: Geometry, idle: int) -> int:
+    """Mean width of the experts that a token meets, the shared one's included, as if they were one feed-forward layer
+    of three matrices."""
+    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
+    layers = geometry.parameters - idle - around - geometry.layers * geometry.attention_parameters
+    return layers // (geometry.layers * 3 * geometry.dims.hidden)
 
 
 def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -> LayerRow:
     window = geometry.windows[index]
-    grows = mixer is None and window is None
+    linear = index in geometry.linear
+    grows = mixer is None and window is None and not linear
     return LayerRow(
         index=index,
-        source="full" if window is None else f"sliding {window}",
+        source="linear" if linear else "full" if window is None else f"sliding {window}",
         mixer=name,
         added_parameters=budget.added_parameters(geometry.dims, mixer),
         bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,

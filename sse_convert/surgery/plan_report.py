@@ -17,7 +17,7 @@ class LayerRow:
     index: int
     """layer index"""
     source: str
-    """the teacher's layer: full, or sliding with its window"""
+    """the teacher's layer: full, sliding with its window, or linear, which stays as it is and is not counted"""
     mixer: str
     """name of the new mixer, or full"""
     added_parameters: int
@@ -70,6 +70,10 @@ class Plan:
     layers: list[LayerRow]
     parameters: int
     """of the teacher"""
+    active_parameters: int
+    """of these, what a token meets: all, but for experts that it is not sent to"""
+    active_bytes: int
+    """their size, which is read to generate a token"""
     added_parameters: int
     new_shard_bytes: int
     cache: list[CacheRow]
@@ -96,7 +100,8 @@ class Plan:
         share = self.added_parameters / self.parameters
         counts = Counter(self.layer_names)
         return [
-            f"{self.model}: {self.model_type}, {len(self.layers)} layers, {format_number(self.parameters)} parameters",
+            f"{self.model}: {self.model_type}, {len(self.layers)} layers, {format_number(self.parameters)} parameters"
+            + self._active(),
             f"becomes {', '.join(f'{count} {name}' for name, count in counts.items())}; adds "
             f"{format_number(self.added_parameters)} parameters ({share:.2%}, {format_bytes(self.new_shard_bytes)})",
             "",
@@ -108,6 +113,11 @@ class Plan:
             *self._stage_lines(),
             *(["", *(f"note: {note}" for note in self.notes)] if self.notes else []),
         ]
+
+    def _active(self) -> str:
+        if self.active_parameters == self.parameters:
+            return ""
+        return f", {format_number(self.active_parameters)} of them active ({format_bytes(self.active_bytes)} per token)"
 
     def _layer_table(self) -> list[str]:
         header = ("layer", "teacher", "becomes", "new parameters", "cache per token", "constant")

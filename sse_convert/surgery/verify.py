@@ -7,7 +7,6 @@ import dataclasses as dc
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, open_checkpoin
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
-from sse_convert.checkpoints.teacher import check_shapes, is_new_tensor, source_view
+from sse_convert.checkpoints.teacher import check_shapes, config_object, is_new_tensor, source_view
 from sse_convert.checkpoints.weights import Scan, check_weights, same_tensors, scan_weights
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
@@ -177,19 +176,13 @@ def _is_loaded(name: str) -> bool:
 
 
 def _check_names(files: CheckpointFiles) -> str:
-    model = skeleton(_config(files))
+    model = skeleton(config_object(files.config))
     expected = stored_shapes(source_view(files), model, files.tensors)
     check_shapes(files, expected)
     if stray := [name for name in files.tensors if is_new_tensor(name) and name not in expected]:
         raise CheckpointError(f"{len(stray)} new tensors belong to no layer: {', '.join(stray[:3])}")
     new = sum(map(is_new_tensor, files.tensors))
     return f"{len(files.tensors)} tensors in {len(files.shard_bytes)} shards, {new} of them new"
-
-
-def _config(files: CheckpointFiles) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[files.model_type].from_dict(files.config)
 
 
 def _check_dtypes(files: CheckpointFiles) -> str:
@@ -215,7 +208,7 @@ def _check_code(files: CheckpointFiles) -> str:
 
 
 def _check_logits(files: CheckpointFiles) -> str:
-    config = _config(files)
+    config = config_object(files.config)
     length = min(PROBE_TOKENS, config.max_position_embeddings)
     ids = torch.arange(length)[None] % config.vocab_size
     with mapped_model(files, config) as model:

@@ -15,7 +15,7 @@ from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_kl
-from sse_convert.training.model_objective import WholeModel, last_hidden
+from sse_convert.training.model_objective import WholeModel, hidden_and_balance
 from sse_convert.training.objective import Batch, Frozen, frozen_teacher
 from sse_convert.training.setup import compile_layers, decoder_layers
 from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
@@ -39,10 +39,9 @@ class DistillLoss(nn.Module):
         """`loss`, summed over tokens, and `balance`; 0-d each."""
         with torch.no_grad():
             teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
-        hidden = last_hidden(self.student, input_ids, position_ids, sse_offsets)
-        student: Any = self.student
-        loss = linear_kl(hidden.flatten(0, 1), Head.of(student), teacher_hidden.flatten(0, 1), teacher_head)
-        return {"loss": loss, "balance": student.sse_balance_loss()}
+        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+        loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head)
+        return {"loss": loss, "balance": balance}
 
 
 class Distill(WholeModel):
@@ -85,10 +84,9 @@ class OfflineDistillLoss(nn.Module):
         sse_offsets: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each."""
-        hidden = last_hidden(self.student, input_ids, position_ids, sse_offsets)
-        student: Any = self.student
-        loss = linear_truncated_kl(hidden.flatten(0, 1), Head.of(student), teacher)
-        return {"loss": loss, "balance": student.sse_balance_loss()}
+        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+        loss = linear_truncated_kl(hidden.flatten(0, 1), Head.of(self.student), teacher)
+        return {"loss": loss, "balance": balance}
 
 
 class OfflineDistill(WholeModel):

@@ -112,10 +112,11 @@ class WholeModel(Objective):
         return merge_lora(state, self.student) if state and self._lora else state
 
 
-def last_hidden(
+def hidden_and_balance(
     student: PreTrainedModel, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None = None
-) -> Tensor:
-    """Final hidden states [B, T, D] of a converted model.
+) -> tuple[Tensor, Tensor]:
+    """Final hidden states [B, T, D] of a converted model and its weighted balance losses, 0-d: that of partitions, and
+    that of experts where its configuration says `output_router_logits`.
 
     Args:
         student: the model.
@@ -124,5 +125,9 @@ def last_hidden(
         offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
     """
     where = {"position_ids": position_ids, OFFSETS: offsets}
-    found: Tensor = student.base_model(input_ids=input_ids, use_cache=False, **where).last_hidden_state
-    return found
+    outputs = student.base_model(input_ids=input_ids, use_cache=False, **where)
+    model: Any = student
+    balance = model.sse_balance_loss()
+    if (logits := getattr(outputs, "router_logits", None)) is not None:
+        balance = balance + model.sse_expert_loss(logits).to(balance.device)
+    return outputs.last_hidden_state, balance

@@ -14,7 +14,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.head import Head
+from sse_convert.modeling.window.document_masks import document_masks
 
 if TYPE_CHECKING:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -125,7 +127,10 @@ class Frozen(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Head]:
         """Final hidden states [B, T, D], and the head as long as the weights are gathered."""
-        hidden = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        backbone, masks = self.model.base_model, None
+        if position_ids is not None and not source_spec(self.model.config.model_type).separates_documents:
+            masks = document_masks(backbone, position_ids)
+        hidden = backbone(input_ids=input_ids, attention_mask=masks, position_ids=position_ids, use_cache=False)
         return hidden.last_hidden_state, Head.of(self.model)
 
 

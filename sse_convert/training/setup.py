@@ -232,15 +232,18 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:
-    """Freeze what the stage does not train, and add LoRA where it asks for that.
+    """Freeze what the stage does not train, and add LoRA where it asks for that. What a family itself never trains by
+    gradients (Ernie's routing biases) stays frozen.
 
     Raises:
         TrainingError: LoRA targets match nothing.
     """
     attention = tuple(f"{path}." for path in converted_attention(model).values())
+    never = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     if stage.train == "lora":
         targets = lora_targets(model, train.lora, set(converted_attention(model).values()))
         add_lora(model, train.lora, targets, train.seed)
     for name, parameter in model.named_parameters():
         adapter = ".lora_" in name
-        parameter.requires_grad_(adapter or name.startswith(attention) or stage.train == "all")
+        trained = adapter or name.startswith(attention) or stage.train == "all"
+        parameter.requires_grad_(trained and name not in never)

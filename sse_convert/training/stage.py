@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock, Timeout
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.identity import read_sealed, write_sealed
 from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.checkpoints.output_folder import check_output, new_folder
+from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
 from sse_convert.checkpoints.provenance import read_provenance
+from sse_convert.checkpoints.run_lock import LOCK, run_lock
 from sse_convert.console import say
-from sse_convert.errors import HardwareError, OutputError, RecipeError, TrainingError
+from sse_convert.errors import HardwareError, OutputError, RecipeError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
@@ -48,7 +48,6 @@ from sse_convert.training.uptrain import Uptrain
 
 Loss = Literal["layer_mse", "kl", "ce"]
 INPUTS = "inputs.json"
-LOCK = "lock"
 TRACKERS = "trackers"
 SHARD_SIZE = "5GB"
 _WORK_FILES = {INPUTS, LOCK, TRACKERS, fit.FILE, metrics.FILE}
@@ -101,6 +100,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         except KeyboardInterrupt:
             run.say_where()
             raise
+    run.drop_work()
     run.accelerator.free_memory()
     return report
 
@@ -111,7 +111,6 @@ class _StageRun:
     def __init__(self, recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> None:
         self.recipe, self.stage, self.checkpoint, self.out = recipe, stage, checkpoint, out
         self.work = out.with_name(f"{out.name}.work")
-        self.lock = FileLock(self.work / LOCK, timeout=0)
         self.schedule, self.train_settings = Schedule.of(stage), recipe.train
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
         check_stage(recipe, stage, self.accelerator)
@@ -140,19 +139,19 @@ class _StageRun:
         if before is not None:
             refuse_changes(self.work, before, self.inputs)
         self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            if before is None:
-                check_output(self.out)
-                self._check_work()
-                self.work.mkdir(exist_ok=True)
-            self._lock()
-        self.accelerator.wait_for_everyone()
-        try:
+        with contextlib.ExitStack() as held:
+            if self.accelerator.is_main_process:
+                if before is None:
+                    check_output(self.out)
+                    self._check_work()
+                    self.work.mkdir(exist_ok=True)
+                held.enter_context(run_lock(self.work))
+                check_output(self.out)  # another run may have come to the end meanwhile
+                remove_partial(self.out)
+            self.accelerator.wait_for_everyone()
             self.checkpoints = Checkpoints(self.work, self.accelerator)
             self._keep_inputs(before)
             yield
-        finally:
-            self.lock.release()
 
     def _check_work(self) -> None:
         """Make sure that a work folder without readable inputs is one all the same.
@@ -259,7 +258,7 @@ class _StageRun:
         return objective, self._report(objective, now)
 
     def write(self, objective: Objective, report: StageReport) -> None:
-        """Write the finished checkpoint under its own name, then drop the work folder."""
+        """Write the finished checkpoint under its own name."""
         state = objective.state_dict()
         if self.accelerator.is_main_process:
             with new_folder(self.out) as folder, writing(folder):
@@ -273,7 +272,11 @@ class _StageRun:
                     shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
                 write_record(folder, self.inputs, report.to_dict())
                 write_manifest(folder)
-            self.lock.release()  # network file systems keep a folder in which a file is open
+        self.accelerator.wait_for_everyone()
+
+    def drop_work(self) -> None:
+        """Remove the work folder of a finished stage; network file systems keep one in which a lock is held."""
+        if self.accelerator.is_main_process:
             shutil.rmtree(self.work)
         self.accelerator.wait_for_everyone()
 
@@ -282,16 +285,6 @@ class _StageRun:
         if self.accelerator.is_main_process:
             state = self.checkpoints.newest() or {"step": 0}
             say(f"{self.stage.name}: {state['step']} of {self.schedule.steps} steps are saved in {self.work}")
-
-    def _lock(self) -> None:
-        try:
-            self.lock.acquire()
-        except Timeout as error:
-            raise TrainingError(
-                f"{self.work}: another run writes to it",
-                expected="one run at a time; workers may have survived a launcher that was killed",
-                fix="wait for the other run, or end its processes",
-            ) from error
 
     def _whole_teacher(self) -> Frozen:
         return Frozen(load_teacher(self.recipe, self.accelerator, whole=True))

@@ -1,7 +1,5 @@
 """`ce`: the student learns the text itself; on chat text with `loss_mask: assistant`, supervised fine-tuning."""
 
-from typing import Any
-
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_cross_entropy
-from sse_convert.training.model_objective import WholeModel, last_hidden
+from sse_convert.training.model_objective import WholeModel, hidden_and_balance
 from sse_convert.training.objective import Batch
 
 
@@ -24,11 +22,10 @@ class UptrainLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """`loss`, summed over targets, and `balance`; 0-d each."""
-        student: Any = self.student
-        hidden = last_hidden(self.student, input_ids, position_ids)
+        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids)
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(student), targets.flatten())
-        return {"loss": loss, "balance": student.sse_balance_loss()}
+        loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(self.student), targets.flatten())
+        return {"loss": loss, "balance": balance}
 
 
 class Uptrain(WholeModel):

@@ -4,7 +4,14 @@ import os
 import pytest
 
 from sse_convert.checkpoints import output_folder as output
-from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder, place
+from sse_convert.checkpoints.output_folder import (
+    check_output,
+    check_space,
+    move_folder,
+    new_folder,
+    place,
+    remove_partial,
+)
 from sse_convert.errors import OutputError
 
 
@@ -25,6 +32,42 @@ def test_nothing_is_left_after_a_failure(tmp_path, failure):
     with pytest.raises(type(failure)), new_folder(tmp_path / "out") as folder:
         fill(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_but_not_what_a_living_one_writes(tmp_path):
+    dead, other = tmp_path / ".out.1.partial", tmp_path / ".outer.1.partial"
+    for path in (dead, other):
+        path.mkdir()
+        (path / "shard").touch()
+    with new_folder(tmp_path / "out") as first:
+        assert not dead.exists()
+        remove_partial(tmp_path / "out")
+        assert first.exists()
+    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "out"]
+
+
+def test_a_folder_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(output, "sync", lambda path: seen.append([path.exists(), (tmp_path / "out").exists()]))
+    monkeypatch.setattr(output, "sync_folder", lambda path: seen.append([path, (tmp_path / "out").exists()]))
+    with new_folder(tmp_path / "out"):
+        pass
+    assert seen == [[True, False], [tmp_path, True]]
+
+
+@pytest.mark.parametrize("other_disk", [False, True])
+def test_a_folder_is_moved_whole(tmp_path, monkeypatch, other_disk):
+    def rename(self, target):
+        if other_disk and self.name == "made":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return os.rename(self, target)
+
+    monkeypatch.setattr(output.Path, "rename", rename)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "x").write_text("1")
+    move_folder(tmp_path / "made", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    assert (tmp_path / "out" / "x").read_text() == "1"
 
 
 def test_full_disk(tmp_path):

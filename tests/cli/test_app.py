@@ -16,6 +16,7 @@ import torch
 from typer.main import get_command
 
 from sse_convert import __version__, api, doctor, errors
+from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
@@ -112,7 +113,7 @@ def test_a_command_takes_its_options_and_words_from_the_api():
     words = described(api.expand)[1]
     assert words["shift"].startswith("what is taken from the logits")
     found = shown("expand")
-    assert list(found) == [*list(inspect.signature(api.expand).parameters)[1:], "as_json"]
+    assert list(found) == [*list(inspect.signature(api.expand).parameters)[1:], "as_json", "debug"]
     assert found["out"][0] == ["--out", "-o"]
     assert found["shift"] == (["--shift"], 2.0)
     assert shown("select")["methods"][1] == ["greedy"]
@@ -208,13 +209,70 @@ def test_json_is_alone_even_if_a_library_prints(capsys, monkeypatch):
     assert run_json(capsys, "plan", "x")[0] == 0
 
 
-def test_a_bug_is_a_traceback_and_1(capsys, outcome):
+def test_a_bug_says_how_to_report_it(capsys, outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     outcome(KeyError("q_proj"))
-    code = run_app(app, ["plan", "x", "--json"])
+    assert run_app(app, ["plan", "x", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert code == 1
+    (kept,) = tmp_path.iterdir()
     assert json.loads(out)["error"]["what"] == "KeyError: 'q_proj'"
-    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[0] == "internal error: KeyError: 'q_proj'"
+    assert f"report it with {kept}" in err
+    assert "Traceback" not in err
+    assert "Traceback (most recent call last)" in kept.read_text()
+
+
+def test_a_bug_shows_its_traceback_with_debug(capsys, outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outcome(KeyError("q_proj"))
+    assert run_app(app, ["plan", "x", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(36, "File name too long", "nnn"), 2),
+        (NotADirectoryError(20, "Not a directory", "file/x"), 2),
+        (MemoryError(), 5),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), 5),
+    ],
+)
+def test_what_the_machine_refuses_is_no_bug(capsys, outcome, error, code):
+    outcome(error)
+    assert run_json(capsys, "plan", "x")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["generate", "x", "y", "--temperature", "nan"], "--temperature"),
+        (["expand", "x", "y", "--shift", "inf"], "inf is not a finite number"),
+        (["generate", "x", "y", "--max-new-tokens", "9" * 30], "--max-new-tokens"),
+        (["generate", "x", "y", "--seed", "-1"], "--seed"),
+        (["inspect", "~nobody-here/x"], "there is no home folder for ~nobody-here"),
+        (["convert", "x", "-o", "$UNSET_HERE/x"], "variable UNSET_HERE is not set"),
+    ],
+)
+def test_arguments_have_ranges(capsys, arguments, what):
+    code, answer = run_json(capsys, *arguments)
+    assert code == 2
+    assert what in answer["error"]["what"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-", "| true", "2>&1 | true"])
+def test_streams_may_be_closed(closed):
+    shell = f"set -o pipefail; {sys.executable} -m sse_convert recipes list {closed}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_stdout_is_said():
+    command = f"{sys.executable} -m sse_convert recipes list > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 8
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("number", ["ENOSPC", "EACCES", "EROFS"])
@@ -309,6 +367,15 @@ def test_a_signal_that_ends_a_command(capsys, monkeypatch, number, code, what):
     assert run_app(app, ["run", "x"]) == code
     assert capsys.readouterr().err == f"{what}; run the same command again to continue where it stopped\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_outside_our_own_code(monkeypatch, capsys, number, code):
+    monkeypatch.setattr(api, "plan", lambda *a, **k: TextReport({}, ["done"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_is_first_process", lambda: signal.raise_signal(number))
+        assert run_app(app, ["plan", "x"]) == code
+    assert capsys.readouterr().err == {130: "interrupted\n", 143: "ended by SIGTERM\n"}[code]
 
 
 def test_an_ignored_hangup_stays_ignored(monkeypatch):

@@ -25,6 +25,8 @@ from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.presets import preset_names
 
 DEFINITIONS = json_schema()["definitions"]
+KEYS = recipe_page()
+"""the page of all keys, made once"""
 
 
 def sections(page: str) -> dict[str, str]:
@@ -36,11 +38,11 @@ def sections(page: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_every_key_of_a_recipe_is_there(name: str) -> None:
     keys = [f"| `{key}` |" for key in DEFINITIONS[name]["properties"]]
-    assert any(all(key in text for key in keys) for text in sections(recipe_page()).values())
+    assert any(all(key in text for key in keys) for text in sections(KEYS).values())
 
 
 def test_keys_come_with_type_default_and_meaning() -> None:
-    found = sections(recipe_page())
+    found = sections(KEYS)
     assert "| `sinks` | count | `4` | first tokens of the document that stay visible |" in found["mixers: kind sliding"]
     assert "| `lr` | number or [stages[].lr](#stageslr) | required |" in found["stages[]"]
     assert "| `window`" not in found["mixers: kind sse"]
@@ -49,7 +51,7 @@ def test_keys_come_with_type_default_and_meaning() -> None:
 
 
 def test_links_between_sections_have_targets() -> None:
-    for page in (recipe_page(), recipes_page()):
+    for page in (KEYS, recipes_page()):
         targets = {anchor(heading) for heading in sections(page)}
         assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= targets
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.fuzz.places import TEXT, recipe
 from tests.fuzz.values import CONTAINERS, NUMBERS, TEXTS, Raw, depths, json_text, places, yaml_text
 
-BOMB = "&a [x, x], b: &b [" + "*a, " * 9 + "*a]"
 TAGGED = (
     *("2020-01-01", "2020-13-45", "2001-12-14t21:59:43.10-05:00", "!!timestamp 2020-01-01", "!!timestamp x"),
     *("!!python/object/apply:os.system [echo ran]", "!!python/name:os.system ''", "!unknown 1", "!!int x", "!!float x"),
@@ -40,12 +39,22 @@ TAGGED = (
         "&a {b: *a}",
     ),
 )
+
+
+def _grown(first: str, ways: str) -> str:
+    """Mappings in which each key repeats the one before it ten times; `ways` says how."""
+    keys = [f"a: &a {first}"]
+    for letter in range(ord("b"), ord("p")):
+        keys.append(f"{chr(letter)}: &{chr(letter)} " + ways.replace("@", ", ".join([f"*{chr(letter - 1)}"] * 10)))
+    return "{" + ", ".join(keys) + "}"
+
+
 BOMBS = (
-    "bomb: {a: " + ", ".join([BOMB, *(f"{chr(c)}: &{chr(c)} [{', '.join(['*' + chr(c - 1)] * 10)}]" for c in range(99, 112))]) + "}\n",
-    "merge: {a: &a {x: 1}, " + ", ".join(f"{chr(c)}: &{chr(c)} {{<<: [{', '.join(['*' + chr(c - 1)] * 10)}]}}" for c in range(98, 112)) + "}\n",
-    "long: [" + "0, " * 300_000 + "]\n",
+    f"bomb: {_grown('[x]', '[@]')}\n",
+    f"merge: {_grown('{x: 1}', '{<<: [@]}')}\n",
+    "long: [" + "0, " * 50_000 + "]\n",
     "text: '" + "x" * 3_000_000 + "'\n",
-)  # fmt: skip
+)
 DEEP = tuple(Raw(raw.text) for raw in (*depths("[", "]"), *depths("{a: ", "}"), *depths("- ", ""), *depths("? ", "")))
 
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from sse_convert.cli.app import app
@@ -97,7 +98,9 @@ def _limits() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise HangError
 
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
+    used = (
+        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
+    )
     before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, stop)
     if used:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, before[1]))

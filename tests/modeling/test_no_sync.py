@@ -15,7 +15,7 @@ from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.layout import row_layout
 from sse_convert.training.cuda_graphs import one_document_per_row
 from sse_convert.training.losses import linear_kl
-from sse_convert.training.model_objective import last_hidden
+from sse_convert.training.model_objective import hidden_and_balance
 from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import BESIDE, tiny_model
 
@@ -60,7 +60,7 @@ def test_a_whole_pass_as_it_is_recorded(model_type: str, packed: bool, monkeypat
     ids = torch.zeros(2, 40, dtype=torch.long, device="meta")
     where = {"position_ids": ids, OFFSETS: torch.zeros(9, dtype=torch.long, device="meta")} if packed else {}
     with contextlib.nullcontext() if packed else one_document_per_row():
-        hidden = last_hidden(student, ids, where.get("position_ids"), where.get(OFFSETS)).flatten(0, 1)
+        hidden = hidden_and_balance(student, ids, where.get("position_ids"), where.get(OFFSETS))[0].flatten(0, 1)
     loss = linear_kl(hidden, Head.of(student), hidden, Head.of(student)) + student.sse_balance_loss()
     loss.backward()
     assert all(p.grad is not None for p in student.parameters())

@@ -32,6 +32,14 @@ _GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "final
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 _ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LINEAR = {
+    "layer_types": ["full_attention"] * 3 + ["linear_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
@@ -46,6 +54,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "gpt_neox": {"num_key_value_heads": None, **_HALF_ROTARY},
     "gpt2": {"num_key_value_heads": None},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, **_LOCAL},
     "qwen3_moe": {"head_dim": 8, **_EXPERTS},
     "cohere2": _WINDOWS,
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
@@ -95,6 +104,19 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phimoe": _LOCAL,
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 12},
+    "granitemoehybrid": {
+        **_LOCAL,
+        "layer_types": ["full_attention"] * 3 + ["linear_attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 1,
+        "shared_intermediate_size": 12,
+        "position_embedding_type": "rope",
+    },
+    "qwen3_next": {**_EXPERTS, "head_dim": 8, **_LINEAR, "shared_expert_intermediate_size": 12},
+    "qwen3_5_text": {"head_dim": 8, **_LINEAR},
+    "qwen3_5_moe_text": {**_EXPERTS, "head_dim": 8, **_LINEAR, "shared_expert_intermediate_size": 12},
     "solar_open": {"head_dim": 8, **_ROUTED},
 }
 """families whose entry says nothing that another's does not"""
@@ -105,8 +127,11 @@ _GPT2_NAMES = {
     "max_position_embeddings": "n_positions",
     "intermediate_size": "n_inner",
 }
-ROUTED_IN_FLOAT32 = ("dots1", "exaone_moe", "glm4_moe", "kolibri1", "minimax_m2", "solar_open")
-"""families whose routers compute in float32 whatever the model's dtype"""
+PARTLY_FLOAT32 = (
+    "dots1", "exaone_moe", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
+    "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
+"""families whose own code computes routers or linear attention in float32 whatever the model's dtype"""
 FAMILIES = tuple(_FAMILIES)
 """families with something of their own, for every test that goes over families"""
 ENTRIES = (*_FAMILIES, *_ALIKE)

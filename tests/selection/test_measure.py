@@ -8,6 +8,7 @@ import torch
 
 from sse_convert.checkpoints.load_model import load_model
 from sse_convert.data.needle import load_words
+from sse_convert.errors import CheckpointError
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
 from sse_convert.mixers import SlidingMixer
@@ -99,3 +100,9 @@ def test_rows_are_cut_into_passes():
     rows = Rows(torch.zeros(9, 1024, dtype=torch.long), torch.ones(9, 1023, dtype=torch.bool))
     assert [len(part.ids) for part in passes(rows)] == [4, 4, 1]
     assert [len(part.ids) for part in passes(Rows(rows.ids.repeat(1, 9), rows.asked))] == [1] * 9
+
+
+def test_a_damaged_memory_is_refused_by_name(tmp_path):
+    (tmp_path / "m.csv").write_text("probe,kept\nneedle,1 x\n")
+    with pytest.raises(CheckpointError, match=r"m\.csv is damaged"):
+        read_measurements(tmp_path / "m.csv")

@@ -110,5 +110,5 @@ def teacher_from_config(raw: dict[str, Any], name: str) -> Teacher:
     tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in model_shapes(skeleton(config)).items()}
     files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors=tensors, shard_bytes={})
     return Teacher(
-        files=files, spec=spec, config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."
+        files=files, spec=spec.of(config), config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."
     )

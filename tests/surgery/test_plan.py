@@ -11,7 +11,8 @@ from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.plan import make_plan, training_flops
 from tests.surgery import models, synthetic
 
-QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.json").read_text())
+CONFIGS = Path(__file__).parent.parent / "fixtures/configs"
+QWEN3 = json.loads((CONFIGS / "qwen3-0.6b.json").read_text())
 STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 1e-4, "batch_tokens": 65536}
 
 
@@ -53,6 +54,19 @@ def test_plan_as_text_and_as_data(qwen3):
     data = json.loads(json.dumps(qwen3.to_dict()))
     assert data["mixers"]["sliding"] == {"kind": "sliding", "window": 128, "sinks": 4}
     assert data["stages"][0]["longest"].keys() == {"24", "48", "80", "141"}
+
+
+def test_of_experts_a_token_meets_a_few():
+    """128 experts, 8 for each token: the published 30.5 billion parameters, 3.3 billion of them active."""
+    config = json.loads((CONFIGS / "qwen3-30b-a3b.json").read_text())
+    plan = plan_of(config, layers={"pattern": ["sse", "full"]}, mixers={"sse": {"kind": "sse"}})
+    idle = 48 * 120 * 3 * 2048 * 768
+    assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 30_532_122_624 - idle)
+    assert plan.active_bytes == 2 * plan.active_parameters
+    assert plan.lines()[0] == "m: qwen3_moe, 48 layers, 30.5B parameters, 3.35B of them active (6.71 GB per token)"
+    attention = 4 * 32 * 128 * 2048.5
+    flops = 2 * (plan.active_parameters - 151936 * 2048) + 48 * attention
+    assert plan.forward_flops["4K"]["teacher"] == pytest.approx(flops)
 
 
 def test_stage_flops(qwen3):

@@ -9,6 +9,7 @@ import yaml
 
 from sse_convert import api, pipeline
 from sse_convert.checkpoints import open as opening
+from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import DataError, OutputError, TrainingError, VerificationError
@@ -61,6 +62,27 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     again = run_recipe(recipe())
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
+
+
+@pytest.mark.parametrize(
+    ("what", "allowed"), [("write_record", 2), ("move_folder", 0)], ids=["before its record", "after its record"]
+)
+def test_killed_between_export_and_its_place(recipe, tmp_path, monkeypatch, what, allowed):
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, what, steps_then(getattr(pipeline, what), allowed, Killed()))
+        with pytest.raises(Killed):
+            run_recipe(recipe(calibrate={"enabled": False}))
+    assert not (tmp_path / "out").exists()
+    report = run_recipe(recipe(calibrate={"enabled": False}))
+    assert [step["already_done"] for step in report.steps] == [True] * 4 + [what == "move_folder"]
+    load_pretrained(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out.stages" / "04-export").iterdir()] == ["stage.json"]
+
+
+def test_a_second_run_of_a_recipe_is_refused_by_name(recipe, tmp_path):
+    (tmp_path / "out.stages").mkdir()
+    with run_lock(tmp_path / "out.stages"), pytest.raises(TrainingError, match="another run writes to it: process"):
+        run_recipe(recipe())
 
 
 def test_a_destroyed_model_ends_the_run_with_exit_code_6(recipe, tmp_path, capsys):

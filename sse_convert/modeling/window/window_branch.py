@@ -69,6 +69,10 @@ class SSESlidingAttention(SSEAttention):
         result: tuple[Tensor, Tensor | None] = self._softmax(self, hidden_states, join=join, **kwargs)
         return result
 
+    def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
+        """Take over a parameter of the source's softmax, which the window branch uses."""
+        self.register_parameter(name, parameter)
+
     def state_layer(self, cache: Any) -> SSECacheLayer:
         """The part of the layer's cache that holds the state."""
         layer: SSECacheLayer = cache.layers[self.layer_idx].recurrent

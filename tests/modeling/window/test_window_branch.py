@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sse_convert.modeling.architectures import softmax_layers
 from tests.modeling.tiny import FAMILIES, SSE, prompts, tiny_model, tiny_source
 
 BOTH = ("sse+sliding",) * 4
@@ -55,10 +56,16 @@ def test_sse_alone_is_an_sse_layer(model_type: str) -> None:
     torch.testing.assert_close(found, logits(other(model, model_type, "sse", SSE), ids), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "llama", "phi3", "gpt_neox", "gpt2", "granite", "olmo2"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "llama", "phi3", "gpt_neox", "gpt2", "granite", "olmo2", "gpt_oss", "qwen3_next"]
+)
 def test_a_wide_window_alone_is_the_teacher(model_type: str) -> None:
-    teacher = tiny_source(model_type, dtype=torch.float64)
-    model = tiny_model(model_type, BOTH, settings(window=64), dtype=torch.float64)
+    """With its learned sinks, and with its gate, which comes after both branches."""
+    native = {"layer_types": ["full_attention"] * 4} if model_type == "gpt_oss" else {}
+    teacher = tiny_source(model_type, dtype=torch.float64, **native)
+    softmax = softmax_layers(teacher.config)
+    names = tuple("sse+sliding" if index in softmax else "full" for index in range(4))
+    model = tiny_model(model_type, names, settings(window=64), dtype=torch.float64, **native)
     model.load_state_dict(teacher.state_dict(), strict=False)
     ids, mask = prompts((23, 7))
     found = logits(with_scales(model, window=1, sse=0), ids, attention_mask=mask)

@@ -1,0 +1,70 @@
+import json
+import os
+import socket
+import threading
+
+import pytest
+
+from sse_convert.checkpoints import run_lock as locking
+from sse_convert.checkpoints.run_lock import LOCK, run_lock
+from sse_convert.errors import TrainingError
+
+
+def left_by(folder, host, age=0.0):
+    """The lock file of a run that was killed, last touched `age` seconds ago."""
+    now = os.stat(folder).st_mtime
+    (folder / LOCK).write_text(json.dumps({"host": host, "process": 4321, "began": now - 7200}))
+    os.utime(folder / LOCK, (now - age, now - age))
+
+
+def test_a_second_run_is_told_who_runs(tmp_path):
+    with run_lock(tmp_path):
+        with pytest.raises(TrainingError, match="another run writes to it") as caught, run_lock(tmp_path):
+            pass
+        assert f"process {os.getpid()} on {socket.gethostname()}, begun 0:00:0" in caught.value.what
+    assert list(tmp_path.iterdir()) == []
+    with run_lock(tmp_path):
+        pass
+
+
+def test_the_lock_of_a_killed_run_is_recognised(tmp_path, capsys):
+    left_by(tmp_path, socket.gethostname())
+    with run_lock(tmp_path):
+        pass
+    told = capsys.readouterr().err
+    assert f"process 4321 on {socket.gethostname()}, begun 2:00:0" in told
+    assert "has ended without finishing" in told
+
+
+def test_a_run_on_another_machine_that_gives_signs_of_life_is_left_alone(tmp_path, monkeypatch):
+    left_by(tmp_path, "elsewhere", age=5)
+    monkeypatch.setattr(locking.time, "sleep", lambda seconds: os.utime(tmp_path / LOCK))
+    with pytest.raises(TrainingError, match="process 4321 on elsewhere"), run_lock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("age", [0, 7200])
+def test_a_run_on_another_machine_without_signs_of_life_has_ended(tmp_path, monkeypatch, capsys, age):
+    left_by(tmp_path, "elsewhere", age)
+    monkeypatch.setattr(locking, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(locking, "_POLL_SECONDS", 0.01)
+    with run_lock(tmp_path):
+        pass
+    told = capsys.readouterr().err
+    assert ("waiting" in told) == (age == 0)
+    assert "process 4321 on elsewhere" in told
+
+
+def test_a_run_gives_signs_of_life(tmp_path, monkeypatch):
+    touched = threading.Event()
+    monkeypatch.setattr(locking, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(locking.os, "utime", lambda path: touched.set())
+    with run_lock(tmp_path):
+        assert touched.wait(10)
+
+
+def test_damage_to_a_lock_file_stops_nobody(tmp_path):
+    for content in (b"", b"\xff", b"[]", b'{"host": 1}'):
+        (tmp_path / LOCK).write_bytes(content)
+        with run_lock(tmp_path):
+            pass
