@@ -8,7 +8,8 @@ from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from sse_convert.checkpoints.teacher import Teacher, check_shapes
+from sse_convert.checkpoints.foreign import refusing
+from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.modeling.architectures import ArchSpec
 
 
@@ -18,8 +19,18 @@ def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     Args:
         config: the configuration.
         buffers: give it real buffers (rotary frequencies and the like), which are small.
+
+    Raises:
+        CheckpointError: transformers cannot build a model of it.
     """
-    with init_empty_weights() if buffers else torch.device("meta"):
+    with (
+        refusing(
+            f"config.json does not make a {config.model_type} model",
+            expected="a configuration that transformers can build",
+            fix="correct config.json, or download it again",
+        ),
+        init_empty_weights() if buffers else torch.device("meta"),
+    ):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
@@ -73,4 +84,5 @@ def check_complete(teacher: Teacher) -> list[str]:
     """
     expected = stored_shapes(teacher, skeleton(teacher.config), teacher.files.tensors)
     check_shapes(teacher.files, expected)
+    check_floats(teacher.files, expected)
     return sorted(teacher.files.tensors.keys() - expected.keys())

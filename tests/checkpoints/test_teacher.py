@@ -58,12 +58,37 @@ def test_heads_do_not_divide(folder):
     ("changes", "reason"),
     [
         ({"num_attention_heads": 5}, "hidden size .* not a multiple of the number of attention heads"),
-        ({"hidden_size": "wide"}, "expected int, got str"),
+        ({"rms_norm_eps": "wide"}, "expected float, got str"),
     ],
 )
 def test_config_that_transformers_refuses(folder, changes, reason):
     synthetic.edit_config(folder, **changes)
     refused(folder, rf"does not describe a llama model: .*{reason}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size: expected a whole number, got 'wide'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is too small, expected 1 or more"),
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers: 10000000 is too large, expected 10000 or less"),
+        ({"vocab_size": True}, "vocab_size: expected a whole number, got True"),
+        ({"architectures": 1}, "is a 1"),
+        ({"rope_parameters": {"rope_type": 3}}, "config.json"),
+        ({"hidden_act": "nothing"}, "config.json"),
+    ],
+)
+def test_sizes_and_types_of_a_config(folder, changes, reason):
+    synthetic.edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=reason):
+        check_complete(open_teacher(folder))
+
+
+def test_a_config_nested_without_end(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+    refused(folder, "nested too deeply")
+    (folder / "config.json").write_text('{"a": ' * 60 + "1" + "}" * 60)
+    refused(folder, "nested more than 50 levels")
 
 
 @pytest.mark.parametrize(
