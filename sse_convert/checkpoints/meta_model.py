@@ -36,7 +36,7 @@ def idle_parameters(teacher: Teacher) -> int:
     transformers leaves out."""
     model = skeleton(teacher.config)
     left_out = sum(teacher.files.tensors[name].numel for name in left_out_tensors(teacher, model))
-    met = getattr(teacher.config, teacher.spec.experts_per_token, None)
+    met: int | list[int] | None = getattr(teacher.config, teacher.spec.experts_per_token, None)
     if met is None:
         return left_out
     most = max(met) if isinstance(met, list) else met

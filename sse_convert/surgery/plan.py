@@ -62,7 +62,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         layers=rows,
         parameters=teacher.files.parameters,
         active_parameters=geometry.active_parameters,
-        active_bytes=geometry.active_parameters * ITEM_BYTES[teacher.dtype],
+        active_bytes=geometry.matmul_parameters * ITEM_BYTES[teacher.dtype],
         added_parameters=added,
         new_shard_bytes=added * ITEM_BYTES[teacher.dtype],
         cache=[
