@@ -1,5 +1,6 @@
 """Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
 
+import re
 from collections.abc import Container
 from typing import Any
 
@@ -10,7 +11,6 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
-from sse_convert.modeling.architectures import ArchSpec
 
 
 def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
@@ -42,19 +42,25 @@ def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def idle_parameters(config: Any, spec: ArchSpec) -> int:
-    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to.
-
-    Args:
-        config: the transformers configuration of a source.
-        spec: its family.
-    """
-    met = getattr(config, spec.experts_per_token, None)
+def idle_parameters(teacher: Teacher) -> int:
+    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to, and all of what
+    transformers leaves out."""
+    model = skeleton(teacher.config)
+    left_out = sum(teacher.files.tensors[name].numel for name in left_out_tensors(teacher, model))
+    met: int | list[int] | None = getattr(teacher.config, teacher.spec.experts_per_token, None)
     if met is None:
-        return 0
+        return left_out
     most = max(met) if isinstance(met, list) else met
-    experts = [p for name, p in skeleton(config).named_parameters() if ".experts." in name]
-    return sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+    experts = [p for name, p in model.named_parameters() if ".experts." in name]
+    return left_out + sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+
+
+def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
+    """Stored tensors that the family's class leaves out by name, such as layers that predict further tokens."""
+    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    found = [name for name in teacher.files.tensors if any(re.search(pattern, name) for pattern in patterns)]
+    used = stored_shapes(teacher, model, teacher.files.tensors) if found else {}
+    return [name for name in found if name not in used]
 
 
 def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,8 @@ from sse_convert.modeling.architectures import (
 )
 from sse_convert.recipe.problems import shortened
 
+_DEQUANTISE = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""quantisation -> the transformers class whose `dequantize=True` undoes it"""
 _CONVERTED_FIELDS = ("sse", "auto_map", "plain_class_guard", "architectures")
 
 
@@ -205,7 +207,7 @@ def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
         raise CheckpointError(
             f"{files.name} is quantised ({method})",
             expected="float32, bfloat16 or float16 weights",
-            fix="convert the original model and quantise the result",
+            fix=_way_around(str(method), files.name),
         )
     classes = files.config.get("architectures") or [spec.causal_lm_class]
     if not isinstance(classes, list) or spec.causal_lm_class not in classes:
@@ -215,6 +217,15 @@ def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
             expected=f"a causal language model: {spec.causal_lm_class}",
             fix="use the checkpoint with a language-model head",
         )
+
+
+def _way_around(method: str, name: str) -> str:
+    if method not in _DEQUANTISE:
+        return "convert the original model and quantise the result"
+    return (
+        f"make a bfloat16 copy and convert that: AutoModelForCausalLM.from_pretrained({name!r}, dtype='bfloat16', "
+        f"quantization_config=transformers.{_DEQUANTISE[method]}(dequantize=True)).save_pretrained(FOLDER)"
+    )
 
 
 def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:

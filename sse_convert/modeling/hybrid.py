@@ -86,7 +86,7 @@ class SSEMixin(_Source):
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         """As the source: transformers looks for a decorator in the file that a class is from."""
-        source = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
+        source: Any = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
         found: bool = source._can_set_experts_implementation()
         return found
 
@@ -342,7 +342,8 @@ class SSEHeadMixin(SSEMixin):
         if balance is None:
             return torch.zeros((), device=self.device)
         loss: Tensor = balance(router_logits, self.num_experts, self.num_experts_per_tok)
-        return self.router_aux_loss_coef * loss
+        weighted: Tensor = self.router_aux_loss_coef * loss
+        return weighted
 
     def sse_router_stats(self) -> dict[int, dict[str, Any]]:
         """Layer index -> load [N], entropy and mean gate of the last forward's routing (see `SSEAttention`)."""

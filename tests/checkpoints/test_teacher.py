@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 
 from sse_convert.checkpoints.meta_model import check_complete
 from sse_convert.checkpoints.teacher import open_teacher, tokenizer_size
@@ -41,7 +42,14 @@ def test_already_converted(folder):
 
 def test_quantised(folder):
     synthetic.edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(folder, r"is quantised \(gptq\)")
+    assert refused(folder, r"is quantised \(gptq\)").fix == "convert the original model and quantise the result"
+
+
+@pytest.mark.parametrize(("method", "undone"), [("mxfp4", "Mxfp4Config"), ("fp8", "FineGrainedFP8Config")])
+def test_what_transformers_can_undo_says_how(folder, method, undone):
+    synthetic.edit_config(folder, quantization_config={"quant_method": method})
+    assert f"{undone}(dequantize=True)).save_pretrained" in refused(folder, rf"is quantised \({method}\)").fix
+    assert hasattr(transformers, undone)
 
 
 def test_another_head(folder):
