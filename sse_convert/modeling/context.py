@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling.architectures import AttentionDims
 from sse_convert.modeling.layout import document_starts, padding_mask
 
 CONTEXT_ATTENTION = "sse_context"
@@ -158,12 +159,21 @@ def current_shard() -> Shard | None:
 def sharded(shard: Shard) -> Iterator[None]:
     """Split rows so in forwards, and in the backwards that follow: gradient checkpoints repeat forwards there, in
     threads of the autograd engine, which is why this is no context variable."""
-    global _held  # noqa: PLW0603
+    global _held
     before, _held = _held, shard
     try:
         yield
     finally:
         _held = before
+
+
+def head_problem(dims: AttentionDims, ranks: int) -> str | None:
+    """Why heads cannot be dealt out to so many ranks, or None. Key-value heads may be fewer, and are repeated then."""
+    if dims.query_heads % ranks:
+        return f"context_parallel is {ranks}, which does not divide {dims.query_heads} query heads"
+    if dims.kv_heads % ranks and ranks % dims.kv_heads:
+        return f"context_parallel is {ranks}, which neither divides {dims.kv_heads} key-value heads nor is a multiple"
+    return None
 
 
 def check_part(shard: Shard, tokens: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Any) -> None:

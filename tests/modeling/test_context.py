@@ -13,7 +13,6 @@ import torch.distributed as dist
 from accelerate import PartialState, debug_launcher
 from torch import Tensor
 
-from sse_convert.errors import UsageError
 from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded
 from sse_convert.modeling.head import Head
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
