@@ -120,6 +120,13 @@ def test_links_of_a_hub_cache_are_followed(tmp_path):
     (blobs / "ab").write_text("{}")
     (snapshot / "tokenizer.json").symlink_to(os.path.relpath(blobs / "ab", snapshot))
     assert auxiliary_files(snapshot) == ["tokenizer.json"]
+    shared = tmp_path / "blobs" / "cd" / "cdef"
+    shared.parent.mkdir(parents=True)
+    shared.write_text("{}")
+    (blobs / "12").symlink_to(shared)
+    (snapshot / "vocab.json").symlink_to(os.path.relpath(blobs / "12", snapshot))
+    (snapshot / "merges.txt").symlink_to(shared)
+    assert auxiliary_files(snapshot) == ["tokenizer.json", "vocab.json"]
 
 
 def test_push_sends_what_export_wrote_and_nothing_else(exported, tmp_path):

@@ -1,4 +1,5 @@
-"""Peak memory and time of convert, verify and export on a checkpoint of real size, each in a process of its own.
+"""Peak memory and time of convert, verify and export on a checkpoint of real size, and of a plan of 405 billion
+parameters, each in a process of its own.
 
     python -m benchmarks.checkpoints.memory --out benchmarks/checkpoints/memory.json
 
@@ -6,6 +7,7 @@ Makes a random checkpoint from a config in a temporary folder (--folder says whe
 """
 
 import argparse
+import dataclasses as dc
 import json
 import os
 import platform
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 import torch
@@ -28,35 +31,49 @@ from sse_convert.checkpoints.tensor_data import CHUNK_BYTES, tensor_bytes
 from sse_convert.cli.runner import reporting_errors
 from sse_convert.files import write_json
 from sse_convert.surgery.convert import layout_bytes, write_index
-from tests.surgery.synthetic import llama_layout
+from tests.surgery.synthetic import checkpoint, llama_layout
 
 GB = 1e9
-CONFIG = Path(__file__).parents[2] / "tests/fixtures/configs/llama-3.2-3b.json"
+CONFIGS = Path(__file__).parents[2] / "tests/fixtures/configs"
+CONFIG, LARGEST = CONFIGS / "llama-3.2-3b.json", CONFIGS / "llama-3.1-405b.json"
 SHARD_BYTES = 2e9
 _CHILD = """
 import re, sys
-from sse_convert.cli.app import app
-from sse_convert.cli.runner import run_app
-code = run_app(app, sys.argv[1:])
+from sse_convert.cli.app import main
+try:
+    main()
+except SystemExit as end:
+    code = end.code
 status = open("/proc/self/status").read()
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024, file=sys.stderr)
 sys.exit(code)
 """
 
 
-def measured(*arguments: str | Path) -> tuple[dict[str, Any], int, float]:
-    """Run a command in a process of its own: its result, its peak resident memory in bytes, and seconds.
+@dc.dataclass(frozen=True)
+class Cost:
+    """What a command took."""
 
-    Memory is VmHWM, which starts anew with a program; ru_maxrss begins with what the parent had when it forked.
-    """
-    start = time.monotonic()
+    peak_rss_gb: float
+    """resident memory: VmHWM, which starts anew with a program (ru_maxrss begins with what the parent had)"""
+    seconds: float
+    """on the clock, with whatever else the machine did"""
+    cpu_seconds: float
+    """user and system time of the process"""
+
+
+def measured(*arguments: str | Path) -> tuple[dict[str, Any], Cost]:
+    """Run a command in a process of its own: its result and what it took."""
+    start, before = time.monotonic(), getrusage(RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, *map(str, arguments), "--json"], capture_output=True, text=True, check=False
     )
-    seconds = time.monotonic() - start
+    seconds, after = time.monotonic() - start, getrusage(RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, arguments))} failed:\n{done.stdout}{done.stderr}")
-    return json.loads(done.stdout)["result"], int(done.stderr.splitlines()[-1]), seconds
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    peak = int(done.stderr.splitlines()[-1]) / GB
+    return json.loads(done.stdout)["result"], Cost(round(peak, 3), round(seconds, 1), round(cpu, 1))
 
 
 def random_checkpoint(folder: Path, config: dict[str, Any]) -> int:
@@ -90,28 +107,31 @@ def measure(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     size = layout_bytes(llama_layout(config))
     check_space(folder, 4 * size)
     random_checkpoint(folder / "teacher", config)
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(_recipe(folder)), encoding="utf-8")
+    recipe, largest = _recipe(folder, "teacher"), _recipe(folder, "largest")
+    checkpoint(folder / "largest", json.loads(LARGEST.read_text("utf-8")), shards=191)
     commands = {
+        "plan of 405B": ("plan", largest),
         "convert": ("convert", recipe, "-o", folder / "converted"),
         "verify": ("verify", folder / "converted"),
         "export": ("export", recipe, "-c", folder / "converted", "-o", folder / "exported"),
     }
     found = {}
     for name, arguments in commands.items():
-        _, peak, seconds = measured(*arguments)
-        found[name] = {"peak_rss_gb": round(peak / GB, 3), "seconds": round(seconds, 1)}
+        found[name] = dc.asdict(measured(*arguments)[1])
         print(name, found[name], file=sys.stderr, flush=True)
     return {"checkpoint_gb": round(size / GB, 3), "commands": found}
 
 
-def _recipe(folder: Path) -> dict[str, Any]:
-    return {
+def _recipe(folder: Path, teacher: str) -> Path:
+    data = {
         "recipe_version": 1,
-        "model": str(folder / "teacher"),
+        "model": str(folder / teacher),
         "layers": {"pattern": ["sse+sliding", "sliding", "full"], "keep": [0, -1]},
         "export": {"dir": str(folder / "exported")},
     }
+    path = folder / f"{teacher}.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return path
 
 
 def conditions() -> dict[str, Any]:

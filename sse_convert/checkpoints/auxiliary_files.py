@@ -1,9 +1,12 @@
 """The small files that follow a checkpoint: tokenizer, chat template, generation config, licence. Data, never code."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+
+from sse_convert.checkpoints.foreign import parse_json
 
 PATTERNS = (
     "tokenizer.json",
@@ -57,17 +60,21 @@ def without_code_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def stays_inside(path: Path, folder: Path) -> bool:
-    """Whether a file, links followed, lies in `folder`, or in the blobs of the hub cache that `folder` belongs to."""
-    target, snapshot = path.resolve(), folder.absolute()
-    roots = [folder.resolve()]
-    if snapshot.parent.name == "snapshots":
-        roots.append((snapshot.parent.parent / "blobs").resolve())
-    return any(target.is_relative_to(root) for root in roots)
+    """Whether a file, links followed, lies in `folder`, or is a blob of the hub cache that `folder` belongs to.
+
+    Such a blob may be a link itself, into what the cache keeps once for all its repositories.
+    """
+    snapshot = folder.absolute()
+    if snapshot.parent.name == "snapshots" and path.is_symlink():
+        blob = Path(os.path.abspath(path.parent / path.readlink()))
+        if blob.parent == snapshot.parent.parent / "blobs":
+            return True
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _drop_code_keys(path: Path) -> None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except ValueError:
         return  # what cannot be read names no code
     if isinstance(data, dict) and without_code_keys(data) != data:

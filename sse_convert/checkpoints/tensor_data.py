@@ -92,7 +92,7 @@ def named_chunks(
 
 def _converted(data: memoryview, dtype: str, target: str) -> memoryview:
     values = torch.frombuffer(data, dtype=TORCH_DTYPES[dtype]).to(TORCH_DTYPES[target])
-    return memoryview(values.view(torch.uint8).numpy())
+    return values.view(torch.uint8).numpy().data
 
 
 def nonfinite(data: memoryview, dtype: str) -> int:

@@ -1,5 +1,6 @@
 """The command line: parse, call `sse_convert.api`, print. Nothing heavy is imported before a command runs."""
 
+import gc
 import sys
 from typing import Annotated, get_args
 
@@ -26,6 +27,9 @@ recipes_app = typer.Typer(
 )
 app.add_typer(recipes_app)
 
+OBJECTS_PER_COLLECTION = 20_000
+"""new objects between two looks for garbage; by Python's 700, the imports of torch and transformers take half as long
+again, since what they make stays"""
 CONTINUES = "run the same command again to continue from the last checkpoint"
 NOTHING_LEFT = "no half-made folder was left; run the same command again"
 
@@ -101,8 +105,11 @@ _add("schema", "recipes_schema", to=recipes_app, to_stdout=True)
 
 def main() -> None:
     """Entry point of `sse-convert`, `python -m sse_convert` and the root `cli.py`."""
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     open_streams()
     try:
         sys.exit(run_app(app, sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        gc.freeze()  # what is left goes with the process

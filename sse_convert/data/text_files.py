@@ -5,6 +5,7 @@ days later. What is kept is where units begin and end; text is read again when i
 """
 
 import codecs
+import contextlib
 import dataclasses as dc
 import json
 from array import array
@@ -19,11 +20,29 @@ from sse_convert.errors import DataError
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+OTHER_FORMATS = (
+    ".json",
+    ".csv",
+    ".tsv",
+    ".arrow",
+    ".feather",
+    ".xml",
+    ".html",
+    ".pdf",
+    ".gz",
+    ".zip",
+    ".zst",
+    ".bz2",
+    ".xz",
+)
+"""files that are not running text, whatever their bytes: they are refused, not read as if they were"""
 BYTES_PER_TOKEN = 4
 """of typical English text; only decides how finely long documents are cut"""
 UNIT_ROWS = 4
 """a unit holds about this many rows, so that neighbouring rows come from different documents"""
 SMALLEST_UNIT_BYTES = 2048
+MOST_WORDS = 300
+"""characters of a library's own message"""
 _BLOCK = 8 << 20
 _LOOK_AHEAD = 4096
 _BOM = codecs.BOM_UTF8
@@ -41,6 +60,12 @@ def find_files(path: Path) -> list[Path]:
         DataError: the path does not exist, or the folder has no file of a known kind.
     """
     if path.is_file():
+        if path.suffix.lower() in OTHER_FORMATS:
+            raise DataError(
+                f"{path} is a {path.suffix} file, not running text",
+                expected=f"a file ending in {', '.join(SUFFIXES)}, or any other plain text",
+                fix="store its records as .jsonl, one object per line; or as .txt, to train on its raw text",
+            )
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist", expected="a file or a folder", fix="correct the source's path")
@@ -172,9 +197,10 @@ class TextFiles:
                 continue
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
+                why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
                 raise DataError(
-                    f"{where}: not JSON ({error.msg}, column {error.colno})",
+                    f"{where}: not JSON ({why})",
                     expected="one JSON object on each line",
                     fix="correct or remove the line",
                 ) from error
@@ -281,27 +307,38 @@ class ParquetFiles:
         """
         index, group = self._groups[unit]
         path = self._files[index]
+        where = f"{path}, row group {group}"
         self._watched.check(index)
-        with self._open(path) as file:
-            values = file.read_row_group(group, columns=[self._field]).column(0).to_pylist()
+        with self._open(path) as file, _reading(where):
+            values = file.read_row_group(group, columns=[self._field]).column(self._field).to_pylist()
         self._watched.check(index)
         return [
-            document_from_record(
-                {self._field: value}, self._field, chat=self._chat, where=f"{path}, row group {group}, row {row}"
-            )
+            document_from_record({self._field: value}, self._field, chat=self._chat, where=f"{where}, row {row}")
             for row, value in enumerate(values)
         ]
 
     @staticmethod
     def _open(path: Path) -> Any:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty", expected="a parquet file", fix="remove the file")
-        try:
+        with _reading(str(path)):
             return pq.ParquetFile(path)
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"{path} is damaged: {error}", expected="a parquet file", fix="fetch the file again"
-            ) from error
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn what pyarrow raises for damaged bytes into an error with their place.
+
+    Raises:
+        DataError: they are not what parquet says they are.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeError, KeyError, OverflowError) as error:
+        raise DataError(
+            f"{where} is damaged: {str(error)[:MOST_WORDS]}", expected="a parquet file", fix="fetch the file again"
+        ) from error

@@ -154,7 +154,7 @@ def check_folder(folder: Path) -> dict[str, int]:
 
 
 def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
-    """What is to be said of an exported model's quality.
+    """What is to be said of an exported model's quality, and of files that were changed since.
 
     Args:
         folder: the model.
@@ -162,14 +162,16 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
 
     Raises:
         VerificationError: its weights are not finite, or its evaluation says that it is destroyed.
-        CheckpointError: its evaluation cannot be read.
+        CheckpointError: its evaluation or its manifest cannot be read.
     """
     fix = "train it again with lower rates, or push it with --anyway"
     checkpoint = open_checkpoint(folder)
-    broken = list(scan_weights(checkpoint).nonfinite)
+    scan = scan_weights(checkpoint)
+    broken = list(scan.nonfinite)
     if broken and not anyway:
         raise VerificationError(f"{broken[0]} of {folder} is NaN or infinite", expected="finite weights", fix=fix)
     remarks = [f"{len(broken)} tensors are NaN or infinite"] if broken else []
+    remarks += manifest.changed_files(folder, manifest.read_manifest(folder) or {}, scan.digests)
     if not (folder / EVALUATION).is_file():
         return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
     verdict = model_verdict(read_evaluation(folder / EVALUATION).data)

@@ -69,7 +69,7 @@ class ConvertReport(FieldsReport):
 
     def lines(self) -> list[str]:
         """The result for a person."""
-        how = {"hard": "linked", "clone": "cloned", "copy": "copied"}
+        how = {"hard": "linked", "clone": "copied", "copy": "copied"}
         ways = sorted({how[link] for link in self.teacher_shards.values()})
         converted = sum(name != FULL for name in self.layers)
         return [

@@ -30,6 +30,7 @@ from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
+from sse_convert.training.context import attend_in_parts, lay_out
 from sse_convert.training.distill import Distill, OfflineDistill
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.guard import Guard
@@ -115,6 +116,7 @@ class _StageRun:
         self.work = out.with_name(f"{out.name}.work")
         self.schedule, self.train_settings = Schedule.of(stage), recipe.train
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
+        self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
         files = open_checkpoint(checkpoint)
         self.match = match_recipe(recipe, files)
@@ -301,12 +303,12 @@ class _StageRun:
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
-        stretch_rope(student, self.stage)
+        stretch_rope(attend_in_parts(student, self.stage), self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
         if self.cache is not None:
             return OfflineDistill(self.accelerator, student, self.stage, self.train_settings)
-        teacher = load_teacher(self.recipe, self.accelerator)
+        teacher = attend_in_parts(load_teacher(self.recipe, self.accelerator), self.stage)
         if self.stage.loss == "kl":
             return Distill(self.accelerator, student, teacher, self.stage, self.train_settings)
         first = next(self._steps(None)).batches if memory is None else []
@@ -319,8 +321,7 @@ class _StageRun:
             islice(self.reader.rows(position), left),
             rows_per_step=self.schedule.rows,
             micro_batch=self.chosen.micro_batch,
-            rank=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
+            place=self.place,
             beside=None if self.cache is None else self.cache.read,
         )
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.export.push import check_folder, push_folder
 from sse_convert.modeling.remote_code import remote_code
@@ -212,3 +213,12 @@ def test_what_is_known_of_the_quality_is_said(folder):
     (folder / "evaluation.json").write_text(figures(0.0))
     (remark,) = push_folder(folder, "ada/tiny", dry_run=True).remarks
     assert remark.startswith("verdict: loses a part of the teacher's quality: ")
+
+
+def test_files_that_were_changed_since_the_export_are_said(folder):
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    write_manifest(folder)
+    assert len(push_folder(folder, "ada/tiny", dry_run=True).remarks) == 1
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert push_folder(folder, "ada/tiny", dry_run=True).remarks[0].startswith("config.json has ")
+    assert "manifest.json" in push_folder(folder, "ada/tiny", dry_run=True).files

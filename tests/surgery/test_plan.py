@@ -1,9 +1,12 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from sse_convert.checkpoints import open as opening
+from sse_convert.checkpoints.meta_model import skeleton
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
@@ -21,6 +24,26 @@ def plan_of(config, **changes):
     return make_plan(
         recipe_from_dict(models.recipe_data("m", **data)), teacher=synthetic.teacher_from_config(config, "m")
     )
+
+
+def test_405_billion_parameters(tmp_path):
+    """By the headers of 191 sparse shards: under 3 s, and nothing but shapes is made."""
+    config = json.loads((CONFIGS / "llama-3.1-405b.json").read_text())
+    source = synthetic.checkpoint(tmp_path / "teacher", config, shards=191)
+    recipe = models.recipe(
+        source,
+        layers={"pattern": ["sse+sliding*3", "full"], "keep": [0, -1]},
+        mixers={},
+        stages=[STAGE],
+        data={"train": [{"path": "x"}]},
+        calibrate={"enabled": False},
+    )
+    start = time.process_time()
+    plan = make_plan(recipe)
+    assert time.process_time() - start < 3
+    assert plan.parameters == 405_853_388_800
+    assert len(plan.layers) == 126
+    assert all(parameter.is_meta for parameter in skeleton(open_teacher(source).config).parameters())
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +85,8 @@ def test_of_experts_a_token_meets_a_few():
     plan = plan_of(config, layers={"pattern": ["sse", "full"]}, mixers={"sse": {"kind": "sse"}})
     idle = 48 * 120 * 3 * 2048 * 768
     assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 30_532_122_624 - idle)
-    assert plan.active_bytes == 2 * plan.active_parameters
-    assert plan.lines()[0] == "m: qwen3_moe, 48 layers, 30.5B parameters, 3.35B of them active (6.71 GB per token)"
+    assert plan.active_bytes == 2 * (plan.active_parameters - 151936 * 2048)
+    assert plan.lines()[0] == "m: qwen3_moe, 48 layers, 30.5B parameters, 3.35B of them active (6.08 GB read per token)"
     attention = 4 * 32 * 128 * 2048.5
     flops = 2 * (plan.active_parameters - 151936 * 2048) + 48 * attention
     assert plan.forward_flops["4K"]["teacher"] == pytest.approx(flops)

@@ -1,16 +1,12 @@
-"""Memory does not grow with the model: peak resident memory of whole processes, as Linux counts it.
-
-Read from VmHWM, which starts anew with a program; ru_maxrss begins with what the parent process had when it forked.
-"""
+"""Memory does not grow with the model: peak resident memory of whole processes, as Linux counts it."""
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.checkpoints.memory import measured
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.surgery.inspect import inspect_checkpoint
@@ -19,26 +15,6 @@ from tests.surgery import models, synthetic
 GB = 10**9
 QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.json").read_text())
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-RUN = """
-import re, sys
-from sse_convert.cli.app import app
-from sse_convert.cli.runner import run_app
-code = run_app(app, sys.argv[1:])
-status = open("/proc/self/status").read()
-print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024, file=sys.stderr)
-sys.exit(code)
-"""
-
-
-def run(*arguments):
-    """The result of a command in its own process, and the bytes of memory it took at its peak."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, *map(str, arguments), "--json"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    peak = int(done.stderr.splitlines()[-1])
-    print(f"{arguments[0]}: {peak / GB:.2f} GB")
-    return json.loads(done.stdout)["result"], peak
 
 
 def stored_bytes(layout):
@@ -54,10 +30,10 @@ def test_a_large_checkpoint_in_many_shards(tmp_path):
     assert stored_bytes(layout) > 16 * GB
     source = synthetic.checkpoint(tmp_path / "teacher", config, shards=8)
     recipe = models.recipe_file(tmp_path / "r.yaml", source)
-    plan, planning = run("plan", recipe)
-    report, converting = run("convert", recipe, "-o", tmp_path / "out")
-    assert planning < GB
-    assert converting < GB
+    plan, planning = measured("plan", recipe)
+    report, converting = measured("convert", recipe, "-o", tmp_path / "out", "--link", "hard")
+    assert planning.peak_rss_gb < 1
+    assert converting.peak_rss_gb < 1
     assert (len(plan["layers"]), len(report["teacher_shards"])) == (32, 8)
     made = open_checkpoint(tmp_path / "out")
     assert made.parameters == plan["parameters"] + plan["added_parameters"]
@@ -79,9 +55,11 @@ def test_streaming_all_weights_takes_no_more_memory(tmp_path):
     assert stored_bytes({"embedding": layout["model.embed_tokens.weight"]}) > 1.2 * GB
     source = synthetic.checkpoint(tmp_path / "teacher", config, shards=3)
     recipe = models.recipe_file(tmp_path / "r.yaml", source)
-    report, peak = run("convert", recipe, "-o", tmp_path / "out", "--check")
+    report, converting = measured("convert", recipe, "-o", tmp_path / "out", "--check")
     assert report["checked"]
-    assert peak < GB
+    _, verifying = measured("verify", tmp_path / "out")
+    _, exporting = measured("export", recipe, "-c", tmp_path / "out", "-o", tmp_path / "final")
+    assert max(cost.peak_rss_gb for cost in (converting, verifying, exporting)) < 1
 
 
 @pytest.mark.slow
@@ -92,10 +70,10 @@ def test_true_shapes_of_qwen3(tmp_path):
     mixers = {"sse": {"kind": "sse"}, "sliding": {"kind": "sliding"}}
     layers = {"pattern": ["sse", "sliding", "sse", "sliding", "full"], "keep": [0, -1]}
     recipe = models.recipe_file(tmp_path / "r.yaml", source, mixers=mixers, layers=layers)
-    plan, planning = run("plan", recipe)
+    plan, planning = measured("plan", recipe)
     assert plan["parameters"] == 596_049_920
-    report, converting = run("convert", recipe, "-o", tmp_path / "out")
-    assert max(planning, converting) < GB
+    report, converting = measured("convert", recipe, "-o", tmp_path / "out", "--link", "hard")
+    assert max(planning.peak_rss_gb, converting.peak_rss_gb) < 1
     assert report["added_parameters"] == plan["added_parameters"]
     found = inspect_checkpoint(tmp_path / "out")
     assert found.layers == [row["mixer"] for row in plan["layers"]]
