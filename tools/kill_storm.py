@@ -60,7 +60,7 @@ _STEPS = (
     "convert recipe.yaml -o converted",
     "calibrate recipe.yaml -c converted -o calibrated",
     "align recipe.yaml -c calibrated -o aligned",
-    "distill recipe.yaml -c aligned -o distilled",
+    "distill recipe.yaml -c aligned -o distilled --set stages.1.offline=null",
     "uptrain recipe.yaml -c distilled -o uptrained",
     "eval recipe.yaml -c uptrained -o evaluation.json",
     "export recipe.yaml -c uptrained -o exported --evaluation evaluation.json",
