@@ -99,6 +99,8 @@ def train(
                 _save(objective, now, {**state, "guard": guard.memory()}, checkpoints, last=last, stopping=stopping)
             if stopping:
                 stop.obey()
+        if stop.wanted():  # it came while the last step was saved
+            stop.obey()
     return now
 
 

@@ -128,7 +128,7 @@ class _StageRun:
         """The report of an earlier run that came to the end, if there is one."""
         if (done := finished(self.out, self.inputs)) is None:
             return None
-        if self.accelerator.is_main_process:
+        if self.accelerator.is_main_process and not self._foreign():
             shutil.rmtree(self.work, ignore_errors=True)  # a killed process may not have come to it
         return dc.replace(StageReport(**done), already_done=True)
 
@@ -157,14 +157,18 @@ class _StageRun:
             self._keep_inputs(before)
             yield
 
+    def _foreign(self) -> list[str]:
+        """What lies in the work folder and was written by no stage."""
+        found = [path.name for path in self.work.iterdir()] if self.work.is_dir() else []
+        return sorted(name for name in found if name not in _WORK_FILES and not name.startswith(("step-", ".")))
+
     def _check_work(self) -> None:
         """Make sure that a work folder without readable inputs is one all the same.
 
         Raises:
             OutputError: it holds something else, which the end of the stage would remove.
         """
-        found = [path.name for path in self.work.iterdir()] if self.work.is_dir() else []
-        if foreign := [name for name in found if name not in _WORK_FILES and not name.startswith(("step-", "."))]:
+        if foreign := self._foreign():
             raise OutputError(
                 f"{self.work} holds {foreign[0]}, which no stage wrote",
                 expected="no such folder, or that of an interrupted stage",

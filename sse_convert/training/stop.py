@@ -38,6 +38,8 @@ class Stop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._restore()
+        if kind is None and self._number is not None:  # it came after the last question
+            self.obey()
 
     def wanted(self) -> bool:
         """Whether a signal came to any process. Every process must ask after every step."""
@@ -52,8 +54,9 @@ class Stop:
     def obey(self) -> None:
         """Let the signal do what it would have done when it came."""
         assert self._number is not None, "no signal came"
+        number, self._number = self._number, None
         self._restore()
-        signal.raise_signal(self._number)
+        signal.raise_signal(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._number is not None:

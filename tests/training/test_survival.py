@@ -108,6 +108,12 @@ def test_a_work_folder_with_other_things_in_it_is_left_alone(train, tmp_path):
     with pytest.raises(OutputError, match=r"holds thesis\.tex, which no stage wrote"):
         train("uptrain")
     assert thesis.exists()
+    thesis.rename(tmp_path / thesis.name)
+    train("uptrain")
+    thesis.parent.mkdir()
+    (tmp_path / thesis.name).rename(thesis)
+    assert train("uptrain")[1].already_done
+    assert thesis.exists()
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES)[:3])
@@ -231,6 +237,20 @@ def test_a_signal_saves_the_step_and_ends(train, signalled, capfd, tmp_path, num
         assert signalled() == 0
         assert losses(tmp_path / "result") == losses(whole)
         assert same(tmp_path / "result", whole)
+
+
+def test_a_signal_while_the_last_step_is_saved_is_obeyed(signalled, monkeypatch, capsys):
+    real = Checkpoints.save
+
+    def save(self, step, *args):
+        real(self, step, *args)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save)
+        assert signalled() == 143
+    assert "6 of 6 steps are saved" in capsys.readouterr().err
+    assert signalled() == 0
 
 
 def test_a_second_signal_ends_at_once(signalled, capsys, tmp_path):
