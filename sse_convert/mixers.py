@@ -7,8 +7,13 @@ Source: arXiv:2507.16577, sections "SSE" and "Ablation Study".
 """
 
 import dataclasses as dc
+import functools
+import math
+import typing
 from typing import Any, Literal
 
+LARGEST = 2**20
+"""of every whole number among the settings"""
 FULL = "full"
 BASIC = (
     "kind",
@@ -65,6 +70,40 @@ FIXED: dict[str, dict[str, Any]] = {
 """the settings of SSE that make it one of the baselines"""
 
 
+def _check_types(mixer: Any) -> None:
+    """Make sure that settings have the types of their fields: a checkpoint's may come from anywhere.
+
+    Raises:
+        ValueError: naming the first one that has not.
+    """
+    for name, annotation in _annotations(type(mixer)).items():
+        value = getattr(mixer, name)
+        if not _fits(annotation, value):
+            options = typing.get_args(annotation) or (annotation,)
+            names = ", ".join(getattr(option, "__name__", str(option)) for option in options)
+            raise ValueError(f"{name} is {value!r:.80}, expected {names.replace('NoneType', 'null')}")
+        if type(value) is int and abs(value) > LARGEST:
+            raise ValueError(f"{name} is {value!r:.80}, expected at most {LARGEST}")
+
+
+@functools.cache
+def _annotations(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fits(annotation: Any, value: Any) -> bool:
+    options = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return isinstance(value, str) and value in options
+    if options:
+        return any(_fits(option, value) for option in options)
+    if annotation is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if annotation is Gate:
+        return isinstance(value, Gate) and all(type(flag) is bool for flag in dc.astuple(value))
+    return type(value) is annotation
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class SSEMixer:
     """Sparse State Expansion linear attention, of which gated linear attention and others are special cases."""
@@ -113,6 +152,7 @@ class SSEMixer:
     """e as a function of the router logits; other names must be registered with `register_partition_gate`"""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         problems = [message for bad, message in self._checks() if bad]
         if problems:
             raise ValueError("; ".join(problems))
@@ -190,6 +230,7 @@ class SlidingMixer:
     """first tokens of the document that stay visible"""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.window < 1:
             raise ValueError(f"window is {self.window}, expected at least 1")
         if self.sinks < 0:
@@ -269,8 +310,8 @@ _RETIRED = {
 
 
 def _class_of(kind: Any) -> type[Mixer]:
-    if kind not in BUILT_IN:
-        raise ValueError(f"mixer kind is {kind!r}, expected one of {sorted(BUILT_IN)}")
+    if not isinstance(kind, str) or kind not in BUILT_IN:
+        raise ValueError(f"mixer kind is {kind!r:.80}, expected one of {sorted(BUILT_IN)}")
     return type(BUILT_IN[kind])
 
 
@@ -282,6 +323,8 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     Raises:
         ValueError: the kind is unknown, a field is, or a retired setting has a value that layers no longer offer.
     """
+    if not isinstance(data, dict) or not isinstance(data.get("advanced", {}), dict):
+        raise ValueError(f"a mixer is {data!r:.80}, expected a mapping of settings")
     kind = data.get("kind")
     cls = _class_of(kind)
     values = {**data, **data.get("advanced", {})}

@@ -32,7 +32,7 @@ from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.overlap import overlap
-from sse_convert.data.rows import check_sources
+from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
@@ -50,6 +50,9 @@ from sse_convert.training.stage_inputs import check_stage
 from sse_convert.training.stage_record import finished, write_record
 
 PLOT = "evaluation.png"
+_MADE = ".made"
+"""folder in that of the export step, where the result is until the step is recorded"""
+_UNFINISHED = f".{STAGE_FILE}"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +197,7 @@ def _opened(steps: "_Steps") -> Iterator[None]:
             steps.root.mkdir(exist_ok=True)
             held.enter_context(run_lock(steps.root))
             exported = _exported(steps.root)
-            if exported is not None and not steps.out.exists() and not (exported / steps.out.name).exists():
+            if exported is not None and not steps.out.exists() and not (exported / _MADE / steps.out.name).exists():
                 shutil.rmtree(exported)  # the result was deleted: make it again
         steps.accelerator.wait_for_everyone()
         yield
@@ -225,15 +228,17 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
     """
 
     def write(folder: Path) -> Report:
-        report = export_checkpoint(recipe, checkpoint, folder / steps.out.name, evaluation=figures)
+        report = export_checkpoint(recipe, checkpoint, folder / _MADE / steps.out.name, evaluation=figures)
         return dc.replace(report, out=steps.out)
 
     inputs = {"checkpoint": checkpoint_identity(checkpoint), "export": dc.asdict(recipe.export)}
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
-    made = steps.alone("export", inputs, write) / steps.out.name
+    made = steps.alone("export", inputs, write) / _MADE
     if steps.accelerator.is_main_process and made.exists():
-        move_folder(made, steps.out)
+        if (made / steps.out.name).exists():
+            move_folder(made / steps.out.name, steps.out)
+        shutil.rmtree(made)
     steps.accelerator.wait_for_everyone()
 
 
@@ -276,8 +281,9 @@ class _Steps:
             if self.accelerator.is_main_process:
                 report = action(folder)
                 lines = report.lines()
-                write_record(folder, inputs, report.to_dict())
-                add_to_manifest(folder, STAGE_FILE)
+                write_record(folder, inputs, report.to_dict(), name=_UNFINISHED)
+                add_to_manifest(folder, STAGE_FILE, folder / _UNFINISHED)
+                (folder / _UNFINISHED).rename(folder / STAGE_FILE)  # from here on the step is finished
             self.accelerator.wait_for_everyone()
         record = read_stage_record(folder)
         self.add(name, folder, record["report"], lines, already_done=stored is not None)
@@ -300,6 +306,7 @@ def _calibrate_inputs(recipe: Recipe, source: Path) -> dict[str, Any]:
         "checkpoint": checkpoint_identity(source),
         "calibrate": dc.asdict(recipe.calibrate),
         "data": {key: data[key] for key in ("train", "seed", *planted)},
+        "text": text_digests(recipe.data.train),
     }
 
 
@@ -313,6 +320,7 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
             "seed": recipe.data.seed,
             "words": recipe.data.needles.words,
         },
+        "text": text_digests(recipe.data.valid),
     }
 
 

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.foreign import parse_json
+
 PATTERNS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -72,7 +74,7 @@ def stays_inside(path: Path, folder: Path) -> bool:
 
 def _drop_code_keys(path: Path) -> None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except ValueError:
         return  # what cannot be read names no code
     if isinstance(data, dict) and without_code_keys(data) != data:

@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 from sse_convert.checkpoints.safetensors_io import TensorInfo, checked_tensors
 from sse_convert.errors import CheckpointError, HubError
 
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_PART = r"(?!.*(?:--|\.\.))[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
+_ID = re.compile(rf"{_PART}(?:/{_PART})?(?<!\.git)", re.ASCII)
+MOST_OF_AN_ID = 96
+"""characters"""
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 SMALL_PATTERNS = (
     "*.json",
@@ -59,7 +62,7 @@ class Listing:
 
 def looks_like_id(text: str) -> bool:
     """Whether `text` can be a hub id: `name` or `owner/name`."""
-    return _ID.fullmatch(text) is not None
+    return len(text) <= MOST_OF_AN_ID and _ID.fullmatch(text) is not None
 
 
 def listing(repo_id: str, revision: str | None) -> Listing:

@@ -4,8 +4,10 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.errors import CheckpointError, HardwareError
+from sse_convert.recipe.problems import shortened
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -63,7 +65,27 @@ def load_model(
     folder = download(open_checkpoint(source, revision)).folder
     from sse_convert.modeling.auto import load_pretrained
 
-    return load_pretrained(folder, dtype=dtype, device=place)
+    model = load_pretrained(folder, dtype=dtype, device=place)
+    _check_token_ids(model, source)
+    return model
+
+
+def _check_token_ids(model: Any, source: str | Path) -> None:
+    """Make sure that the tokens at which generation begins, ends and pads are numbers.
+
+    Raises:
+        CheckpointError: generation_config.json or config.json gives something else.
+    """
+    for holder in (model.generation_config, model.config):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(holder, name, None)
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(number) is int and number >= -1 for number in ids):
+                raise CheckpointError(
+                    f"{name} of {source} is {shortened(repr(value))}",
+                    expected="a token id, or a list of them",
+                    fix="correct generation_config.json and config.json, or download them again",
+                )
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrainedTokenizerBase":
@@ -76,15 +98,12 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrain
     from transformers import AutoTokenizer
 
     folder = download(open_checkpoint(source, revision)).folder
-    try:
+    with refusing(
+        f"{source} has no tokenizer that loads",
+        expected="tokenizer.json and tokenizer_config.json beside config.json",
+        fix="copy them from the original model",
+    ):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{source} has no tokenizer that loads: {reason}",
-            expected="tokenizer.json and tokenizer_config.json beside config.json",
-            fix="copy them from the original model",
-        ) from error
     return tokenizer
 
 

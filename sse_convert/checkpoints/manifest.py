@@ -52,18 +52,21 @@ def write_manifest(folder: Path, known: Mapping[str, FileRecord] | None = None) 
     _write(folder, records)
 
 
-def add_to_manifest(folder: Path, name: str) -> None:
+def add_to_manifest(folder: Path, name: str, content: Path | None = None) -> None:
     """Record a file that was written after the manifest; every file of a folder that has none yet.
+
+    Args:
+        folder: the folder.
+        name: of the file.
+        content: what will have that name, where it has not yet.
 
     Raises:
         CheckpointError: see `read_manifest`.
         OutputError: see `write_manifest`.
     """
-    records = read_manifest(folder)
-    if records is None:
+    if not (folder / FILE).is_file():
         write_manifest(folder)
-    else:
-        _write(folder, {**records, name: file_record(folder / name)})
+    _write(folder, {**(read_manifest(folder) or {}), name: file_record(content or folder / name)})
 
 
 def file_record(path: Path, bar: Bar | None = None) -> FileRecord:

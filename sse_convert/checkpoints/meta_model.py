@@ -1,5 +1,6 @@
 """Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
 
+import re
 from collections.abc import Container
 from typing import Any
 
@@ -8,8 +9,8 @@ from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from sse_convert.checkpoints.teacher import Teacher, check_shapes
-from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.checkpoints.foreign import refusing
+from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 
 
 def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
@@ -18,8 +19,18 @@ def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     Args:
         config: the configuration.
         buffers: give it real buffers (rotary frequencies and the like), which are small.
+
+    Raises:
+        CheckpointError: transformers cannot build a model of it.
     """
-    with init_empty_weights() if buffers else torch.device("meta"):
+    with (
+        refusing(
+            f"config.json does not make a {config.model_type} model",
+            expected="a configuration that transformers can build",
+            fix="correct config.json, or download it again",
+        ),
+        init_empty_weights() if buffers else torch.device("meta"),
+    ):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
@@ -31,19 +42,25 @@ def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def idle_parameters(config: Any, spec: ArchSpec) -> int:
-    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to.
-
-    Args:
-        config: the transformers configuration of a source.
-        spec: its family.
-    """
-    met = getattr(config, spec.experts_per_token, None)
+def idle_parameters(teacher: Teacher) -> int:
+    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to, and all of what
+    transformers leaves out."""
+    model = skeleton(teacher.config)
+    left_out = sum(teacher.files.tensors[name].numel for name in left_out_tensors(teacher, model))
+    met: int | list[int] | None = getattr(teacher.config, teacher.spec.experts_per_token, None)
     if met is None:
-        return 0
+        return left_out
     most = max(met) if isinstance(met, list) else met
-    experts = [p for name, p in skeleton(config).named_parameters() if ".experts." in name]
-    return sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+    experts = [p for name, p in model.named_parameters() if ".experts." in name]
+    return left_out + sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+
+
+def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
+    """Stored tensors that the family's class leaves out by name, such as layers that predict further tokens."""
+    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    found = [name for name in teacher.files.tensors if any(re.search(pattern, name) for pattern in patterns)]
+    used = stored_shapes(teacher, model, teacher.files.tensors) if found else {}
+    return [name for name in found if name not in used]
 
 
 def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:
@@ -73,4 +90,5 @@ def check_complete(teacher: Teacher) -> list[str]:
     """
     expected = stored_shapes(teacher, skeleton(teacher.config), teacher.files.tensors)
     check_shapes(teacher.files, expected)
+    check_floats(teacher.files, expected)
     return sorted(teacher.files.tensors.keys() - expected.keys())

@@ -1,13 +1,15 @@
 """Open a checkpoint, local or on the hub, by its config and safetensors headers. No tensor is loaded."""
 
 import dataclasses as dc
-import json
 from pathlib import Path
 from typing import Any
 
 from sse_convert.checkpoints import hub
+from sse_convert.checkpoints.foreign import read_object
 from sse_convert.checkpoints.safetensors_io import TensorInfo, read_header
 from sse_convert.errors import CheckpointError, HubError
+from sse_convert.recipe.problems import shortened
+from sse_convert.recipe.ranges import PlainText
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -69,7 +71,7 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, allow_pi
         CheckpointError: missing folder, config or shard; damaged shard or index; pickle weights without `allow_pickle`.
         HubError: the hub refused or cannot be reached.
     """
-    folder = Path(source).expanduser()
+    folder = _folder(source)
     if folder.is_dir():
         return _open_folder(str(source), folder, None, allow_pickle)
     if folder.exists():
@@ -85,6 +87,15 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, allow_pi
             fix="correct model: in the recipe, or the path",
         )
     return _open_hub(str(source), revision, allow_pickle)
+
+
+def _folder(source: str | Path) -> Path:
+    try:
+        return Path(PlainText(path=True).read(str(source)))
+    except ValueError as error:
+        raise CheckpointError(
+            f"checkpoint {shortened(str(source))}: {error}", expected="a folder, or a hub id such as Qwen/Qwen3-0.6B"
+        ) from error
 
 
 def download(files: CheckpointFiles, *, allow_pickle: bool = False) -> CheckpointFiles:
@@ -112,7 +123,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             expected="a Hugging Face checkpoint folder",
             fix="give the folder that holds config.json and the weights",
         )
-    config = _read_json(path)
+    config = read_object(path)
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{path} has no model_type", expected='for example "model_type": "qwen3"', fix="add it")
     return config
@@ -162,7 +173,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    weight_map = _read_json(path).get("weight_map")
+    weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
         raise CheckpointError(
             f"{path} has no usable weight_map",
@@ -272,15 +283,3 @@ def _is_complete(folder: Path) -> bool:
     if not (folder / INDEX).is_file():
         return False
     return all((folder / shard).is_file() for shard in set(_weight_map(folder / INDEX).values()))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error}", expected="a JSON object", fix="download the file again"
-        ) from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is not a JSON object", expected="a JSON object", fix="download the file again")
-    return data

@@ -1,11 +1,11 @@
 """`sse_convert.json`: where a checkpoint comes from, written beside config.json in every folder the tool makes."""
 
 import dataclasses as dc
-import json
 from pathlib import Path
 from typing import Any
 
 from sse_convert import __version__
+from sse_convert.checkpoints.foreign import parse_json
 from sse_convert.errors import CheckpointError
 from sse_convert.files import write_json
 
@@ -57,11 +57,13 @@ def read_provenance(folder: Path) -> Provenance | None:
     if not path.is_file():
         return None
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         if data.pop("format") != FORMAT:
             raise ValueError("unknown format")
         placed = data.pop("shards")
         shards = {name: TeacherShard(source=shard["source"], bytes=shard["bytes"]) for name, shard in placed.items()}
+        if not all(value is None or isinstance(value, str | bool) for value in data.values()):
+            raise ValueError("a field is no text")
         return Provenance(shards=shards, **data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(

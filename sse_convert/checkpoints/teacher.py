@@ -1,10 +1,11 @@
 """A checkpoint that can be converted: its family, sizes and tensors, checked against each other from headers alone."""
 
 import dataclasses as dc
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.foreign import check_sizes, parse_json, refusing
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
 from sse_convert.errors import CheckpointError
@@ -17,7 +18,10 @@ from sse_convert.modeling.architectures import (
     source_spec,
     spec_for,
 )
+from sse_convert.recipe.problems import shortened
 
+_DEQUANTISE = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""quantisation -> the transformers class whose `dequantize=True` undoes it"""
 _CONVERTED_FIELDS = ("sse", "auto_map", "plain_class_guard", "architectures")
 
 
@@ -140,7 +144,6 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
     Raises:
         CheckpointError: heads do not divide, or transformers refuses the values or lacks the family.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, __version__
 
     if raw["model_type"] not in CONFIG_MAPPING:
@@ -149,21 +152,27 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
             expected=f"transformers newer than {__version__}",
             fix="upgrade transformers",
         )
-    try:
+    family = CONFIG_MAPPING[raw["model_type"]]
+    check_sizes(raw, family.attribute_map, name)
+    with refusing(
+        f"config.json of {name} does not describe a {raw['model_type']} model",
+        expected="a configuration that transformers can build",
+        fix="correct config.json, or download it again",
+    ):
         config = config_object(raw)
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise CheckpointError(
-            f"config.json of {name} does not describe a {raw['model_type']} model: {reason}",
-            expected="a configuration that transformers can build",
-            fix="correct config.json, or download it again",
-        ) from error
+        config.to_dict()
     dims = attention_dims(config)
     if dims.query_heads % dims.kv_heads:
         raise CheckpointError(
             f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
             expected="num_attention_heads divisible by num_key_value_heads",
             fix="correct config.json",
+        )
+    if (types := getattr(config, "layer_types", None)) is not None and len(types) != config.num_hidden_layers:
+        raise CheckpointError(
+            f"config.json of {name}: {len(types)} layer_types for {config.num_hidden_layers} layers",
+            expected="one for each layer",
+            fix="correct config.json, or download it again",
         )
     return config
 
@@ -198,14 +207,25 @@ def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
         raise CheckpointError(
             f"{files.name} is quantised ({method})",
             expected="float32, bfloat16 or float16 weights",
-            fix="convert the original model and quantise the result",
+            fix=_way_around(str(method), files.name),
         )
-    if (classes := files.config.get("architectures")) and spec.causal_lm_class not in classes:
+    classes = files.config.get("architectures") or [spec.causal_lm_class]
+    if not isinstance(classes, list) or spec.causal_lm_class not in classes:
+        found = shortened(", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes))
         raise CheckpointError(
-            f"{files.name} is a {', '.join(classes)}",
+            f"{files.name} is a {found}",
             expected=f"a causal language model: {spec.causal_lm_class}",
             fix="use the checkpoint with a language-model head",
         )
+
+
+def _way_around(method: str, name: str) -> str:
+    if method not in _DEQUANTISE:
+        return "convert the original model and quantise the result"
+    return (
+        f"make a bfloat16 copy and convert that: AutoModelForCausalLM.from_pretrained({name!r}, dtype='bfloat16', "
+        f"quantization_config=transformers.{_DEQUANTISE[method]}(dequantize=True)).save_pretrained(FOLDER)"
+    )
 
 
 def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:
@@ -239,10 +259,21 @@ def _check_tensors(teacher: Teacher) -> None:
     }
     expected[teacher.embedding] = (teacher.config.vocab_size, teacher.dims.hidden)
     check_shapes(teacher.files, expected)
-    for name in expected:
-        if (dtype := teacher.files.tensors[name].dtype) not in FLOAT_DTYPES:
+    check_floats(
+        teacher.files, [name for name in teacher.files.tensors if name in expected or name.endswith(".weight")]
+    )
+
+
+def check_floats(files: CheckpointFiles, names: Iterable[str]) -> None:
+    """Make sure that tensors are stored as numbers that a model computes with.
+
+    Raises:
+        CheckpointError: naming the first one that is not, such as one of a quantised model.
+    """
+    for name in names:
+        if (dtype := files.tensors[name].dtype) not in FLOAT_DTYPES:
             raise CheckpointError(
-                f"tensor {name} of {teacher.files.name} is stored as {dtype}",
+                f"tensor {name} of {files.name} is stored as {dtype}",
                 expected=f"one of {', '.join(FLOAT_DTYPES)}",
                 fix="convert the original, unquantised model",
             )
@@ -292,16 +323,14 @@ def tokenizer_size(folder: Path) -> int | None:
         path = folder / name
         if not path.is_file():
             continue
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+        with refusing(
+            f"{path} is not a tokenizer file", expected="what the tokenizers library writes", fix="download it again"
+        ):
+            data = parse_json(path.read_text(encoding="utf-8"))
             ids = set(data.values()) if name == "vocab.json" else _ordinary_ids(data)
+            if not all(type(number) is int and number >= 0 for number in ids):
+                raise ValueError("token ids are whole numbers from 0")
             return max(ids, default=-1) + 1
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(
-                f"{path} is not a tokenizer file: {error}",
-                expected="what the tokenizers library writes",
-                fix="download it again",
-            ) from error
     return None
 
 

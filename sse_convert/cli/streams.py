@@ -36,8 +36,8 @@ class LastingStream(io.TextIOWrapper):
 def open_streams() -> None:
     """Make the process's standard streams ones that last; a closed one reads and writes nothing."""
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - it stays open until the process ends
-    sys.stdout = sys.__stdout__ = _lasting(sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _lasting(sys.stderr)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _lasting(sys.stdout)  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = _lasting(sys.stderr)  # type: ignore[misc,assignment]
 
 
 def _lasting(stream: TextIO | None) -> TextIO:

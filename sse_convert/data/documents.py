@@ -125,8 +125,6 @@ class Encoder:
         return Encoded(ids, assistant)
 
     def _render(self, messages: list[dict[str, Any]], where: str, *, prompt: bool) -> str:
-        from jinja2 import TemplateError
-
         if self._tokenizer.chat_template is None:
             raise DataError(
                 "the tokenizer has no chat template, but a source is `kind: chat`",
@@ -135,7 +133,7 @@ class Encoder:
             )
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
-        except TemplateError as error:
+        except Exception as error:  # a template is a program: it fails in any way, on content that it did not expect
             raise DataError(
                 f"{where}: the chat template refuses the conversation: {error}",
                 expected="roles in the order the template wants",
@@ -159,13 +157,30 @@ def document_from_record(record: dict[str, Any], field: str, *, chat: bool, wher
     if not chat:
         if not isinstance(value, str):
             raise DataError(f"{where}: column {field!r} is {type(value).__name__}, not text", expected="a string")
+        _check_letters(value, field, where)
         return Document(text=value, where=where)
     if not isinstance(value, list) or not value or not all(_is_message(message) for message in value):
         raise DataError(
             f"{where}: column {field!r} is not a conversation",
             expected='a list such as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
         )
+    for message in value:
+        for part in message.values():
+            _check_letters(part, field, where)
     return Document(messages=[dict(message) for message in value], where=where)
+
+
+def _check_letters(value: object, field: str, where: str) -> None:
+    """Make sure that a text can be written as UTF-8: JSON can spell halves of characters, which no tokenizer reads."""
+    try:
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: column {field!r} has half a character at position {error.start}",
+            expected="text of whole characters",
+            fix="remove the lone surrogate (\\ud800 to \\udfff)",
+        ) from error
 
 
 def _is_message(message: object) -> bool:

@@ -14,12 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Encoder
 from sse_convert.data.hub_datasets import open_hub
 from sse_convert.data.needle import KeyWords, crowding, load_words, training_row
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
 from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
 from sse_convert.data.text_files import ParquetFiles, TextFiles, find_files, unit_bytes
+from sse_convert.data.watched_files import WatchedFiles
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
 
@@ -90,6 +92,18 @@ def check_sources(sources: Sequence[Source]) -> None:
     for source in sources:
         if is_local(source):
             open_files(source, seq_len=1)
+
+
+def text_digests(sources: Sequence[Source]) -> list[dict[str, str]]:
+    """What changes with the content of local sources, one entry for each source; those elsewhere have an empty one.
+
+    Raises:
+        DataError: a source does not exist.
+    """
+    return [
+        {SEAL: WatchedFiles(find_files(Path(source.path or "").expanduser())).digest()} if is_local(source) else {}
+        for source in sources
+    ]
 
 
 def is_local(source: Source) -> bool:

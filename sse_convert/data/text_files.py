@@ -5,24 +5,44 @@ days later. What is kept is where units begin and end; text is read again when i
 """
 
 import codecs
+import contextlib
 import dataclasses as dc
 import json
-import mmap
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
+from sse_convert.data.watched_files import FileBytes, WatchedFiles, changed
 from sse_convert.errors import DataError
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+OTHER_FORMATS = (
+    ".json",
+    ".csv",
+    ".tsv",
+    ".arrow",
+    ".feather",
+    ".xml",
+    ".html",
+    ".pdf",
+    ".gz",
+    ".zip",
+    ".zst",
+    ".bz2",
+    ".xz",
+)
+"""files that are not running text, whatever their bytes: they are refused, not read as if they were"""
 BYTES_PER_TOKEN = 4
 """of typical English text; only decides how finely long documents are cut"""
 UNIT_ROWS = 4
 """a unit holds about this many rows, so that neighbouring rows come from different documents"""
 SMALLEST_UNIT_BYTES = 2048
+MOST_WORDS = 300
+"""characters of a library's own message"""
 _BLOCK = 8 << 20
 _LOOK_AHEAD = 4096
 _BOM = codecs.BOM_UTF8
@@ -40,6 +60,12 @@ def find_files(path: Path) -> list[Path]:
         DataError: the path does not exist, or the folder has no file of a known kind.
     """
     if path.is_file():
+        if path.suffix.lower() in OTHER_FORMATS:
+            raise DataError(
+                f"{path} is a {path.suffix} file, not running text",
+                expected=f"a file ending in {', '.join(SUFFIXES)}, or any other plain text",
+                fix="store its records as .jsonl, one object per line; or as .txt, to train on its raw text",
+            )
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist", expected="a file or a folder", fix="correct the source's path")
@@ -118,6 +144,7 @@ class TextFiles:
         self._separator = separator.encode() if separator else None
         self._field = field
         self._chat = chat
+        self._watched = WatchedFiles(files)
         self._of_file, self._start, self._end, self._whole = array("L"), array("Q"), array("Q"), array("B")
         for i, path in enumerate(files):
             if chat and path.suffix in TEXT_SUFFIXES:
@@ -128,6 +155,7 @@ class TextFiles:
                 self._start.append(span.start)
                 self._end.append(span.end)
                 self._whole.append(span.begins + 2 * span.ends)
+            self._watched.check(i)
             if path.suffix == ".jsonl" and len(self._start):
                 self.read(len(self._start) - 1)  # finds a wrong column name before training starts
 
@@ -137,21 +165,23 @@ class TextFiles:
         return len(self._start)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names, number and size of the files: enough to notice that the text is another one."""
-        sizes = {path.name: path.stat().st_size for path in self._files}
-        return {"files": len(self._files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20]}
+        """Names, number, size and content of the files."""
+        return _fingerprint(self._files, self._watched)
 
     def read(self, unit: int) -> list[Document]:
         """The documents of a unit, in file order.
 
         Raises:
-            DataError: a .jsonl line is not JSON or lacks the column.
+            DataError: a .jsonl line is not JSON or lacks the column, or the file has changed.
         """
         path = self._files[self._of_file[unit]]
         start, end = self._start[unit], self._end[unit]
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(end - start)
+        try:
+            with path.open("rb") as file:
+                data = FileBytes(file, path).part(start, end)
+        except OSError as error:
+            raise changed(path) from error
+        self._watched.check(self._of_file[unit])
         if path.suffix == ".jsonl":
             return list(self._records(path, start, data))
         where = f"{path} at byte {start}"
@@ -167,9 +197,10 @@ class TextFiles:
                 continue
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
+                why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
                 raise DataError(
-                    f"{where}: not JSON ({error.msg}, column {error.colno})",
+                    f"{where}: not JSON ({why})",
                     expected="one JSON object on each line",
                     fix="correct or remove the line",
                 ) from error
@@ -179,8 +210,9 @@ class TextFiles:
 
     def _spans(self, path: Path, size: int) -> Iterator[_Span]:
         """Cut a file: between documents where it can, inside a document only where that is longer than a unit."""
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            begin = len(_BOM) if data[: len(_BOM)] == _BOM else 0
+        with path.open("rb") as file:
+            data = FileBytes(file, path)
+            begin = len(_BOM) if data.part(0, len(_BOM)) == _BOM else 0
             separator = b"\n" if path.suffix == ".jsonl" else self._separator
             splittable = path.suffix != ".jsonl"
             while begin < len(data):
@@ -192,7 +224,7 @@ class TextFiles:
                 begin = end + (len(separator) if separator else 0)
 
 
-def _group_end(data: mmap.mmap, begin: int, separator: bytes | None, size: int) -> int:
+def _group_end(data: FileBytes, begin: int, separator: bytes | None, size: int) -> int:
     """End of the last document that starts within `size` bytes; a longer document is a group of its own."""
     if separator is None:
         return len(data)
@@ -203,7 +235,7 @@ def _group_end(data: mmap.mmap, begin: int, separator: bytes | None, size: int) 
     return len(data) if first < 0 else first
 
 
-def _pieces(data: mmap.mmap, begin: int, end: int, size: int) -> Iterator[_Span]:
+def _pieces(data: FileBytes, begin: int, end: int, size: int) -> Iterator[_Span]:
     """Pieces of about `size` bytes, cut after a line break, else after a space, else between two characters."""
     start = begin
     while start < end:
@@ -212,14 +244,19 @@ def _pieces(data: mmap.mmap, begin: int, end: int, size: int) -> Iterator[_Span]
         start = stop
 
 
-def _cut(data: mmap.mmap, target: int, end: int) -> int:
+def _cut(data: FileBytes, target: int, end: int) -> int:
     limit = min(target + _LOOK_AHEAD, end)
     for mark in (b"\n", b" "):
         if (found := data.find(mark, target, limit)) >= 0:
             return found + 1
-    while target < end and data[target] & 0xC0 == 0x80:
+    while target < end and data.part(target, target + 1)[0] & 0xC0 == 0x80:
         target += 1
     return target
+
+
+def _fingerprint(files: list[Path], watched: WatchedFiles) -> dict[str, Any]:
+    sizes = {path.name: path.stat().st_size for path in files}
+    return {"files": len(files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20], SEAL: watched.digest()}
 
 
 class ParquetFiles:
@@ -238,6 +275,7 @@ class ParquetFiles:
         self._files = files
         self._field = field
         self._chat = chat
+        self._watched = WatchedFiles(files)
         self._groups: list[tuple[int, int]] = []
         for i, path in enumerate(files):
             with self._open(path) as file:
@@ -258,37 +296,49 @@ class ParquetFiles:
         return len(self._groups)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names, number and size of the files: enough to notice that the text is another one."""
-        sizes = {path.name: path.stat().st_size for path in self._files}
-        return {"files": len(self._files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20]}
+        """Names, number, size and content of the files."""
+        return _fingerprint(self._files, self._watched)
 
     def read(self, unit: int) -> list[Document]:
         """The documents of a row group, in file order.
 
         Raises:
-            DataError: a value is not text (or not a conversation).
+            DataError: a value is not text (or not a conversation), or the file has changed.
         """
         index, group = self._groups[unit]
         path = self._files[index]
-        with self._open(path) as file:
-            values = file.read_row_group(group, columns=[self._field]).column(0).to_pylist()
+        where = f"{path}, row group {group}"
+        self._watched.check(index)
+        with self._open(path) as file, _reading(where):
+            values = file.read_row_group(group, columns=[self._field]).column(self._field).to_pylist()
+        self._watched.check(index)
         return [
-            document_from_record(
-                {self._field: value}, self._field, chat=self._chat, where=f"{path}, row group {group}, row {row}"
-            )
+            document_from_record({self._field: value}, self._field, chat=self._chat, where=f"{where}, row {row}")
             for row, value in enumerate(values)
         ]
 
     @staticmethod
     def _open(path: Path) -> Any:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty", expected="a parquet file", fix="remove the file")
-        try:
+        with _reading(str(path)):
             return pq.ParquetFile(path)
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"{path} is damaged: {error}", expected="a parquet file", fix="fetch the file again"
-            ) from error
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn what pyarrow raises for damaged bytes into an error with their place.
+
+    Raises:
+        DataError: they are not what parquet says they are.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeError, KeyError, OverflowError) as error:
+        raise DataError(
+            f"{where} is damaged: {str(error)[:MOST_WORDS]}", expected="a parquet file", fix="fetch the file again"
+        ) from error

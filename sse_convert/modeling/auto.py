@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.compat import add_config, add_model, is_loading
-from sse_convert.errors import CheckpointError
+from sse_convert.errors import CheckpointError, SSEConvertError
 from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
 from sse_convert.trust import trusts_code
 
@@ -85,9 +85,13 @@ def load_pretrained(
             trust_remote_code=trusts_code(),
             **({} if sse is None else {"sse": sse}),
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (SSEConvertError, MemoryError):
+        raise
+    except Exception as error:  # transformers promises no set of exceptions for files that are wrong
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
         raise CheckpointError(
-            f"{path}: {str(error).strip().splitlines()[0]}",
+            f"{path}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
             expected="a causal language model checkpoint with config.json and safetensors weights",
             fix=f"sse-convert verify {path}",
         ) from error

@@ -73,7 +73,7 @@ def layer_mixers(config: Any) -> list[Mixer | None]:
     Raises:
         CheckpointError: the field `sse` is missing, of another format, or does not fit the model.
     """
-    return stored_mixers(_checked(config.sse, spec_of(config), config.num_hidden_layers))
+    return stored_mixers(checked_sse(config.sse, spec_of(config), config.num_hidden_layers))
 
 
 def stored_mixers(sse: dict[str, Any]) -> list[Mixer | None]:
@@ -85,7 +85,7 @@ def stored_mixers(sse: dict[str, Any]) -> list[Mixer | None]:
     try:
         mixers = {name: mixer_from_dict(data) for name, data in sse["mixers"].items()}
         return [None if name == FULL else mixers[name] for name in sse["layers"]]
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"config.json: the field sse does not describe the layers: {error}",
             expected=f"layers named {FULL!r} or after an entry of sse.mixers",
@@ -93,7 +93,17 @@ def stored_mixers(sse: dict[str, Any]) -> list[Mixer | None]:
         ) from error
 
 
-def _checked(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> dict[str, Any]:
+def checked_sse(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> dict[str, Any]:
+    """The field `sse` of a converted model, once its form is known to be right.
+
+    Args:
+        sse: the field, if there is one.
+        spec: the family of the source.
+        num_layers: layers of the model.
+
+    Raises:
+        CheckpointError: it is missing, of another format, or does not fit the model.
+    """
     problems: list[str] = []
     if not isinstance(sse, dict):
         problems.append("is missing")
@@ -104,7 +114,9 @@ def _checked(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> dic
     else:
         if sse["source_model_type"] != spec.model_type:
             problems.append(f"has source_model_type {sse['source_model_type']!r}, expected {spec.model_type!r}")
-        if len(sse["layers"]) != num_layers:
+        if not isinstance(sse["layers"], list) or not isinstance(sse["mixers"], dict):
+            problems.append("has other than a list of layers and a mapping of mixers")
+        elif len(sse["layers"]) != num_layers:
             problems.append(f"names {len(sse['layers'])} layers, the model has {num_layers}")
     if problems or sse is None:
         raise CheckpointError(

@@ -24,6 +24,7 @@ from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_s
 from sse_convert.modeling.cache import counting_layer, install
 from sse_convert.modeling.compat import record_outputs, share_weight_names
 from sse_convert.modeling.configuration import config_class_for, layer_mixers
+from sse_convert.modeling.context import Shard, check_part, current_shard
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import (
@@ -86,7 +87,7 @@ class SSEMixin(_Source):
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         """As the source: transformers looks for a decorator in the file that a class is from."""
-        source = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
+        source: Any = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
         found: bool = source._can_set_experts_implementation()
         return found
 
@@ -151,6 +152,7 @@ class SSEBaseMixin(SSEMixin):
             UsageError: packed documents with a cache or with padding, a mask that recurrent layers cannot follow, or
                 offsets without positions.
             HardwareError: the model is spread over devices in a way that is not offered.
+        Where rows are split over ranks (`context.sharded`), every argument is of this rank's tokens.
         """
         tokens = input_ids if input_ids is not None else inputs_embeds
         if tokens is None:
@@ -165,6 +167,15 @@ class SSEBaseMixin(SSEMixin):
             )
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
+        if (shard := current_shard()) is not None:
+            check_part(shard, tokens, attention_mask, position_ids, past_key_values)
+            return super().forward(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                use_cache=False,
+                **{**kwargs, **split_arguments(shard, self._sse_running_windows())},
+            )
         mask = starts = None
         if self._sse_converted():
             self._refuse_sharded()
@@ -342,7 +353,8 @@ class SSEHeadMixin(SSEMixin):
         if balance is None:
             return torch.zeros((), device=self.device)
         loss: Tensor = balance(router_logits, self.num_experts, self.num_experts_per_tok)
-        return self.router_aux_loss_coef * loss
+        weighted: Tensor = self.router_aux_loss_coef * loss
+        return weighted
 
     def sse_router_stats(self) -> dict[int, dict[str, Any]]:
         """Layer index -> load [N], entropy and mean gate of the last forward's routing (see `SSEAttention`)."""
@@ -392,6 +404,21 @@ class SSECausalLMMixin(SSEHeadMixin):
         if mask is None or kwargs["inputs_embeds"].shape[1] > 1:
             return mask
         return F.pad(mask, (0, layer.static_length - mask.shape[1]))
+
+
+def split_arguments(shard: Shard, windows: dict[int, tuple[int, int]]) -> dict[str, Any]:
+    """The keyword arguments that converted layers need where rows are split: of whole rows.
+
+    Args:
+        shard: how they are split.
+        windows: index of each layer with a window -> (window, sinks).
+    """
+    shape, starts, device = shard.shape, shard.starts, shard.positions.device
+    if starts is None:
+        layout = row_layout(*shape, None, device)
+    else:
+        layout = document_layout(starts, torch.tensor(shard.offsets, device=device))
+    return {LAYOUT: layout, MASKS: sliding_masks(windows, None, None, None, starts, shape, device)}
 
 
 def _convert(backbone: Any) -> None:

@@ -22,6 +22,7 @@ from sse_convert.kernels.triton_backend import fuses
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
+from sse_convert.modeling.context import current_shard, operator_heads
 from sse_convert.modeling.initialise import keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
@@ -129,10 +130,13 @@ class SSEAttention(RoutedLayer):
         inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
         if inputs["partition_gate"] is not None:
             inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
+        shard = current_shard()
+        if shard is not None:
+            inputs = operator_heads(inputs, shard)
         self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
-        return self.scaled(o, x, dtype), sse_layout
+        return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Hold a parameter that only softmax uses: here it is data, which travels."""

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 from sse_convert.mixers import BASIC, BUILT_IN, FULL, Mixer
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
-from sse_convert.recipe.ranges import REAL, WHOLE, Range, Text, number_text
+from sse_convert.recipe.ranges import REAL, WHOLE, PlainText, Range, number_text
 from sse_convert.recipe.retired import instead
 from sse_convert.recipe.units import parse_count, spelled_float
 
-_RULES: dict[Any, Range | Text] = {int: WHOLE, float: REAL, str: Text()}
+Rule = Range | PlainText | None
+_RULES: dict[Any, Rule] = {int: WHOLE, float: REAL, str: PlainText()}
 """of plain values whose annotation names none"""
 
 
@@ -140,10 +141,10 @@ def _build_mixer(value: Any, path: Path, problems: list[Problem]) -> Mixer | Non
         problems.append(Problem(path, f"expected a mapping (key: value), got {describe(value)}"))
         return None
     kind = value.get("kind", name)
-    if kind not in BUILT_IN:
+    if not isinstance(kind, str) or kind not in BUILT_IN:
         where = (*path, "kind")
         if "kind" in value:
-            problems.append(Problem(where, f"unknown mixer kind {kind!r}" + suggest(kind, BUILT_IN)))
+            problems.append(Problem(where, f"unknown mixer kind {shortened(repr(kind))}" + suggest(kind, BUILT_IN)))
         else:
             problems.append(Problem(where, f"required, because '{name}' is not one of {', '.join(BUILT_IN)}"))
     elif name in BUILT_IN and kind != name:
@@ -201,7 +202,7 @@ def _build_dict(arguments: tuple[Any, Any], value: Any, path: Path, problems: li
     return {key: build(item, element, (*path, key), problems) for key, element in value.items()}
 
 
-def _build_scalar(annotation: Any, rule: Range | Text | None, value: Any, path: Path, problems: list[Problem]) -> Any:
+def _build_scalar(annotation: Any, rule: Rule, value: Any, path: Path, problems: list[Problem]) -> Any:
     """str, bool, int (with `4K` and `100M`) and float, as their rule has it; the hints name YAML's own traps."""
     if annotation is int and isinstance(value, str) and (count := parse_count(value)) is not None:
         value = count
@@ -211,7 +212,7 @@ def _build_scalar(annotation: Any, rule: Range | Text | None, value: Any, path: 
         problems.append(Problem(path, _mismatch(annotation, value)))
     elif isinstance(rule, Range) and (problem := rule.problem(value)) is not None:
         problems.append(Problem(path, problem))
-    elif isinstance(rule, Text):
+    elif isinstance(rule, PlainText):
         try:
             return rule.read(value)
         except ValueError as error:

@@ -152,6 +152,10 @@ def _stage(stage: Stage) -> Iterator[Problem]:
         yield Problem(("stop",), f"{stage.stop} is not a share of the error, expected 0 to less than 1")
     if stage.needle_keys is not None:
         yield from _not_empty(stage, "needle_keys")
+    if stage.seq_len % stage.context_parallel:
+        yield Problem(("context_parallel",), f"{stage.context_parallel} does not divide seq_len ({stage.seq_len})")
+    if stage.context_parallel > 1 and stage.offline is not None:
+        yield Problem(("context_parallel",), "is not offered with offline, whose teacher reads whole rows; remove one")
     yield from _stage_rates(stage)
     yield from _stage_budget(stage)
     yield from _stage_loss(stage)

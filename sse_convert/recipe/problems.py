@@ -19,9 +19,9 @@ MOST_SHOWN = 80
 """characters of a value that messages repeat"""
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = MOST_SHOWN) -> str:
     """A text of the user's as messages repeat it: not all of a long one, and no control characters."""
-    shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
+    shown = text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
     return "".join(letter if letter.isprintable() else "?" for letter in shown)
 
 

@@ -1,7 +1,7 @@
 """What a plain value of a recipe may be, beyond its type: ranges of numbers, text without control characters, paths.
 
 A field says so in its annotation, `tokens: Annotated[int, Range(1, 10**15)]`, which `build` and the JSON schema read.
-Numbers and text without one have the ranges of `WHOLE`, `REAL` and `Text()`.
+Numbers and text without one have the ranges of `WHOLE`, `REAL` and `PlainText()`.
 """
 
 import dataclasses as dc
@@ -40,7 +40,7 @@ class Range:
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Text:
+class PlainText:
     """Text that can be written to files and terminals: no control characters, no halves of characters, not endless."""
 
     path: bool = False
@@ -110,5 +110,5 @@ Share = Annotated[float, Range(0, 1)]
 Rate = Annotated[float, Range(0, 1000, more=True)]
 NotNegative = Annotated[float, Range(0, 1e9)]
 Positive = Annotated[float, Range(0, 1e9, more=True)]
-PathText = Annotated[str, Text(path=True)]
-NewFolder = Annotated[str, Text(path=True, siblings=True)]
+PathText = Annotated[str, PlainText(path=True)]
+NewFolder = Annotated[str, PlainText(path=True, siblings=True)]

@@ -16,6 +16,7 @@ from sse_convert.mixers import (
     FULL,
     Mixer,
     SlidingMixer,
+    SSEMixer,
     SSESlidingMixer,
     WindowMixer,
     mixer_to_dict,
@@ -24,7 +25,7 @@ from sse_convert.mixers import (
 from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
-from sse_convert.recipe.schema import Calibrate, Recipe
+from sse_convert.recipe.schema import Calibrate, Recipe, Stage
 from sse_convert.surgery.family_guard import check_family
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
@@ -47,6 +48,11 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     ]
     problems += _linear_layer_problems(recipe, teacher)
     problems += _stage_problems(recipe, teacher)
+    problems += [
+        f"stages.{i}.{problem}"
+        for i, stage in enumerate(recipe.stages)
+        for problem in _context_problems(stage, teacher, mixers)
+    ]
     problems += _length_problems(recipe, teacher.config.max_position_embeddings)
     if recipe.calibrate.enabled:
         problems += calibration_problems(recipe, mixers, teacher.config.max_position_embeddings)
@@ -98,6 +104,26 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
         vocabulary = teacher.config.vocab_size
         if stage.offline is not None and stage.offline.top_k > vocabulary:
             problems.append(f"stages.{i}.offline.top_k is {stage.offline.top_k}, the model has {vocabulary} tokens")
+    return problems
+
+
+def _context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
+    """What a stage whose rows are split over processes cannot have."""
+    from sse_convert.kernels.gates import partition_gate
+    from sse_convert.modeling.context import head_problem
+
+    if stage.context_parallel == 1:
+        return []
+    problems = [problem] if (problem := head_problem(teacher.dims, stage.context_parallel)) else []
+    key = f"context_parallel is {stage.context_parallel}"
+    if getattr(teacher.config, "attn_logit_softcapping", None) is not None:
+        problems.append(f"{key}, and {teacher.spec.model_type} bounds its attention scores, which is not built")
+    if windows := sorted({window for window in teacher.windows if window is not None and window < stage.seq_len}):
+        problems.append(f"{key}, and the model's own layers have windows of {windows}, which is not built")
+    for name, mixer in mixers.items():
+        gate = partition_gate(mixer.partition_gate) if isinstance(mixer, SSEMixer) else None
+        if gate is not None and gate.needs_state:
+            problems.append(f"{key}, and the gate of mixers.{name} reads the states of all heads")
     return problems
 
 

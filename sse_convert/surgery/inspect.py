@@ -8,7 +8,9 @@ from typing import Any
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, source_view
-from sse_convert.mixers import FULL, Mixer, mixer_from_dict
+from sse_convert.mixers import FULL
+from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.configuration import checked_sse, stored_mixers
 from sse_convert.report import FieldsReport, format_bytes, format_mixer, format_number, table
 from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes
 from sse_convert.surgery.plan import geometry_of
@@ -82,15 +84,15 @@ def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> I
     files = open_checkpoint(checkpoint, revision)
     view = source_view(files)
     geometry = geometry_of(view)
-    sse = files.config.get("sse") or {}
-    layers: list[str] = sse.get("layers") or [FULL] * view.num_layers
-    mixers: dict[str, Mixer] = {name: mixer_from_dict(data) for name, data in sse.get("mixers", {}).items()}
-    by_layer: Mixers = [mixers.get(name) for name in layers]
+    converted = files.model_type.startswith(SSE_PREFIX)
+    sse = checked_sse(files.config.get("sse"), view.spec, view.num_layers) if converted else {}
+    layers: list[str] = sse.get("layers", [FULL] * view.num_layers)
+    by_layer: Mixers = stored_mixers(sse) if converted else [None] * view.num_layers
     provenance = read_provenance(files.folder)
     return InspectReport(
         name=str(checkpoint),
         model_type=files.model_type,
-        converted=bool(sse),
+        converted=converted,
         parameters=files.parameters,
         new_parameters=sum(info.numel for name, info in files.tensors.items() if is_new_tensor(name)),
         dtypes=_dtypes([(info.dtype, info.numel) for info in files.tensors.values()]),

@@ -5,13 +5,13 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 
 import dataclasses as dc
 
-from sse_convert.checkpoints.meta_model import idle_parameters
+from sse_convert.checkpoints.meta_model import idle_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
-from sse_convert.report import format_bytes
+from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
@@ -62,7 +62,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         layers=rows,
         parameters=teacher.files.parameters,
         active_parameters=geometry.active_parameters,
-        active_bytes=geometry.active_parameters * ITEM_BYTES[teacher.dtype],
+        active_bytes=geometry.matmul_parameters * ITEM_BYTES[teacher.dtype],
         added_parameters=added,
         new_shard_bytes=added * ITEM_BYTES[teacher.dtype],
         cache=[
@@ -105,7 +105,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
     )
-    idle = idle_parameters(config, teacher.spec)
+    idle = idle_parameters(teacher)
     return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry
 
 
@@ -215,6 +215,12 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
                 f"stage {stage.name}: the teacher's predictions take {offline.bytes_per_token} bytes per token, "
                 f"{format_bytes(_offline_bytes(stage))} in all (top_k {offline.top_k})"
             )
+    if left_out := left_out_tensors(teacher, skeleton(teacher.config)):
+        size = format_number(sum(teacher.files.tensors[name].numel for name in left_out))
+        notes.append(
+            f"{len(left_out)} tensors ({size} parameters, such as {left_out[0]}) are left out by transformers, as "
+            "layers that predict further tokens are: conversion keeps them in the files, training stages do not"
+        )
     if teacher.files.pickles:
         notes.append(
             f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"

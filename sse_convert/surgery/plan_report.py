@@ -73,7 +73,7 @@ class Plan:
     active_parameters: int
     """of these, what a token meets: all, but for experts that it is not sent to"""
     active_bytes: int
-    """their size, which is read to generate a token"""
+    """what is read of them to generate a token: all but an input embedding that is not the head as well"""
     added_parameters: int
     new_shard_bytes: int
     cache: list[CacheRow]
@@ -117,7 +117,8 @@ class Plan:
     def _active(self) -> str:
         if self.active_parameters == self.parameters:
             return ""
-        return f", {format_number(self.active_parameters)} of them active ({format_bytes(self.active_bytes)} per token)"
+        read = format_bytes(self.active_bytes)
+        return f", {format_number(self.active_parameters)} of them active ({read} read per token)"
 
     def _layer_table(self) -> list[str]:
         header = ("layer", "teacher", "becomes", "new parameters", "cache per token", "constant")

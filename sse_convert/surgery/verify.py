@@ -7,10 +7,12 @@ import dataclasses as dc
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sse_convert.checkpoints.auxiliary_files import PATTERNS
+from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.manifest import FileRecord, added_files, changed_files, read_manifest
@@ -20,7 +22,7 @@ from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, open_checkpoin
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
-from sse_convert.checkpoints.teacher import check_shapes, config_object, is_new_tensor, source_view
+from sse_convert.checkpoints.teacher import check_floats, check_shapes, config_object, is_new_tensor, source_view
 from sse_convert.checkpoints.weights import Scan, check_weights, same_tensors, scan_weights
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
@@ -176,7 +178,7 @@ def _is_loaded(name: str) -> bool:
 
 
 def _check_names(files: CheckpointFiles) -> str:
-    model = skeleton(config_object(files.config))
+    model = skeleton(_config(files))
     expected = stored_shapes(source_view(files), model, files.tensors)
     check_shapes(files, expected)
     if stray := [name for name in files.tensors if is_new_tensor(name) and name not in expected]:
@@ -185,10 +187,19 @@ def _check_names(files: CheckpointFiles) -> str:
     return f"{len(files.tensors)} tensors in {len(files.shard_bytes)} shards, {new} of them new"
 
 
+def _config(files: CheckpointFiles) -> Any:
+    with refusing(
+        f"config.json does not describe a {files.model_type} model",
+        expected="what conversion wrote",
+        fix="convert the model again",
+    ):
+        return config_object(files.config)
+
+
 def _check_dtypes(files: CheckpointFiles) -> str:
-    found = sorted({info.dtype for info in files.tensors.values()})
-    if odd := [dtype for dtype in found if dtype not in FLOAT_DTYPES]:
-        raise CheckpointError(f"tensors are stored as {', '.join(odd)}, expected {', '.join(FLOAT_DTYPES)}")
+    used = stored_shapes(source_view(files), skeleton(_config(files)), files.tensors)
+    check_floats(files, used.keys() & files.tensors.keys())
+    found = sorted({info.dtype for name, info in files.tensors.items() if name in used})
     return ", ".join(FLOAT_DTYPES[dtype] for dtype in found)
 
 
@@ -199,6 +210,8 @@ def _check_weights(files: CheckpointFiles, scan: Scan) -> str:
 
 def _check_code(files: CheckpointFiles) -> str:
     entries = files.config.get("auto_map") or {}
+    if not isinstance(entries, dict):
+        raise CheckpointError("auto_map of config.json is not a mapping")
     modules = {str(entry).partition(".")[0] for entry in entries.values()}
     if not modules:
         raise CheckpointError("config.json has no auto_map, so the model loads only where sse_convert is installed")
@@ -208,7 +221,7 @@ def _check_code(files: CheckpointFiles) -> str:
 
 
 def _check_logits(files: CheckpointFiles) -> str:
-    config = config_object(files.config)
+    config = _config(files)
     length = min(PROBE_TOKENS, config.max_position_embeddings)
     ids = torch.arange(length)[None] % config.vocab_size
     with mapped_model(files, config) as model:

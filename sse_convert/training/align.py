@@ -6,7 +6,7 @@ optimizer and its own backward, and only one layer's activations are alive at a 
 Source: attention transfer as in RADLADS (arXiv:2505.03005), stage 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
-from sse_convert.modeling.hybrid import LAYOUT
+from sse_convert.modeling.context import current_shard
+from sse_convert.modeling.hybrid import LAYOUT, split_arguments
 from sse_convert.modeling.layout import document_layout, document_starts, row_layout
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
@@ -79,6 +80,10 @@ class Align(Objective):
 
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """One teacher pass, then forward and backward layer by layer. `loss` is the layers' mean relative error."""
+        with self.split(batch) as own:
+            return self._backward(own, weight, share, last)
+
+    def _backward(self, batch: Batch, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         calls = self._teacher_calls(batch)
         result: dict[str, Tensor] = {}
         losses: list[Tensor] = []
@@ -150,11 +155,17 @@ class Align(Objective):
 
     def _measure(self, errors: dict[int, LayerError], first: Sequence[Batch]) -> dict[str, Any]:
         """The size of each layer's target and its relative error, over the first step."""
-        sums = error_sums(errors, first, self._teacher_calls, self.accelerator)
+        sums = error_sums(errors, self._moved(first), self._teacher_calls, self.accelerator)
         return {
             "power": {str(i): power / tokens for i, (_, power, tokens) in sums.items()},
             "initial": {str(i): error / power for i, (error, power, _) in sums.items()},
         }
+
+    def _moved(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """Micro batches on the device, each while models know how its rows are split."""
+        for batch in batches:
+            with self.split(self.on_device(batch)) as own:
+                yield own
 
 
 def _errors(records: list[dict[str, Any]], layer: int) -> list[float]:
@@ -167,11 +178,15 @@ def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[
 
     Args:
         student: the converted model.
-        position_ids: [B, T], restarting with each document.
+        position_ids: [B, T], restarting with each document; of this process's tokens where rows are split.
     """
+    found = dict(enumerate(layer_mixers(student.config)))
+    by_layer = {i: (mixer.window, mixer.sinks) for i, mixer in found.items() if isinstance(mixer, WindowMixer)}
+    if (shard := current_shard()) is not None:
+        return split_arguments(shard, by_layer)
     shape = position_ids.shape[0], position_ids.shape[1]
     starts = document_starts(position_ids, shape[0])
-    windows = {(m.window, m.sinks) for m in layer_mixers(student.config) if isinstance(m, WindowMixer)}
+    windows = set(by_layer.values())
     kind = str(student.config._attn_implementation)
     masks = {
         mask_key(window, sinks): attention_mask_for(

@@ -32,7 +32,7 @@ class DistillLoss(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        labels: Tensor,
+        targets: Tensor,
         position_ids: Tensor | None = None,
         sse_offsets: Tensor | None = None,
     ) -> dict[str, Tensor]:

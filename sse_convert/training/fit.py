@@ -110,7 +110,7 @@ class Fit:
     @property
     def _rows(self) -> int:
         """Rows of a step on each process."""
-        return Schedule.of(self.stage).rows // int(self.accelerator.num_processes)
+        return Schedule.of(self.stage).rows // (int(self.accelerator.num_processes) // self.stage.context_parallel)
 
     def _with_explicit(self, chosen: Chosen) -> Chosen:
         rows, twice, compiled = self.stage.micro_batch, self.stage.gradient_checkpointing, self.train.compile

@@ -1,6 +1,6 @@
 """How far one converted layer's attention is from its teacher's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from accelerate import Accelerator
@@ -29,7 +29,7 @@ class LayerError(nn.Module):
 @torch.no_grad()
 def error_sums(
     errors: dict[int, LayerError],
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     teacher_calls: Callable[[Batch], dict[int, Call]],
     accelerator: Accelerator,
 ) -> dict[int, list[float]]:
@@ -37,13 +37,13 @@ def error_sums(
 
     Args:
         errors: the layers, by index; they are left on the accelerator's device.
-        batches: this process's micro batches.
+        batches: this process's micro batches, on the accelerator's device.
         teacher_calls: the teacher's attention in a micro batch.
         accelerator: of the stage.
     """
     sums = {i: torch.zeros(3, dtype=torch.float64) for i in errors}
     for batch in batches:
-        calls = teacher_calls({name: value.to(accelerator.device) for name, value in batch.items()})
+        calls = teacher_calls(batch)
         for i, error in errors.items():
             error.to(accelerator.device).eval()
             with accelerator.autocast():

@@ -11,6 +11,7 @@ from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
+from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.objective import Batch, Objective, Part
@@ -69,7 +70,10 @@ class WholeModel(Objective):
 
     def on_device(self, batch: Batch) -> Batch:
         """Without positions where every row is one document: models count those themselves, and the student does not
-        look on the device for where documents begin. Otherwise with that, where passes are recorded."""
+        look on the device for where documents begin. Otherwise with that, where passes are recorded. As it is where
+        rows are split."""
+        if ROW_POSITIONS in batch:
+            return super().on_device(batch)
         starts = batch["position_ids"].flatten() == 0
         if int(starts.sum()) == len(batch["position_ids"]):
             batch = {name: value for name, value in batch.items() if name != "position_ids"}
@@ -82,8 +86,8 @@ class WholeModel(Objective):
         (part,) = self.parts
         if self._recorded is not None:
             return self._recorded(batch, weight, share)
-        with self.accumulating(part, last=last):
-            return self._pass(batch, weight, share)
+        with self.accumulating(part, last=last), self.split(batch) as own:
+            return self._pass(own, weight, share)
 
     def _pass(self, batch: Batch, weight: Any, share: float) -> dict[str, Tensor]:
         """Forward and backward; `weight` is a float or 0-d."""

@@ -7,7 +7,7 @@ batches and processes is the step's mean, exactly.
 import contextlib
 import dataclasses as dc
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
@@ -15,8 +15,10 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.window.document_masks import document_masks
+from sse_convert.training.context import ROW_POSITIONS
 
 if TYPE_CHECKING:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -61,7 +63,22 @@ class Objective(ABC):
 
     def on_device(self, batch: Batch) -> Batch:
         """A micro batch on this process's device, as `backward` takes it."""
-        return {name: value.to(self.accelerator.device, non_blocking=True) for name, value in batch.items()}
+        device = self.accelerator.device
+        return {
+            name: value if name == ROW_POSITIONS else value.to(device, non_blocking=True)
+            for name, value in batch.items()
+        }
+
+    @contextlib.contextmanager
+    def split(self, batch: Batch) -> Iterator[Batch]:
+        """Where rows are split over processes, let models know; gives the batch without what says so."""
+        if ROW_POSITIONS not in batch:
+            yield batch
+            return
+        group = self.accelerator.torch_device_mesh["cp"].get_group()
+        own = {name: value for name, value in batch.items() if name != ROW_POSITIONS}
+        with sharded(Shard.of(group, batch[ROW_POSITIONS], self.accelerator.device)):
+            yield own
 
     def count(self, batch: Batch) -> int:
         """Tokens of a micro batch that the loss is averaged over: all, unless an objective says otherwise."""

@@ -9,9 +9,12 @@ from itertools import islice
 from types import TracebackType
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
+from sse_convert.data.packing import IGNORED
 from sse_convert.data.rows import Row, stack
+from sse_convert.training.context import Place
 
 AHEAD = 2
 """steps prepared in advance"""
@@ -23,7 +26,8 @@ class Step:
     """One process's share of an optimizer step."""
 
     batches: list[dict[str, Tensor]]
-    """micro batches: `input_ids`, `position_ids`, `labels`, each int64 [R, T], and what the loss wants beside them"""
+    """micro batches: `input_ids`, `position_ids`, `targets`, each int64 [R, T], and what the loss wants beside them;
+    where rows are split, this process's tokens of them, and `context.ROW_POSITIONS`"""
     position: dict[str, Any]
     """where the next step's rows start"""
 
@@ -33,27 +37,32 @@ def steps(
     *,
     rows_per_step: int,
     micro_batch: int,
-    rank: int,
-    processes: int,
+    place: Place,
     beside: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
 ) -> Iterator[Step]:
-    """Cut a stream of rows into steps; process r takes every processes-th row from r on.
+    """Cut a stream of rows into steps, those into rows and parts of rows for each process.
 
     Args:
         rows: from `RowReader.rows`; every process reads them all.
-        rows_per_step: rows of all processes together, a multiple of `processes`.
+        rows_per_step: rows of all processes together, a multiple of `place.ranks`.
         micro_batch: most rows of one forward pass.
-        rank: this process.
-        processes: their number.
+        place: of this process; rank r takes every row from r on in steps of the number of ranks.
         beside: further tensors of a micro batch, from the numbers of its rows in the stream.
     """
     while len(whole := list(islice(rows, rows_per_step))) == rows_per_step:
-        own = whole[rank::processes]
+        own = whole[place.rank :: place.ranks]
         batches = []
         for i in range(0, len(own), micro_batch):
             part = own[i : i + micro_batch]
-            batches.append(stack(part) | (beside([row.number for row in part]) if beside else {}))
+            batch = with_targets(stack(part)) | (beside([row.number for row in part]) if beside else {})
+            batches.append(place.cut(batch))
         yield Step(batches, whole[-1].position)
+
+
+def with_targets(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows with `targets` [R, T], what each token predicts (-100 where that is nothing), in place of `labels`."""
+    targets = F.pad(rows["labels"][:, 1:], (0, 1), value=IGNORED)
+    return {"input_ids": rows["input_ids"], "position_ids": rows["position_ids"], "targets": targets}
 
 
 class Background:

@@ -23,13 +23,14 @@ from sse_convert.checkpoints.output_folder import check_output, new_folder, remo
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
 from sse_convert.console import say
-from sse_convert.errors import HardwareError, OutputError, RecipeError
+from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
+from sse_convert.training.context import attend_in_parts, lay_out
 from sse_convert.training.distill import Distill, OfflineDistill
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.guard import Guard
@@ -42,7 +43,7 @@ from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import check_stage, stage_inputs, stage_reader, teacher_cache
-from sse_convert.training.stage_record import finished, refuse_changes, write_record
+from sse_convert.training.stage_record import changes, finished, refuse_changes, write_record
 from sse_convert.training.stage_report import AVERAGED, StageReport, rises
 from sse_convert.training.uptrain import Uptrain
 
@@ -100,6 +101,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
         except KeyboardInterrupt:
             run.say_where()
             raise
+        except DataError as error:
+            raise run.with_price(error) from error
     run.drop_work()
     run.accelerator.free_memory()
     return report
@@ -113,6 +116,7 @@ class _StageRun:
         self.work = out.with_name(f"{out.name}.work")
         self.schedule, self.train_settings = Schedule.of(stage), recipe.train
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
+        self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
         files = open_checkpoint(checkpoint)
         self.match = match_recipe(recipe, files)
@@ -136,7 +140,7 @@ class _StageRun:
             precision = self.accelerator.mixed_precision
             self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
         before = read_sealed(self.work / INPUTS)
-        if before is not None:
+        if before is not None and any(self.work.glob("step-*")):  # else there is nothing to lose
             refuse_changes(self.work, before, self.inputs)
         self.accelerator.wait_for_everyone()
         with contextlib.ExitStack() as held:
@@ -176,9 +180,11 @@ class _StageRun:
         path, state = self.work / INPUTS, self.checkpoints.newest()
         if state is not None:
             refuse_changes(self.work, state["inputs"], self.inputs)
-        if before is None and self.accelerator.is_main_process:
-            if path.is_file() or state is not None:
+        if self.accelerator.is_main_process and (before is None or changes(before, json_ready(self.inputs))):
+            if before is None and (path.is_file() or state is not None):
                 say(f"{path} was damaged or missing; written anew")
+            if before is not None:
+                (self.work / fit.FILE).unlink(missing_ok=True)  # chosen for other inputs
             write_sealed(path, self.inputs)
         self.accelerator.wait_for_everyone()
 
@@ -286,17 +292,23 @@ class _StageRun:
             state = self.checkpoints.newest() or {"step": 0}
             say(f"{self.stage.name}: {state['step']} of {self.schedule.steps} steps are saved in {self.work}")
 
+    def with_price(self, error: DataError) -> DataError:
+        """An error of the text with what mending it costs: a stage is never continued with other text."""
+        step = self.checkpoints.step
+        lost = f"the {step} steps in {self.work} are lost: delete it first" if step else "nothing is lost"
+        return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
+
     def _whole_teacher(self) -> Frozen:
         return Frozen(load_teacher(self.recipe, self.accelerator, whole=True))
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
-        stretch_rope(student, self.stage)
+        stretch_rope(attend_in_parts(student, self.stage), self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
         if self.cache is not None:
             return OfflineDistill(self.accelerator, student, self.stage, self.train_settings)
-        teacher = load_teacher(self.recipe, self.accelerator)
+        teacher = attend_in_parts(load_teacher(self.recipe, self.accelerator), self.stage)
         if self.stage.loss == "kl":
             return Distill(self.accelerator, student, teacher, self.stage, self.train_settings)
         first = next(self._steps(None)).batches if memory is None else []
@@ -309,8 +321,7 @@ class _StageRun:
             islice(self.reader.rows(position), left),
             rows_per_step=self.schedule.rows,
             micro_batch=self.chosen.micro_batch,
-            rank=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
+            place=self.place,
             beside=None if self.cache is None else self.cache.read,
         )
 

@@ -20,7 +20,7 @@ from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.schedule import Schedule
 from sse_convert.trust import trusts_code
 
-_FREE = ("name", "micro_batch", "gradient_checkpointing", "checkpoint_steps", "needle_keys")
+_FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps", "needle_keys")
 """stage keys that do not decide what is computed, so they may change between interruption and continuation;
 `needle_keys` decides as a part of `data.needles`"""
 
@@ -31,7 +31,7 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
     Raises:
         TrainingError: rows and processes do not go together, or a precision does not go with the loss.
     """
-    Schedule.of(stage).check_processes(accelerator.num_processes)
+    Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
     if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
         raise TrainingError(
             f"stage {stage.name}: loss layer_mse with mixed_precision fp16",

@@ -65,12 +65,12 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
         )
 
 
-def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any]) -> None:
-    """Write stage.json: what the folder was made from, and what came of it."""
+def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any], *, name: str = STAGE_FILE) -> None:
+    """Write stage.json, or a file that becomes it: what the folder was made from, and what came of it."""
     record = {
         "inputs": inputs,
         "hash": data_digest(inputs),
         "report": report,
         "tool_version": __version__,
     }
-    write_sealed(folder / STAGE_FILE, record)
+    write_sealed(folder / name, record)

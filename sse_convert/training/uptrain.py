@@ -1,6 +1,5 @@
 """`ce`: the student learns the text itself; on chat text with `loss_mask: assistant`, supervised fine-tuning."""
 
-import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -20,10 +19,9 @@ class UptrainLoss(nn.Module):
         super().__init__()
         self.student = student
 
-    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, targets: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """`loss`, summed over targets, and `balance`; 0-d each."""
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids)
-        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(self.student), targets.flatten())
         return {"loss": loss, "balance": balance}
 
@@ -43,4 +41,4 @@ class Uptrain(WholeModel):
 
     def count(self, batch: Batch) -> int:
         """Tokens that are predicted."""
-        return int((batch["labels"][:, 1:] != IGNORED).sum())
+        return int((batch["targets"] != IGNORED).sum())

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 
 from sse_convert.checkpoints.meta_model import check_complete
 from sse_convert.checkpoints.teacher import open_teacher, tokenizer_size
@@ -41,7 +42,14 @@ def test_already_converted(folder):
 
 def test_quantised(folder):
     synthetic.edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(folder, r"is quantised \(gptq\)")
+    assert refused(folder, r"is quantised \(gptq\)").fix == "convert the original model and quantise the result"
+
+
+@pytest.mark.parametrize(("method", "undone"), [("mxfp4", "Mxfp4Config"), ("fp8", "FineGrainedFP8Config")])
+def test_what_transformers_can_undo_says_how(folder, method, undone):
+    synthetic.edit_config(folder, quantization_config={"quant_method": method})
+    assert f"{undone}(dequantize=True)).save_pretrained" in refused(folder, rf"is quantised \({method}\)").fix
+    assert hasattr(transformers, undone)
 
 
 def test_another_head(folder):
@@ -58,12 +66,37 @@ def test_heads_do_not_divide(folder):
     ("changes", "reason"),
     [
         ({"num_attention_heads": 5}, "hidden size .* not a multiple of the number of attention heads"),
-        ({"hidden_size": "wide"}, "expected int, got str"),
+        ({"rms_norm_eps": "wide"}, "expected float, got str"),
     ],
 )
 def test_config_that_transformers_refuses(folder, changes, reason):
     synthetic.edit_config(folder, **changes)
     refused(folder, rf"does not describe a llama model: .*{reason}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size: expected a whole number, got 'wide'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is too small, expected 1 or more"),
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers: 10000000 is too large, expected 10000 or less"),
+        ({"vocab_size": True}, "vocab_size: expected a whole number, got True"),
+        ({"architectures": 1}, "is a 1"),
+        ({"rope_parameters": {"rope_type": 3}}, "config.json"),
+        ({"hidden_act": "nothing"}, "config.json"),
+    ],
+)
+def test_sizes_and_types_of_a_config(folder, changes, reason):
+    synthetic.edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=reason):
+        check_complete(open_teacher(folder))
+
+
+def test_a_config_nested_without_end(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+    refused(folder, "nested too deeply")
+    (folder / "config.json").write_text('{"a": ' * 60 + "1" + "}" * 60)
+    refused(folder, "nested more than 50 levels")
 
 
 @pytest.mark.parametrize(

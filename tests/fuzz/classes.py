@@ -194,7 +194,9 @@ def _weights(root: Path, case: tuple[dict[int, str], str, list[int]]) -> Outcome
         made = run_command(["convert", "recipe.yaml", "-o", "made", "--check"], judges.no_number_missing)
         if made.fault or made.code:
             return made
-        return run_command(["verify", "made"], judges.no_number_missing)
+        verified = run_command(["verify", "made"], judges.no_number_missing)
+        expected = (0, 6) if fill == "huge" else (0,)  # finite weights whose logits overflow
+        return verified if verified.fault or verified.code in expected else Outcome(verified.code, "verify refuses it")
 
 
 def respoil(folder: Path, number: int, dtype: str | None, fill: str) -> None:

@@ -25,7 +25,7 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
         model,
         layers={"pattern": ["sse", "full"], "keep": [-1]},
         mixers={"sse": {"qk_rank": 4}, "sliding": {"window": 4, "sinks": 2}},
-        calibrate={"rows": 1, "seq_len": 32},
+        calibrate={"rows": 1, "seq_len": 64},
         stages=[
             {"name": "align", "loss": "layer_mse", "lr": 0.001, "stop": 0.1, **lengths},
             {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.meta_model import model_shapes, skeleton
 from sse_convert.checkpoints.open import CheckpointFiles
@@ -56,6 +57,15 @@ def llama_layout(config: dict, dtype: str = "BF16") -> Layout:
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return {name: (dtype, shape) for name, shape in shapes.items()}
+
+
+def saved_layout(raw: dict[str, Any]) -> Layout:
+    """Every tensor of the model that a config.json describes, as transformers saves it."""
+    config = build_source_config(raw, "m")
+    model = skeleton(config)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in model_shapes(model).items()}
+    saved = revert_weight_conversion(model, tensors)
+    return {name: (DTYPE_NAMES[config.dtype or torch.float32], tuple(x.shape)) for name, x in saved.items()}
 
 
 def write_zeros(path: Path, layout: Layout) -> int:

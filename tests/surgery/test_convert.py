@@ -26,6 +26,8 @@ from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
+from sse_convert.surgery.plan import make_plan
+from sse_convert.surgery.verify import verify_checkpoint
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
 
@@ -340,3 +342,22 @@ def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):
     assert len(offsets) == 12
     assert not any(value.any() for value in offsets.values())
     assert report.added_tensors == len(load_file(tmp_path / "out" / NEW_SHARD))
+
+
+def test_layers_that_predict_further_tokens_stay_in_the_files(tmp_path):
+    source = save_source(tmp_path / "teacher", "qwen3_next", shard_size="5GB")
+    state = load_file(source / "model.safetensors")
+    save_file(state | {"mtp.fc.weight": torch.ones(4, 8)}, source / "model.safetensors", {"format": "pt"})
+    asked = recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]})
+    plan = make_plan(asked)
+    assert any(note.startswith("1 tensors (32 parameters, such as mtp.fc.weight) are left out") for note in plan.notes)
+    report = convert_checkpoint(asked, tmp_path / "out")
+    assert report.unused_tensors == ["mtp.fc.weight"]
+    verify_checkpoint(tmp_path / "out", teacher=source)
+    assert "mtp.fc.weight" in open_checkpoint(tmp_path / "out").tensors
+
+
+def test_a_mixer_for_a_layer_of_linear_attention_is_refused(tmp_path):
+    source = save_source(tmp_path / "teacher", "qwen3_next")
+    with pytest.raises(RecipeError, match=r"gives layers 3 a mixer.* layers with softmax are 0, 1, 2"):
+        convert_checkpoint(recipe(source, layers={"pattern": ["full", "full", "sse", "sse"]}), tmp_path / "out")

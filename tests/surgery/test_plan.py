@@ -85,8 +85,8 @@ def test_of_experts_a_token_meets_a_few():
     plan = plan_of(config, layers={"pattern": ["sse", "full"]}, mixers={"sse": {"kind": "sse"}})
     idle = 48 * 120 * 3 * 2048 * 768
     assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 30_532_122_624 - idle)
-    assert plan.active_bytes == 2 * plan.active_parameters
-    assert plan.lines()[0] == "m: qwen3_moe, 48 layers, 30.5B parameters, 3.35B of them active (6.71 GB per token)"
+    assert plan.active_bytes == 2 * (plan.active_parameters - 151936 * 2048)
+    assert plan.lines()[0] == "m: qwen3_moe, 48 layers, 30.5B parameters, 3.35B of them active (6.08 GB read per token)"
     attention = 4 * 32 * 128 * 2048.5
     flops = 2 * (plan.active_parameters - 151936 * 2048) + 48 * attention
     assert plan.forward_flops["4K"]["teacher"] == pytest.approx(flops)

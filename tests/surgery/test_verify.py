@@ -184,7 +184,7 @@ def integer(tensors):
         (narrow, r"names and shapes: tensor model\.layers\.0\.self_attn\.sse_out_scale of .* has shape \[31\]"),
         (drop, r"names and shapes: .*lacks 1 tensors .*sse_out_scale"),
         (stray, r"names and shapes: 1 new tensors belong to no layer: model\.layers\.3\.self_attn\.sse_out_scale"),
-        (integer, r"dtypes: tensors are stored as I32"),
+        (integer, r"dtypes: tensor .* is stored as I32"),
     ],
 )
 def test_damaged_new_tensors(out, change, message):

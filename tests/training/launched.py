@@ -71,6 +71,14 @@ def forked(recipe, stage, checkpoint, out):
     PartialState().destroy_process_group()
 
 
+def forked_stages(recipe, checkpoint, out):
+    """The same for all stages of a recipe."""
+    PartialState._reset_state()
+    fresh_accelerate()
+    run_stages(recipe, checkpoint, out)
+    PartialState().destroy_process_group()
+
+
 @contextlib.contextmanager
 def oldest_libraries():
     """FSDP2 of torch 2.11 under checkpointing of transformers 5.17. That repeats a layer's whole call, hooks included,

@@ -1,5 +1,6 @@
 """Two processes (gloo, CPU) under `accelerate launch`: the losses of one process, and a complete result."""
 
+import dataclasses as dc
 import json
 import os
 import shutil
@@ -49,6 +50,16 @@ WINDOWS = {
     ],
 }
 
+SPLIT = {**SIZE, "batch_tokens": 32, "tokens": 128, "context_parallel": 2, "lr": GENTLE}
+"""one row per step, half of it for each process"""
+CONTEXT = {
+    **WINDOWS,
+    "stages": [
+        ("align", {**SPLIT, "lr": 3e-4}),
+        ("distill", {**SPLIT, "gradient_checkpointing": True}),
+        ("uptrain", SPLIT),
+    ],
+}
 BF16 = {
     "layers": {"pattern": ["sse+sliding", "sliding", "full"]},  # that of the packaged recipes
     "mixers": {"sse+sliding": {"window": 8, "sinks": 1}, "sliding": {"window": 8, "sinks": 1}},
@@ -94,6 +105,12 @@ def bf16(build, tmp_path_factory):
     return with_converted(build(**BF16), tmp_path_factory.mktemp("bf16"))
 
 
+@pytest.fixture(scope="module")
+def context(build, tmp_path_factory):
+    """The recipe of rows over two processes, and what it starts from."""
+    return with_converted(build(**CONTEXT), tmp_path_factory.mktemp("context"))
+
+
 def with_converted(recipe, folder):
     convert_checkpoint(recipe, folder / "converted")
     return recipe, folder / "converted"
@@ -109,13 +126,13 @@ def alone(recipe, converted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched(how, build, recipe, windows, bf16, converted, tmp_path_factory):
+def launched(how, build, recipe, windows, bf16, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
     early = build(stages=early_stages(folder / "cache"))
     runs = {"early": (early, converted), "windows": windows, "all": (recipe, converted)}
     if "--use_fsdp" in how:
-        runs[OLDEST] = bf16
+        runs |= {OLDEST: bf16, "context": context}
     assert launch(runs, folder, *how) == [2, 2]
     return folder
 
@@ -220,6 +237,17 @@ def test_windows_beside_sse_in_two_processes(windows, launched, tmp_path):
         run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
         expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (tmp_path, launched / "windows"))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_rows_over_two_processes(how, context, launched, tmp_path):
+    if "--use_fsdp" not in how:
+        pytest.skip("rows are split where the model is sharded")
+    recipe, checkpoint = context
+    for stage in recipe.stages:
+        run_stage(recipe, dc.replace(stage, context_parallel=1), checkpoint, tmp_path / stage.name)
+        for key in ("loss", "grad_norm"):
+            expected, found = (torch.tensor(losses(at / stage.name, key)) for at in (tmp_path, launched / "context"))
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_mixed_precision_and_checkpointing_under_the_oldest_fsdp(how, bf16, launched, tmp_path):

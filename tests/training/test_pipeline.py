@@ -9,6 +9,7 @@ import yaml
 
 from sse_convert import api, pipeline
 from sse_convert.checkpoints import open as opening
+from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
@@ -64,9 +65,7 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
 
 
-@pytest.mark.parametrize(
-    ("what", "allowed"), [("write_record", 2), ("move_folder", 0)], ids=["before its record", "after its record"]
-)
+@pytest.mark.parametrize(("what", "allowed"), [("write_record", 2), ("add_to_manifest", 2), ("move_folder", 0)])
 def test_killed_between_export_and_its_place(recipe, tmp_path, monkeypatch, what, allowed):
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, what, steps_then(getattr(pipeline, what), allowed, Killed()))
@@ -76,7 +75,9 @@ def test_killed_between_export_and_its_place(recipe, tmp_path, monkeypatch, what
     report = run_recipe(recipe(calibrate={"enabled": False}))
     assert [step["already_done"] for step in report.steps] == [True] * 4 + [what == "move_folder"]
     load_pretrained(tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out.stages" / "04-export").iterdir()] == ["stage.json"]
+    step = tmp_path / "out.stages" / "04-export"
+    assert {path.name for path in step.iterdir()} == {"stage.json", "manifest.json"}
+    assert list(read_manifest(step)) == ["stage.json"]
 
 
 def test_a_second_run_of_a_recipe_is_refused_by_name(recipe, tmp_path):

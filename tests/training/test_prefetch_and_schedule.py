@@ -12,6 +12,7 @@ from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.data import RowReader
 from sse_convert.errors import DataError, OutputError, TrainingError
 from sse_convert.recipe.schema import Source, Stage
+from sse_convert.training.context import Place
 from sse_convert.training.prefetch import Background, steps
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stage_record import changes, finished, write_record
@@ -25,7 +26,7 @@ def stage(**settings):
 
 def feed(text_folder, tokenizer, rank, processes, micro_batch=2):
     rows = RowReader([Source(path=str(text_folder))], tokenizer, 64, 0).rows()
-    return steps(rows, rows_per_step=8, micro_batch=micro_batch, rank=rank, processes=processes)
+    return steps(rows, rows_per_step=8, micro_batch=micro_batch, place=Place(rank, processes, 0, 1))
 
 
 def rows_of(step):
@@ -44,7 +45,7 @@ def test_a_step_has_the_same_rows_for_any_number_of_processes(text_folder, token
 
 def test_micro_batches_cut_the_same_rows(text_folder, tokenizer):
     ones, threes = (next(feed(text_folder, tokenizer, 0, 1, micro_batch)) for micro_batch in (1, 3))
-    assert [len(batch["labels"]) for batch in threes.batches] == [3, 3, 2]
+    assert [len(batch["targets"]) for batch in threes.batches] == [3, 3, 2]
     assert torch.equal(*(torch.cat([b["input_ids"] for b in step.batches]) for step in (ones, threes)))
 
 

@@ -23,6 +23,7 @@ from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
+from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import converted_attention
 from sse_convert.training.stage import pick_stage, run_stage
 from sse_convert.training.uptrain import UptrainLoss
@@ -225,7 +226,7 @@ def test_gradient_checkpointing_changes_nothing(train):
 def test_every_new_tensor_gets_a_gradient(converted, text_folder, tokenizer):
     model = load_pretrained(converted).train()
     batch = stack([next(RowReader([Source(path=str(text_folder))], tokenizer, 32, 0).rows())])
-    sums = UptrainLoss(model)(**batch)
+    sums = UptrainLoss(model)(**with_targets(batch))
     (sums["loss"] + sums["balance"]).backward()
     without = [name for name, p in model.named_parameters() if p.grad is None]
     assert without == []

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import CheckpointError, OutputError, TrainingError
+from sse_convert.errors import CheckpointError, DataError, OutputError, TrainingError
 from sse_convert.training import loop
 from sse_convert.training.checkpoint import Checkpoints
 from tests.training.conftest import losses
@@ -241,3 +242,47 @@ def test_a_signal_with_weights_that_are_not_finite_keeps_the_last_good_checkpoin
     assert "weights are not finite after step 3" in told
     assert f"the last good checkpoint is {kept}" in told
     assert [path.name for path in kept.parent.glob("step-*")] == [kept.name]
+
+
+@pytest.fixture
+def own_text(text_folder, tmp_path):
+    """Text that a test may change."""
+    return Path(shutil.copytree(text_folder, tmp_path / "text"))
+
+
+def test_text_that_changes_while_it_is_trained_on_ends_the_stage_and_says_the_price(
+    make, train, monkeypatch, own_text, tmp_path
+):
+    recipe = make(("uptrain", {"checkpoint_steps": 1, "tokens": 128 * 60}), data={"train": [{"path": str(own_text)}]})
+    real, calls = loop._gradients, []
+
+    def gradients(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            for path in own_text.iterdir():
+                path.write_text(path.read_text()[:-500])
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", gradients)
+        patch.setattr("sse_convert.data.packing.ENCODED_AT_ONCE", 1)
+        with pytest.raises(DataError, match="was changed while it was read") as caught:
+            train("uptrain", recipe=recipe)
+    work = tmp_path / "result.work"
+    steps = max(int(path.name[5:]) for path in work.glob("step-*"))
+    assert 2 <= steps < 60
+    assert f"the {steps} steps in {work} are lost: delete it first" in caught.value.fix
+    with pytest.raises(TrainingError, match=r"text\.0\.bytes was \d+, is \d+"):
+        train("uptrain", recipe=recipe)
+
+
+def test_a_line_mended_before_the_first_checkpoint_continues(make, train, tmp_path):
+    lines = [json.dumps({"text": "all is well here"})] * 400
+    path = tmp_path / "text.jsonl"
+    path.write_text("\n".join([*lines, '{"text": ', *lines]) + "\n")
+    recipe = make("uptrain", data={"train": [{"path": str(path)}]})
+    with pytest.raises(DataError, match=r"text\.jsonl at byte \d+: not JSON") as caught:
+        train("uptrain", recipe=recipe)
+    assert "other text starts anew, nothing is lost" in caught.value.fix
+    path.write_text("\n".join(lines * 2) + "\n")
+    assert train("uptrain", recipe=recipe)[1].steps == 6

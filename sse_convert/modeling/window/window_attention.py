@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sse_convert.modeling.context import current_shard, from_attention, softmax_attention, to_attention
+
 WINDOW_ATTENTION = "sse_window"
 """name under which transformers finds `window_attention`"""
 
@@ -91,13 +93,20 @@ def window_attention(
         [B, T, Hq, D], and the attention weights where the model's function gives them for all keys.
     """
     config: Any = module.config
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(config.model._attn_implementation, config.eager)
+    shard = current_shard()
+    if shard is None:
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(config.model._attn_implementation, config.eager)
+    else:
+        attend = softmax_attention
+        query, key, value = (to_attention(x, shard) for x in (query, key, value))
     weights: Tensor | None = None
     heads: Tensor
     if attention_mask is None or isinstance(attention_mask, Tensor):
         heads, weights = attend(module, query, key, value, attention_mask, **kwargs)
     else:
         heads = _in_blocks(attend, module, query, key, value, attention_mask, kwargs)
+    if shard is not None:
+        heads = from_attention(heads, shard)
     return heads if join is None else join(heads), weights
 
 

@@ -1,0 +1,119 @@
+"""Files of text that must stay what they were when a run opened them, and their bytes without a mapping of memory."""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from sse_convert.checkpoints.identity import data_digest
+from sse_convert.errors import DataError
+from sse_convert.files import digest
+
+Stamp = tuple[int, int, int, int]
+_FIRST_BLOCK = 1 << 16
+_LARGEST_BLOCK = 8 << 20
+
+
+class WatchedFiles:
+    """Remembers the content of files.
+
+    Args:
+        files: to watch.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._stamps = [_stamp(path) for path in files]
+        self._digests = [_digest(path, stamp) for path, stamp in zip(files, self._stamps, strict=True)]
+
+    def check(self, i: int) -> None:
+        """Make sure that what was read of file i is what was there at first. New dates alone do not matter.
+
+        Raises:
+            DataError: the content is another one, or gone.
+        """
+        path, stamp = self._files[i], _stamp(self._files[i])
+        if stamp != self._stamps[i]:
+            if _digest(path, stamp) != self._digests[i]:
+                raise changed(path)
+            self._stamps[i] = stamp
+
+    def digest(self) -> str:
+        """SHA-256 of all names and contents."""
+        return data_digest([[path.name, found] for path, found in zip(self._files, self._digests, strict=True)])
+
+
+class FileBytes:
+    """The bytes of an open file, for searching. A file that is cut meanwhile is an error, not the end of the process.
+
+    Args:
+        file: open for reading.
+        path: its name, for errors.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._handle, self._path = file.fileno(), path
+        self._size = os.fstat(self._handle).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def part(self, start: int, end: int) -> bytes:
+        """The bytes from `start` to `end`, or to the end of the file.
+
+        Raises:
+            DataError: the file has become shorter.
+        """
+        wanted = min(end, self._size) - start
+        data = os.pread(self._handle, max(0, wanted), start)
+        if len(data) < wanted:
+            raise changed(self._path)
+        return data
+
+    def find(self, mark: bytes, start: int, end: int | None = None) -> int:
+        """Where `mark` first lies within the bytes from `start` to `end`; -1 where it does not."""
+        end, block = self._size if end is None else min(end, self._size), _FIRST_BLOCK
+        while start < end:
+            found = self.part(start, min(start + block, end)).find(mark)
+            if found >= 0:
+                return start + found
+            start, block = start + max(1, block - len(mark) + 1), min(2 * block, _LARGEST_BLOCK)
+        return -1
+
+    def rfind(self, mark: bytes, start: int, end: int) -> int:
+        """Where `mark` last lies within the bytes from `start` to `end`, all read at once; -1 where it does not."""
+        found = self.part(start, end).rfind(mark)
+        return start + found if found >= 0 else -1
+
+
+def changed(path: Path) -> DataError:
+    """That a file is not what it was."""
+    return DataError(
+        f"{path} was {'changed' if path.exists() else 'deleted'} while it was read",
+        expected="text that stays what it was when the run began",
+        fix="put the file back as it was, and run again",
+    )
+
+
+def _stamp(path: Path) -> Stamp:
+    """What changes with a file's content, and with some other things."""
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise changed(path) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", expected="a readable file") from error
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+@functools.cache
+def _digest(path: Path, stamp: Stamp) -> str:
+    """SHA-256 of a file's content, read once while its stamp stays."""
+    try:
+        return digest(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", expected="a readable file") from error

@@ -1,0 +1,97 @@
+"""Stages whose rows are split over processes (gloo, FSDP2): the curve of one process, and what is refused."""
+
+import dataclasses as dc
+
+import pytest
+import torch
+from accelerate import debug_launcher
+from accelerate.utils import DistributedType, patch_environment
+
+from sse_convert.errors import HardwareError, RecipeError, TrainingError
+from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.plan import make_plan
+from sse_convert.training.context import ROW_POSITIONS, Place, lay_out
+from sse_convert.training.setup import make_accelerator
+from sse_convert.training.stage import run_stage
+from tests.training.conftest import losses, recipe_for
+from tests.training.launched import CONTINUED, forked_stages
+
+SIZE = {"micro_batch": 1, "batch_tokens": 64, "seq_len": 64, "tokens": 256, "lr": {"mixers": 3e-4, "rest": 1e-4}}
+"""one row per step, which two processes can only split"""
+WINDOW = {"window": 8, "sinks": 1}
+RECIPE = {
+    "layers": {"pattern": ["sse+sliding", "sliding", "full"]},
+    "mixers": {"sse+sliding": {"qk_rank": 4, "balance": "bias", **WINDOW}, "sliding": WINDOW},
+    "calibrate": {"enabled": False},
+}
+STAGES = [
+    ("align", {**SIZE, "lr": 3e-4}),
+    ("distill", {**SIZE, "gradient_checkpointing": True}),
+    ("uptrain", {**SIZE, "name": CONTINUED, "checkpoint_steps": 2}),
+]
+
+
+@pytest.fixture
+def build(teacher_folder, text_folder):
+    """Builds the recipe for a number of processes that hold a row together."""
+
+    def build(parts, stages=STAGES, **settings):
+        split = [(name, {**own, "context_parallel": parts}) for name, own in stages]
+        return recipe_for(teacher_folder, text_folder, "unused", stages=split, **{**RECIPE, **settings})
+
+    return build
+
+
+def test_two_processes_with_half_of_each_row(build, tmp_path):
+    """All three losses, the last one interrupted and continued."""
+    one, two = build(1), build(2)
+    convert_checkpoint(one, tmp_path / "converted")
+    for stage in one.stages:
+        run_stage(one, stage, tmp_path / "converted", tmp_path / "one" / stage.name)
+    with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
+        debug_launcher(forked_stages, (two, tmp_path / "converted", tmp_path / "two"), num_processes=2)
+    for stage in one.stages:
+        for key in ("loss", "grad_norm"):
+            expected, found = (torch.tensor(losses(tmp_path / way / stage.name, key)) for way in ("one", "two"))
+            assert len(expected) == 4
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_neighbours_have_parts_of_the_same_rows():
+    batch = {"input_ids": torch.arange(16).view(2, 8), "position_ids": torch.arange(8).expand(2, 8)}
+    own = Place(rank=0, ranks=1, part=1, parts=4).cut(batch)
+    assert own["input_ids"].tolist() == [[2, 3], [10, 11]]
+    assert own["position_ids"].tolist() == [[2, 3], [2, 3]]
+    assert torch.equal(own[ROW_POSITIONS], batch["position_ids"])
+
+
+@pytest.mark.parametrize(
+    ("stages", "key", "message"),
+    [
+        ([("distill", {**SIZE, "seq_len": 63, "batch_tokens": 63})], "context_parallel", "does not divide seq_len"),
+        ([("distill", {**SIZE, "offline": {"top_k": 8}})], "context_parallel", "not offered with offline"),
+    ],
+)
+def test_recipes_that_cannot_be_split(build, stages, key, message):
+    with pytest.raises(RecipeError, match=message) as refused:
+        build(2, stages)
+    assert key in str(refused.value)
+
+
+@pytest.mark.parametrize(("parts", "message"), [(3, "does not divide 4 query heads"), (8, "4 query heads")])
+def test_heads_that_cannot_be_dealt_out(build, parts, message):
+    recipe = build(parts, [("distill", {**SIZE, "seq_len": 24 * 8, "batch_tokens": 24 * 8})])
+    with pytest.raises(RecipeError, match=message):
+        make_plan(recipe)
+
+
+def test_processes_that_do_not_go_together(build, tmp_path):
+    recipe = build(2)
+    accelerator = make_accelerator(recipe.train, tmp_path)
+    with pytest.raises(TrainingError, match="context_parallel is 2, for 1 process"):
+        lay_out(accelerator, recipe.stages[0])
+    accelerator.state._shared_state["distributed_type"] = DistributedType.MULTI_CPU
+    accelerator.state._shared_state["num_processes"] = 2
+    with pytest.raises(HardwareError, match="FSDP version 2"):
+        lay_out(accelerator, recipe.stages[0])
+    assert lay_out(accelerator, dc.replace(recipe.stages[0], context_parallel=1)) == Place(0, 2, 0, 1)
