@@ -79,13 +79,13 @@ def _saved_parts(model: PreTrainedModel, name: str, shape: tuple[int, ...]) -> l
 
     It is shown numbered rows in place of the tensor, and where they end up says what it does.
     """
-    experts, rows = shape[0], 2 * _MOST_PARTS
-    numbered = torch.empty(shape, device="meta")
+    rows, numbered = 2 * _MOST_PARTS, torch.empty(shape, device="meta")
     if len(shape) == 3:
-        numbered = torch.arange(experts * rows).view(experts, rows, 1)
+        numbered = torch.arange(shape[0] * rows).view(-1, rows, 1)
     saved = revert_weight_conversion(model, {name: numbered})
     if len(saved) == 1 or len(shape) != 3:
         return [list(saved)] if [tensor.shape for tensor in saved.values()] == [numbered.shape] else []
+    experts = shape[0]
     parts: list[list[str]] = [[] for _ in range(experts)]
     for part, numbers in sorted(saved.items(), key=lambda item: int(item[1].min())):
         if numbers.shape != (rows * experts // len(saved), 1):
@@ -127,13 +127,12 @@ class _Maps(TorchFunctionMode):
         """Do what is asked for, then forget what it read."""
         kwargs = kwargs or {}
         if func is Tensor.__getitem__ and id(args[0]) in self._experts:
-            parts = [self.tensor(info) for info in self._experts[id(args[0])][int(args[1])]]
-            return torch.cat(parts)
+            return self._expert(self._experts[id(args[0])][int(args[1])])
         if func is F.linear and self._is_large(args[1]):
             return self._linear(*args, **kwargs)
         result = func(*args, **kwargs)
-        self._read += sum(x.nbytes for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_ours(x))
-        self._drop(PIECE_BYTES)
+        given = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        self._drop_after(sum(x.nbytes for x in given if self._is_ours(x)))
         return result
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -142,9 +141,13 @@ class _Maps(TorchFunctionMode):
         for start in range(0, len(weight), rows):
             part = slice(start, start + rows)
             pieces.append(F.linear(x, weight[part], None if bias is None else bias[part]))
-            self._read += PIECE_BYTES
-            self._drop(PIECE_BYTES)
+            self._drop_after(PIECE_BYTES)
         return torch.cat(pieces, -1)
+
+    def _expert(self, parts: list[TensorInfo]) -> Tensor:
+        whole = torch.cat([self.tensor(info) for info in parts])
+        self._drop_after(whole.nbytes)
+        return whole
 
     def _is_ours(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and x.untyped_storage().data_ptr() in self._ours
@@ -152,8 +155,10 @@ class _Maps(TorchFunctionMode):
     def _is_large(self, x: Tensor) -> bool:
         return x.nbytes > PIECE_BYTES and self._is_ours(x)
 
-    def _drop(self, least: int) -> None:
-        if self._read >= least and _DROP is not None:
+    def _drop_after(self, read: int) -> None:
+        """Drop the pages when, with these bytes, enough were read."""
+        self._read += read
+        if self._read >= PIECE_BYTES and _DROP is not None:
             for shard in self._shards.values():
                 shard.madvise(_DROP)
             self._read = 0
