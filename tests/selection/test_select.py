@@ -13,7 +13,7 @@ from sse_convert import api
 from sse_convert.checkpoints.load_model import load_model
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError, UsageError
+from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
@@ -234,3 +234,9 @@ def test_command_with_a_recipe(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["choices"][0]["kept"] == [RETRIEVES]
     assert result["mixer"] == "narrow"
+
+
+def test_layers_of_linear_attention_are_refused_by_name(tmp_path):
+    source = save_source(tmp_path / "hybrid", "qwen3_next")
+    with pytest.raises(CheckpointError, match="has softmax attention in 3 of 4 layers"):
+        choose(tmp_path / "out", source=source, overrides=[])
