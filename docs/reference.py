@@ -71,6 +71,23 @@ def errors_page() -> str:
     )
 
 
+_REST = """\
+What a conversion does with the rest of a model:
+
+- **Experts** stay the teacher's bytes. transformers merges what is stored expert by expert when it loads a model,
+  by its model type; the converted type has the same rules, both ways. Stages of the whole model train routers and
+  experts, with the family's own balance loss where the checkpoint says `output_router_logits: true`. LoRA leaves
+  experts alone.
+- **Layers of linear attention**, or with a state space, stay as they are; a pattern names them `full`. Documents
+  packed into one row share their states, as they do in transformers.
+- **Layers that predict further tokens** (multi-token prediction) are not loaded by transformers. `convert` leaves
+  them in the files, training stages write checkpoints without them, and `plan` says so.
+- **Quantised checkpoints** are refused; for mxfp4 and fp8 the message has the call that makes a bfloat16 copy.
+- **Latent attention** (DeepSeek, Kimi) is refused. Its keys and values come from one latent of low rank, differ in
+  size, and are rotated in part, so there are no projections of the hidden states that an SSE layer could take over
+  to the bit."""
+
+
 def families_page() -> str:
     """The model families that can be converted."""
     docs = field_docs(ArchSpec)
@@ -82,6 +99,7 @@ def families_page() -> str:
         "[Add a family](../extend/family.md) shows how to write one.",
         "",
     ]
+    lines += [_REST, ""]
     rows = []
     for spec in ARCHITECTURES.values():
         special = [

@@ -37,6 +37,11 @@ def add_model(auto_class: Any, model_type: str, config_name: str, name: str, mod
     mapping._modules[model_type] = module
 
 
+def ignored_on_loading(model: Any) -> list[str]:
+    """Patterns of stored names that a model's class leaves out without a word."""
+    return list(model._keys_to_ignore_on_load_unexpected or ())
+
+
 def command_line_error() -> type[Exception]:
     """Click's ClickException, or that of the copy inside newer typers."""
     import typer

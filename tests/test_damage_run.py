@@ -13,17 +13,29 @@ TOOL = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "damage_run.py")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """The folders of a finished run; tests damage copies."""
+def subjects(tmp_path_factory):
+    """The folders of a finished run and of a killed stage; tests damage copies."""
     return TOOL["make_run"](tmp_path_factory.mktemp("run"))
 
 
-def test_a_damage_of_each_kind_is_named(folders, tmp_path):
+@pytest.fixture(scope="module")
+def folders(subjects):
+    return {name: subject.folder for name, subject in subjects.items()}
+
+
+def test_a_damage_of_each_kind_is_named(subjects, tmp_path):
     kinds = TOOL["DAMAGES"]
-    found = TOOL["summary"](TOOL["try_damages"](folders, len(kinds), 1, tmp_path))
+    found = TOOL["summary"](TOOL["try_damages"](subjects, len(kinds), 1, tmp_path))
     assert found["failures"] == []
     assert set(found["kinds"]) == set(kinds)
     assert all(sum(verdicts.values()) == 1 for verdicts in found["kinds"].values())
+
+
+def test_a_damaged_checkpoint_of_a_killed_stage_is_mended(subjects, tmp_path):
+    killed = {"killed.work": subjects["killed.work"]}
+    found = TOOL["summary"](TOOL["try_damages"](killed, 3, 2, tmp_path))
+    assert found["failures"] == []
+    assert found["verdicts"]["mended by resuming"] > 0
 
 
 def test_what_is_harmless_and_what_is_not(folders, tmp_path):

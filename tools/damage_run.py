@@ -1,14 +1,18 @@
-"""Random damages to the files of a finished run, and whether `verify` names every damaged file.
+"""Random damages to the files of a run, and whether `verify` names every damaged file or resuming mends it.
 
     python tools/damage_run.py --count 300 --out tools/damage_run.json
 
-Makes a tiny run once (convert, calibrate, one stage, eval, export). Each damage is done to a copy of one step, which is
-then verified in a process forked from this one. A damage is named when the error has the file's name in it, and
-harmless by promise when verify is silent about a file that people may edit. Anything else is a failure.
+Makes a tiny run once (convert, calibrate, one stage, eval, export), and a stage that was killed in its third step.
+A damage is done to a copy of one step, which a process forked from this one then verifies, or of what the killed stage
+left, which it continues. It is named when the error has the file's name in it, mended when the stage ends with the bits
+of one that was never killed, and harmless by promise when verify is silent about a file that people may edit. Anything
+else is a failure.
 """
 
 import argparse
 import dataclasses as dc
+import functools
+import itertools
 import json
 import os
 import random
@@ -29,9 +33,23 @@ from sse_convert.checkpoints.manifest import EDITABLE
 from sse_convert.checkpoints.safetensors_io import TensorInfo, read_header
 from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.errors import SSEConvertError
-from sse_convert.files import write_json
+from sse_convert.files import digest, write_json
+from sse_convert.recipe import Recipe
+from sse_convert.training import loop
 
-FINE = ("named", "harmless by promise")
+FINE = ("named", "mended by resuming", "harmless by promise")
+STAGE = {
+    "name": "distill",
+    "loss": "kl",
+    "tokens": 256,
+    "seq_len": 32,
+    "batch_tokens": 64,
+    "micro_batch": 2,
+    "lr": 0.001,
+    "checkpoint_steps": 1,
+}
+Judge = Callable[[Path, str], tuple[str, str]]
+"""says of a folder with a damaged file what came of it: the verdict, and the message where that is bad"""
 
 
 @dc.dataclass(frozen=True)
@@ -42,28 +60,75 @@ class Outcome:
     kind: str
     file: str
     verdict: str
-    """named, harmless by promise, silent, not named, or the exception that came through"""
+    """one of FINE, silent, not named, or the exception that came through"""
     message: str = ""
-    """of verify, where the verdict is a failure"""
+    """where the verdict is a failure"""
 
 
-def make_run(folder: Path) -> dict[str, Path]:
-    """Convert, calibrate, train, measure and export a tiny model; the folders that hold what was written, by name."""
+@dc.dataclass(frozen=True)
+class Subject:
+    """A folder whose copies are damaged."""
+
+    folder: Path
+    judge: Judge
+
+
+def make_run(folder: Path) -> dict[str, Subject]:
+    """Convert, calibrate, train, measure and export a tiny model, and kill a stage; what was written, by name."""
     from tests.surgery.models import recipe, save_source
 
     save_source(folder / "teacher", "llama")
     (folder / "text.txt").write_text(" ".join(f"w{i * 7 % 90 + 3}" for i in range(4000)), encoding="utf-8")
     text = [{"path": str(folder / "text.txt")}]
-    stage = {"name": "distill", "loss": "kl", "tokens": 128, "seq_len": 32, "batch_tokens": 64, "micro_batch": 2}
     settings: dict[str, Any] = {
-        "stages": [{**stage, "lr": 0.001}],
+        "stages": [STAGE],
         "data": {"train": text, "valid": text},
         "eval": {"perplexity": True, "tokens": 128},
         "export": {"dir": str(folder / "out")},
     }
-    api.run(recipe(folder / "teacher", **settings))
-    steps = sorted(path for path in (folder / "out.stages").iterdir() if path.is_dir())
-    return {"out": folder / "out", **{f"out.stages/{path.name}": path for path in steps}}
+    asked = recipe(folder / "teacher", **settings)
+    api.run(asked)
+    steps = {path.name: path for path in sorted((folder / "out.stages").iterdir())}
+    in_a_fork(lambda: _killed(asked, steps["01-calibrate"], folder / "killed"))
+    resumed = functools.partial(_resumed, asked, steps["01-calibrate"], _weights(steps["02-distill"]))
+    found = {f"out.stages/{name}": Subject(path, verdict_of) for name, path in steps.items()}
+    return {
+        "out": Subject(folder / "out", verdict_of),
+        **found,
+        "killed.work": Subject(folder / "killed.work", resumed),
+    }
+
+
+def _killed(recipe: Recipe, checkpoint: Path, out: Path) -> None:
+    """Run the stage in this process, which ends without a word in the third step."""
+    gradients, calls = loop._gradients, itertools.count()
+
+    def dying(*args: Any) -> Any:
+        if next(calls) == 2:
+            os._exit(1)
+        return gradients(*args)
+
+    loop._gradients = dying
+    api.distill(recipe, checkpoint, out)
+
+
+def _resumed(recipe: Recipe, checkpoint: Path, expected: dict[str, str], work: Path, name: str) -> tuple[str, str]:
+    """Continue a killed stage whose file `name` was damaged."""
+    out = work.with_suffix("")
+    try:
+        api.distill(recipe, checkpoint, out)
+    except SSEConvertError as error:
+        return ("named", "") if Path(name).name in str(error) else ("not named", str(error))
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        found = _weights(out)
+        shutil.rmtree(out, ignore_errors=True)
+    return ("mended by resuming", "") if found == expected else ("silent", "the weights are others")
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in folder.glob("*.safetensors")}
 
 
 def damage(folder: Path, kind: str, chance: random.Random) -> str | None:
@@ -207,21 +272,21 @@ def in_a_fork(action: Callable[[], Any]) -> Any:
     return json.loads(text) if text else ("crash", f"exit status {status}")
 
 
-def try_damages(folders: dict[str, Path], count: int, seed: int, place: Path) -> list[Outcome]:
-    """Damage copies of the folders, kinds in turn, until `count` damages were done."""
+def try_damages(subjects: dict[str, Subject], count: int, seed: int, place: Path) -> list[Outcome]:
+    """Damage copies of the subjects, kinds in turn, until `count` damages were done."""
     chance = random.Random(seed)
     outcomes: list[Outcome] = []
     kinds = list(DAMAGES)
     turn = 0
     while len(outcomes) < count:
-        kind, step = kinds[turn % len(kinds)], chance.choice(list(folders))
-        copy = place / f"{turn:05d}"
-        shutil.copytree(folders[step], copy)
+        kind, step = kinds[turn % len(kinds)], chance.choice(list(subjects))
+        copy = place / f"{turn:05d}.work"
+        shutil.copytree(subjects[step].folder, copy)
         if (name := damage(copy, kind, chance)) is not None:
-            verdict, message = in_a_fork(lambda copy=copy, name=name: verdict_of(copy, name))
+            verdict, message = in_a_fork(functools.partial(subjects[step].judge, copy, name))
             outcomes.append(Outcome(step, kind, name, verdict, message))
             turn += 1
-        shutil.rmtree(copy)
+        shutil.rmtree(copy, ignore_errors=True)
     return outcomes
 
 
@@ -255,8 +320,8 @@ def main() -> None:
     hush_libraries()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        folders = make_run(Path(place) / "run")
-        found = summary(try_damages(folders, asked.count, asked.seed, Path(place)))
+        subjects = make_run(Path(place) / "run")
+        found = summary(try_damages(subjects, asked.count, asked.seed, Path(place)))
     about = {"command": " ".join(["python", *sys.argv]), "commit": _commit(), "seed": asked.seed}
     write_json(asked.out, {**about, "seconds": round(time.monotonic() - started, 1), **found})
     print(json.dumps(found["verdicts"]))

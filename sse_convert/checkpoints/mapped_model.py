@@ -25,6 +25,8 @@ from sse_convert.modeling.auto import load_pretrained
 
 PIECE_BYTES = 1 << 26
 """rows of a weight that a linear map multiplies at once; pages are dropped when as many bytes were read"""
+_MOST_PARTS = 2
+"""tensors that an expert's matrix is stored as: gate and up"""
 _DROP = getattr(mmap, "MADV_DONTNEED", None)
 
 
@@ -32,7 +34,8 @@ _DROP = getattr(mmap, "MADV_DONTNEED", None)
 def mapped_model(files: CheckpointFiles, config: Any) -> Iterator[PreTrainedModel]:
     """The model in evaluation mode; inside, its operations read weights from disk. Not for training or saving.
 
-    A model of which transformers merges stored tensors into one (experts) is loaded whole.
+    Experts that are stored one by one are put together when one of them is used, instead of all on loading.
+    A model of which transformers merges other tensors is loaded whole.
 
     Args:
         files: a converted checkpoint that holds every tensor of its model.
@@ -43,27 +46,52 @@ def mapped_model(files: CheckpointFiles, config: Any) -> Iterator[PreTrainedMode
     """
     model = skeleton(config, buffers=True)
     model.tie_weights()
-    if (names := _stored_names(files, model)) is None:
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # one expert after the other
+    if (parts := _stored_parts(files, model)) is None:
         yield load_pretrained(files.folder)
         return
     with _Maps(files.folder) as maps, torch.no_grad():
-        tensors = {name: maps.tensor(files.tensors[stored]) for name, stored in names.items()}
+        tensors = {name: maps.tensor(files.tensors[part[0][0]]) for name, part in parts.items() if len(part) == 1}
         model.load_state_dict(tensors, strict=False, assign=True)
+        for name in parts.keys() - tensors.keys():
+            maps.merge(model.get_parameter(name), [[files.tensors[part] for part in row] for row in parts[name]])
         model.tie_weights()
         yield model.eval()
 
 
-def _stored_names(files: CheckpointFiles, model: PreTrainedModel) -> dict[str, str] | None:
-    """The names that the checkpoint uses, by those of its model; None where several tensors become one."""
-    view, names = source_view(files), {}
+def _stored_parts(files: CheckpointFiles, model: PreTrainedModel) -> dict[str, list[list[str]]] | None:
+    """What the checkpoint stores for each tensor of its model: one name, or for each expert the names of its parts, one
+    below the other. None where several tensors become one in another way."""
+    view, found = source_view(files), {}
     for name, shape in model_shapes(model).items():
-        names[name] = view.stored(name)
-        if names[name] not in files.tensors:  # transformers renames some on loading (GPT-NeoX's head, for one)
-            saved = list(revert_weight_conversion(model, {name: torch.empty(shape, device="meta")}))
-            names[name] = view.stored(saved[0])
-            if len(saved) > 1 or names[name] not in files.tensors:
-                return None
-    return names
+        parts = [[view.stored(name)]]
+        if parts[0][0] not in files.tensors:  # transformers renames some on loading (GPT-NeoX's head, for one)
+            parts = [[view.stored(part) for part in row] for row in _saved_parts(model, name, shape)]
+        if not parts or any(part not in files.tensors for row in parts for part in row):
+            return None
+        found[name] = parts
+    return found
+
+
+def _saved_parts(model: PreTrainedModel, name: str, shape: tuple[int, ...]) -> list[list[str]]:
+    """What transformers makes of a tensor on saving, as in `_stored_parts`; empty where it does something else.
+
+    It is shown numbered rows in place of the tensor, and where they end up says what it does.
+    """
+    rows, numbered = 2 * _MOST_PARTS, torch.empty(shape, device="meta")
+    if len(shape) == 3:
+        numbered = torch.arange(shape[0] * rows).view(-1, rows, 1)
+    saved = revert_weight_conversion(model, {name: numbered})
+    if len(saved) == 1 or len(shape) != 3:
+        return [list(saved)] if [tensor.shape for tensor in saved.values()] == [numbered.shape] else []
+    experts = shape[0]
+    parts: list[list[str]] = [[] for _ in range(experts)]
+    for part, numbers in sorted(saved.items(), key=lambda item: int(item[1].min())):
+        if numbers.shape != (rows * experts // len(saved), 1):
+            return []
+        parts[int(numbers[0]) // rows].append(part)
+    return parts
 
 
 class _Maps(TorchFunctionMode):
@@ -74,6 +102,7 @@ class _Maps(TorchFunctionMode):
         self._folder = folder
         self._shards: dict[str, mmap.mmap] = {}
         self._ours: set[int] = set()
+        self._experts: dict[int, list[list[TensorInfo]]] = {}
         self._read = 0
 
     def tensor(self, info: TensorInfo) -> Tensor:
@@ -88,16 +117,22 @@ class _Maps(TorchFunctionMode):
         self._ours.add(whole.untyped_storage().data_ptr())
         return whole.reshape(info.shape)
 
+    def merge(self, experts: Tensor, parts: list[list[TensorInfo]]) -> None:
+        """Let a tensor of all experts, which stays without data, give each of them from its parts."""
+        self._experts[id(experts)] = parts
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Do what is asked for, then forget what it read."""
         kwargs = kwargs or {}
+        if func is Tensor.__getitem__ and id(args[0]) in self._experts:
+            return self._expert(self._experts[id(args[0])][int(args[1])])
         if func is F.linear and self._is_large(args[1]):
             return self._linear(*args, **kwargs)
         result = func(*args, **kwargs)
-        self._read += sum(x.nbytes for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_ours(x))
-        self._drop(PIECE_BYTES)
+        given = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        self._drop_after(sum(x.nbytes for x in given if self._is_ours(x)))
         return result
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -106,9 +141,13 @@ class _Maps(TorchFunctionMode):
         for start in range(0, len(weight), rows):
             part = slice(start, start + rows)
             pieces.append(F.linear(x, weight[part], None if bias is None else bias[part]))
-            self._read += PIECE_BYTES
-            self._drop(PIECE_BYTES)
+            self._drop_after(PIECE_BYTES)
         return torch.cat(pieces, -1)
+
+    def _expert(self, parts: list[TensorInfo]) -> Tensor:
+        whole = torch.cat([self.tensor(info) for info in parts])
+        self._drop_after(whole.nbytes)
+        return whole
 
     def _is_ours(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and x.untyped_storage().data_ptr() in self._ours
@@ -116,8 +155,10 @@ class _Maps(TorchFunctionMode):
     def _is_large(self, x: Tensor) -> bool:
         return x.nbytes > PIECE_BYTES and self._is_ours(x)
 
-    def _drop(self, least: int) -> None:
-        if self._read >= least and _DROP is not None:
+    def _drop_after(self, read: int) -> None:
+        """Drop the pages when, with these bytes, enough were read."""
+        self._read += read
+        if self._read >= PIECE_BYTES and _DROP is not None:
             for shard in self._shards.values():
                 shard.madvise(_DROP)
             self._read = 0

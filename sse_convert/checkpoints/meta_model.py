@@ -11,6 +11,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
+from sse_convert.compat import ignored_on_loading
 
 
 def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
@@ -52,12 +53,13 @@ def idle_parameters(teacher: Teacher) -> int:
         return left_out
     most = max(met) if isinstance(met, list) else met
     experts = [p for name, p in model.named_parameters() if ".experts." in name]
-    return left_out + sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+    idle: int = sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
+    return left_out + idle
 
 
 def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
     """Stored tensors that the family's class leaves out by name, such as layers that predict further tokens."""
-    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    patterns = ignored_on_loading(model)
     found = [name for name in teacher.files.tensors if any(re.search(pattern, name) for pattern in patterns)]
     used = stored_shapes(teacher, model, teacher.files.tensors) if found else {}
     return [name for name in found if name not in used]

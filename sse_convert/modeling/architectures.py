@@ -254,6 +254,19 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             "glm4_moe", "Glm4Moe", classifier_class=None, qk_norm="head", qk_norm_switch="use_qk_norm",
             rotary="partial",
         ),
+        _llama_like(
+            "flint", "Flint", classifier_class=None, qk_norm="head", rotated_layers="sliding",
+            softmax_parameters=("sinks",),
+        ),
+        _llama_like(
+            "granite_swa", "GraniteSWA", classifier_class=None, softmax_parameters=("sinks",),
+            logits_over="logits_scaling",
+        ),
+        _llama_like(
+            "granitemoe_swa", "GraniteMoeSWA", classifier_class=None, softmax_parameters=("sinks",),
+            logits_over="logits_scaling",
+        ),
+        _llama_like("olmo_hybrid", "OlmoHybrid", classifier_class=None, qk_norm="whole", linear_layers=True),
         _llama_like("granitemoe", "GraniteMoe", classifier_class=None, logits_over="logits_scaling"),
         _llama_like("granitemoeshared", "GraniteMoeShared", classifier_class=None, logits_over="logits_scaling"),
         _llama_like(

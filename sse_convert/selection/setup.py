@@ -12,7 +12,7 @@ from sse_convert.checkpoints.identity import checkpoint_identity, data_digest, r
 from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
 from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
-from sse_convert.errors import DataError, OutputError, UsageError
+from sse_convert.errors import CheckpointError, DataError, OutputError, UsageError
 from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
@@ -138,6 +138,12 @@ def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
 def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher) -> Mixer:
     """The stand-in, after a look at everything that can be found wrong without text."""
     layers, limit = teacher.num_layers, context_limit(teacher.config)
+    if len(teacher.softmax_layers) < layers:
+        raise CheckpointError(
+            f"{teacher.files.name} has softmax attention in {len(teacher.softmax_layers)} of {layers} layers",
+            expected="a model with softmax attention in every layer: select swaps each of them",
+            fix=f"choose by hand, as layers.pattern of the recipe, among layers {teacher.softmax_layers}",
+        )
     known = known_mixers(recipe)
     if settings.stand_in not in known:
         raise UsageError(f"stand-in is {settings.stand_in!r}", expected=f"one of {', '.join(known)}")

@@ -33,6 +33,7 @@ from sse_convert.checkpoints.teacher import Teacher, as_teacher, open_teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
 from sse_convert.checkpoints.weights import check_weights
 from sse_convert.console import progress
+from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL, Mixer, SSEMixer, mixer_to_dict
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.initialise import fresh_sse_tensors
@@ -210,11 +211,20 @@ def _known_records(
         placed: see `_place_teacher`.
         digests: of the shards that were streamed.
         defer: compute no more digests.
+
+    Raises:
+        CheckpointError: a shard of the hub's cache is not what the hub has.
     """
     records = {name: FileRecord((folder / name).stat().st_size, digest) for name, digest in digests.items()}
     for name, (source, _) in placed.items():
         size, blob = (folder / name).stat().st_size, cached_blob(files.folder / source)
         if not files.pickles and blob is not None and len(blob) == SHA256_DIGITS:
+            if digests.get(name, blob) != blob:
+                raise CheckpointError(
+                    f"shard {source} of {files.name} in the hub's cache has SHA-256 {digests[name]}",
+                    expected=blob,
+                    fix="delete it from the cache and download it again",
+                )
             records[name] = FileRecord(size, blob, "hub cache")
         elif defer and name not in records:
             records[name] = FileRecord(size, None, "deferred")

@@ -1,27 +1,31 @@
 import pytest
 import torch
-from transformers import CONFIG_MAPPING
 
 from sse_convert.checkpoints import mapped_model as mapped
 from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.teacher import config_object
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
 from tests.surgery.models import recipe, save_source, tokens
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma3_text", "gpt_neox", "gpt2"])
+@pytest.fixture(scope="module", params=["gemma3_text", "gpt_neox", "gpt2", "qwen3_moe", "gpt_oss"])
 def converted(request, tmp_path_factory):
-    """Conversions of families with a tied head, a renamed one, and weights stored the other way round."""
+    """Conversions of families with a tied head, a renamed one, and weights stored the other way round;
+    experts stored one by one, and together."""
     folder = tmp_path_factory.mktemp(request.param)
     save_source(folder / "teacher", request.param)
     convert_checkpoint(recipe(folder / "teacher"), folder / "out")
     return folder / "out"
 
 
-def logits_of(folder):
+def opened(folder):
     files = open_checkpoint(folder)
-    config = CONFIG_MAPPING[files.model_type].from_dict(files.config)
-    with mapped.mapped_model(files, config) as model:
+    return mapped.mapped_model(files, config_object(files.config))
+
+
+def logits_of(folder):
+    with opened(folder) as model:
         return model(tokens(), use_cache=False).logits
 
 
@@ -38,7 +42,13 @@ def test_logits_are_those_of_the_loaded_model(converted, monkeypatch, piece_byte
         assert torch.equal(found, expected)
 
 
-def test_weights_that_are_merged_on_loading_are_loaded(converted, monkeypatch):
-    monkeypatch.setattr(mapped, "_stored_names", lambda *_: None)
-    monkeypatch.setattr(mapped, "load_pretrained", lambda folder: load_pretrained(folder, torch.float64))
-    assert logits_of(converted).dtype == torch.float64
+def test_nothing_is_loaded_whole(converted, monkeypatch):
+    monkeypatch.setattr(mapped, "load_pretrained", lambda folder: pytest.fail("loaded whole"))
+    logits_of(converted)
+
+
+def test_weights_that_are_merged_in_another_way_are_loaded(converted, monkeypatch):
+    monkeypatch.setattr(mapped, "_stored_parts", lambda *_: None)
+    monkeypatch.setattr(mapped, "load_pretrained", lambda folder: f"{folder} loaded")
+    with opened(converted) as model:
+        assert model == f"{converted} loaded"

@@ -104,6 +104,15 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phimoe": _LOCAL,
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 12},
+    "flint": {
+        "head_dim": 8,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 12,
+        **_WINDOWS,
+    },
+    "granite_swa": {**_WINDOWS, "layer_rope_theta": [1e4] * 4},
+    "granitemoe_swa": {**_LOCAL, **_WINDOWS, "layer_rope_theta": [1e4] * 4},
+    "olmo_hybrid": _LINEAR,
     "granitemoehybrid": {
         **_LOCAL,
         "layer_types": ["full_attention"] * 3 + ["linear_attention"],
@@ -128,8 +137,8 @@ _GPT2_NAMES = {
     "intermediate_size": "n_inner",
 }
 PARTLY_FLOAT32 = (
-    "dots1", "exaone_moe", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
-    "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "dots1", "exaone_moe", "flint", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
+    "granitemoe_swa", "granitemoehybrid", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
 )  # fmt: skip
 """families whose own code computes routers or linear attention in float32 whatever the model's dtype"""
 FAMILIES = tuple(_FAMILIES)

@@ -14,6 +14,8 @@ from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, p
 from tests.surgery.synthetic import saved_layout, write_zeros
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
+LARGEST = "llama-3.1-405b"
+"""planned for its size; no recipe is"""
 LOCAL = ("stories260K", "teacher-qwen3-32m", "teacher-qwen3-32m-pure")
 """recipes for checkpoints in ../shared"""
 PARAMETERS = {
@@ -58,7 +60,7 @@ def test_it_loads_and_can_run(name):
 
 
 def test_every_recipe_has_a_config_and_every_config_a_recipe():
-    assert {path.stem for path in CONFIGS.glob("*.json")} == set(preset_names()) - set(LOCAL)
+    assert {path.stem for path in CONFIGS.glob("*.json")} - {LARGEST} == set(preset_names()) - set(LOCAL)
 
 
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - set(LOCAL)))

@@ -14,7 +14,7 @@ from sse_convert.checkpoints.load_model import load_model
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import DataError, OutputError, RecipeError, TrainingError, UsageError
+from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
@@ -240,3 +240,9 @@ def test_command_with_a_recipe(tmp_path, capsys):
 def test_a_second_selection_into_a_folder_is_refused_by_name(tmp_path):
     with run_lock(tmp_path), pytest.raises(TrainingError, match="another run writes to it: process"):
         choose(tmp_path)
+
+
+def test_layers_of_linear_attention_are_refused_by_name(tmp_path):
+    source = save_source(tmp_path / "hybrid", "qwen3_next")
+    with pytest.raises(CheckpointError, match="has softmax attention in 3 of 4 layers"):
+        choose(tmp_path / "out", source=source, overrides=[])

@@ -181,6 +181,11 @@ def test_shards_of_the_hub_cache_are_linked_and_their_digests_known(teacher, tmp
     assert (records[small[0]].sha256, records[small[0]].origin) == (small[1], "computed")
     assert large[0] not in read
     assert small[0] in read
+    with (blobs / large[1]).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    with pytest.raises(CheckpointError, match=f"shard {large[0]} of .* in the hub's cache has SHA-256"):
+        convert_checkpoint(recipe(snapshot), tmp_path / "checked", check=True)
 
 
 def test_a_lone_shard_is_renamed_so_that_the_index_counts(tmp_path):
