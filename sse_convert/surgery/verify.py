@@ -31,7 +31,7 @@ from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
 
 PROBE_TOKENS = 32
-_FROM_CONFIG = ("names and shapes", "logits", "teacher")
+_FROM_CONFIG = ("names and shapes", "dtypes", "logits", "teacher")
 """checks that build a model from config.json, and say nothing where it was changed"""
 _BEFORE_LOGITS = ("names and shapes", "dtypes")
 """checks without which the model cannot be put together"""

@@ -127,6 +127,15 @@ def test_a_changed_bit_of_a_new_tensor(out):
     assert error.value.what == f"files: {NEW_SHARD} is not what was written (another SHA-256)"
 
 
+def test_no_model_is_built_from_a_changed_config(out):
+    """A changed digit may stand for a million layers."""
+    edit_config(out, num_hidden_layers=10**7)
+    with pytest.raises(VerificationError) as error:
+        verify_checkpoint(out)
+    assert error.value.what.startswith("files: config.json has ")
+    assert "\n" not in error.value.what
+
+
 def test_all_changed_files_are_named_together(out):
     (out / "tokenizer.json").unlink()
     (out / "chat_template.jinja").write_text("")
