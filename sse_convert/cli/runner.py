@@ -144,7 +144,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     hush_libraries()
     try:
         with _signals_interrupt() as came:
-            result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
+            result = _command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
         if result == UserInterruptError.exit_code:  # typer's, for an interrupt outside our own code
             return _fail(UserInterruptError(*came), name, as_json)
         return result if isinstance(result, int) else 0
@@ -284,6 +284,12 @@ def _say(*lines: str) -> None:
         say(line)
 
 
+@functools.cache
+def _command(app: typer.Typer) -> Any:
+    """The commands of an application, which typer makes of its functions anew each time it is asked."""
+    return get_command(app)
+
+
 def _command_name(app: typer.Typer, name: str) -> str:
     return f"{app.info.name} {name}" if app.info.name else name
 
@@ -291,7 +297,7 @@ def _command_name(app: typer.Typer, name: str) -> str:
 def _invoked(app: typer.Typer, arguments: Sequence[str]) -> str:
     """The command that the arguments name, as far as they name one: `plan`, `recipes show`, or nothing."""
     words = [word for word in arguments if not word.startswith("-")]
-    commands = getattr(get_command(app), "commands", {})
+    commands = getattr(_command(app), "commands", {})
     if not words or words[0] not in commands:
         return ""
     inner = getattr(commands[words[0]], "commands", {})
