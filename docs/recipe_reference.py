@@ -105,8 +105,8 @@ def _type(schema: Schema, headings: dict[str, str]) -> str:
             return f"[{heading.removeprefix('mixers: kind ')}](#{anchor(heading)})"
         case {"enum": values}:
             return " or ".join(f"`{_yaml(value)}`" for value in values)
-        case {"anyOf": [{"type": "integer"}, {"pattern": _}]}:
-            return "count"
+        case {"anyOf": [{"type": "integer"} as number, {"pattern": _}]}:
+            return f"count{_range(number)}"
         case {"anyOf": options}:
             return " or ".join(_type(option, headings) for option in options if option.get("type") != "null")
         case {"type": "array", "items": items}:
@@ -115,4 +115,12 @@ def _type(schema: Schema, headings: dict[str, str]) -> str:
             return "name to " + " or ".join(_type(option, headings) for option in properties.values())
         case {"type": "object", "additionalProperties": values}:
             return f"mapping to {_type(values, headings)}"
-    return {"string": "text", "boolean": "true or false"}.get(schema["type"], schema["type"])
+    return {"string": "text", "boolean": "true or false"}.get(schema["type"], schema["type"]) + _range(schema)
+
+
+def _range(schema: Schema) -> str:
+    """The bounds of a number in words; nothing where it has none of its own."""
+    if "maximum" not in schema:
+        return ""
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    return f", {'more than ' if 'exclusiveMinimum' in schema else ''}{low:g} to {schema['maximum']:g}"
