@@ -1,6 +1,7 @@
 """Reference pages made of the recipe schema and the packaged recipes, as Markdown."""
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from sse_convert.recipe.presets import preset_names, preset_summary, preset_text
 from sse_convert.recipe.schema import Recipe
 
 Schema = dict[str, Any]
+_LARGEST_BOUND = 1
 
 
 def recipe_page() -> str:
@@ -105,8 +107,8 @@ def _type(schema: Schema, headings: dict[str, str]) -> str:
             return f"[{heading.removeprefix('mixers: kind ')}](#{anchor(heading)})"
         case {"enum": values}:
             return " or ".join(f"`{_yaml(value)}`" for value in values)
-        case {"anyOf": [{"type": "integer"} as number, {"pattern": _}]}:
-            return f"count{_range(number)}"
+        case {"anyOf": [{"type": "integer"}, {"pattern": _}]}:
+            return "count"
         case {"anyOf": options}:
             return " or ".join(_type(option, headings) for option in options if option.get("type") != "null")
         case {"type": "array", "items": items}:
@@ -119,8 +121,8 @@ def _type(schema: Schema, headings: dict[str, str]) -> str:
 
 
 def _range(schema: Schema) -> str:
-    """The bounds of a number in words; nothing where it has none of its own."""
-    if "maximum" not in schema:
+    """The bounds of a share or a rate in words; nothing where the upper one only keeps out nonsense."""
+    if schema.get("maximum", math.inf) > _LARGEST_BOUND:
         return ""
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     return f", {'more than ' if 'exclusiveMinimum' in schema else ''}{low:g} to {schema['maximum']:g}"
