@@ -25,6 +25,8 @@ from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
 P = ParamSpec("P")
 
+_PEER_GONE = ("Connection closed by peer", "Connection reset by peer")
+"""what torch's collectives say in the processes that are left"""
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 EXIT_CODES = {
@@ -202,6 +204,12 @@ def _known(error: Exception) -> SSEConvertError | None:
         where = f"{error.filename}: " if error.filename else ""
         return UsageError(
             shortened(f"{where}{error.strerror}"), expected="files and folders that can be used", fix="correct the path"
+        )
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_GONE):
+        return HardwareError(
+            "another process of this run ended first",
+            expected="all processes to run to the end",
+            fix="see what that process said, and run the same command again",
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return HardwareError(
