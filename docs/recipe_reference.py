@@ -1,6 +1,7 @@
 """Reference pages made of the recipe schema and the packaged recipes, as Markdown."""
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from sse_convert.recipe.presets import preset_names, preset_summary, preset_text
 from sse_convert.recipe.schema import Recipe
 
 Schema = dict[str, Any]
+_LARGEST_BOUND = 1
 
 
 def recipe_page() -> str:
@@ -115,4 +117,12 @@ def _type(schema: Schema, headings: dict[str, str]) -> str:
             return "name to " + " or ".join(_type(option, headings) for option in properties.values())
         case {"type": "object", "additionalProperties": values}:
             return f"mapping to {_type(values, headings)}"
-    return {"string": "text", "boolean": "true or false"}.get(schema["type"], schema["type"])
+    return {"string": "text", "boolean": "true or false"}.get(schema["type"], schema["type"]) + _range(schema)
+
+
+def _range(schema: Schema) -> str:
+    """The bounds of a share or a rate in words; nothing where the upper one only keeps out nonsense."""
+    if schema.get("maximum", math.inf) > _LARGEST_BOUND:
+        return ""
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    return f", {'more than ' if 'exclusiveMinimum' in schema else ''}{low:g} to {schema['maximum']:g}"

@@ -76,7 +76,7 @@ def _check_types(mixer: Any) -> None:
     Raises:
         ValueError: naming the first one that has not.
     """
-    for name, annotation in _annotations(type(mixer)).items():
+    for name, annotation in _annotations(mixer.__class__).items():
         value = getattr(mixer, name)
         if not _fits(annotation, value):
             options = typing.get_args(annotation) or (annotation,)

@@ -25,8 +25,10 @@ from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
+from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.manifest import add_to_manifest
 from sse_convert.checkpoints.output_folder import check_output, move_folder
+from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
@@ -35,7 +37,7 @@ from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
-from sse_convert.evaluation.evaluate import Evaluator, measures, publish
+from sse_convert.evaluation.evaluate import Evaluator, check_texts, measures, publish
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.pages.collect import read_evaluation
@@ -53,6 +55,8 @@ PLOT = "evaluation.png"
 _MADE = ".made"
 """folder in that of the export step, where the result is until the step is recorded"""
 _UNFINISHED = f".{STAGE_FILE}"
+_LEFT_BY_STEPS = {STAGE_FILE, _UNFINISHED, MANIFEST, EVALUATION, PLOT, _MADE}
+"""what steps leave that make no checkpoint; a checkpoint's provenance says whose it is"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +177,7 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
             check_stage(chosen, stage, accelerator)
         make_plan(chosen, teacher=teacher)
     check_sources([*recipe.data.train, *recipe.data.valid])
+    check_texts(recipe)
     warnings = overlap(recipe.data.train, recipe.data.valid)
     if accelerator.is_main_process:
         for warning in warnings:
@@ -197,9 +202,26 @@ def _opened(steps: "_Steps") -> Iterator[None]:
             held.enter_context(run_lock(steps.root))
             exported = _exported(steps.root)
             if exported is not None and not steps.out.exists() and not (exported / _MADE / steps.out.name).exists():
-                shutil.rmtree(exported)  # the result was deleted: make it again
+                _remove_step(exported)  # the result was deleted: make it again
         steps.accelerator.wait_for_everyone()
         yield
+
+
+def _remove_step(folder: Path) -> None:
+    """Remove what a step left in its folder.
+
+    Raises:
+        OutputError: something else lies there.
+    """
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else {""}
+    if PROVENANCE not in names and not names <= _LEFT_BY_STEPS:
+        others = ", ".join(sorted(names - _LEFT_BY_STEPS)[:3])
+        raise OutputError(
+            f"{folder} is no folder of a run: {others or 'it'} was not made by one",
+            expected="nothing there, or what a run left",
+            fix="move it away, or change export.dir",
+        )
+    shutil.rmtree(folder)
 
 
 def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
@@ -271,7 +293,7 @@ class _Steps:
         """
         folder = self.announce(name)
         if folder.exists() and not (folder / STAGE_FILE).is_file() and self.accelerator.is_main_process:
-            shutil.rmtree(folder)  # a killed run had not finished it
+            _remove_step(folder)  # a killed run had not finished it
         self.accelerator.wait_for_everyone()
         stored = finished(folder, inputs)
         self.accelerator.wait_for_everyone()  # all have looked before the main process begins the folder

@@ -149,6 +149,36 @@ def test_run_wants_the_text_that_later_steps_need(place, capsys):
     assert "data.valid: eval needs held-out text" in err
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"data.valid": "[{path: short.txt}]"}, "the held-out text is shorter than one row of 32 tokens"),
+        ({"data.needles": "{share: 0.5, words: words.json}"}, "needle words words.json are not JSON"),
+        ({"data.needles": "{share: 0.5, words: absent.json}"}, "needle words absent.json cannot be read"),
+        ({"data.train": "[{path: table.csv}]"}, "table.csv is a .csv file, not running text"),
+    ],
+)
+def test_text_is_checked_before_the_first_step(place, tmp_path, monkeypatch, capsys, changes, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("w3 w4 w5")
+    (tmp_path / "words.json").write_text("[")
+    (tmp_path / "table.csv").write_text("text\nw3 w4\n" * 100)
+    options = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    assert run_app(app, ["run", str(place / "r.yaml"), *options, "--set", "export.dir=out"]) == 7
+    assert what in capsys.readouterr().err
+    assert not list(tmp_path.glob("out.stages/*"))
+
+
+def test_a_folder_that_no_run_made_is_never_removed(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "out.stages" / "00-convert"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("mine")
+    assert run_app(app, ["run", str(place / "r.yaml"), "--set", "export.dir=out"]) == 8
+    assert "thesis.txt was not made by one" in capsys.readouterr().err
+    assert (mine / "thesis.txt").read_text() == "mine"
+
+
 @pytest.mark.usefixtures("finished")
 def test_chat_reads_lines(place, does, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6\nw7\n"))

@@ -79,8 +79,8 @@ def _check_token_ids(model: Any, source: str | Path) -> None:
     for holder in (model.generation_config, model.config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(holder, name, None)
-            ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(type(number) is int and number >= -1 for number in ids):
+            ids = value if isinstance(value, list) else [-1 if value is None else value]
+            if not ids or not all(type(number) is int and -1 <= number < 2**31 for number in ids):
                 raise CheckpointError(
                     f"{name} of {source} is {shortened(repr(value))}",
                     expected="a token id, or a list of them",

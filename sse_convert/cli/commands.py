@@ -16,7 +16,7 @@ import typer
 
 from sse_convert import api
 from sse_convert.recipe.presets import preset_names
-from sse_convert.recipe.ranges import expanded
+from sse_convert.recipe.ranges import PlainText, expanded
 from sse_convert.report import Report
 
 
@@ -45,6 +45,8 @@ def _text_or_stdin(text: str) -> str:
 
 ARGUMENTS = ("repo_id", "prompt", "to")
 """parameters without a flag, as every function's first one"""
+NEW_FILES = ("out", "plot")
+"""parameters that name what will be made; a temporary name beside it must be possible"""
 MOST = 10**9
 """of any whole number"""
 HUB_OR_FOLDER = ("recipe", "source", "checkpoint", "model", "teacher")
@@ -135,6 +137,8 @@ def _limits(name: str, kind: Any) -> dict[str, Any]:
         return {"max": MOST}
     if kind is float:
         return {"callback": _finite}
+    if name in NEW_FILES:
+        return {"callback": _new_path}
     if Path in (kind, *get_args(kind)) or name in (*HUB_OR_FOLDER, "folder", "run", "sources", "beside"):
         return {"callback": _expanded}
     return {}
@@ -144,6 +148,13 @@ def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def _new_path(value: Any) -> Any:
+    try:
+        return value if value is None else type(value)(PlainText(path=True, siblings=True).read(str(value)))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _expanded(value: Any) -> Any:

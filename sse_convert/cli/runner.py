@@ -25,6 +25,8 @@ from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
 P = ParamSpec("P")
 
+_PEER_GONE = ("Connection closed by peer", "Connection reset by peer")
+"""what torch's collectives say in the processes that are left"""
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 EXIT_CODES = {
@@ -144,7 +146,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     hush_libraries()
     try:
         with _signals_interrupt() as came:
-            result = get_command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
+            result = _command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
         if result == UserInterruptError.exit_code:  # typer's, for an interrupt outside our own code
             return _fail(UserInterruptError(*came), name, as_json)
         return result if isinstance(result, int) else 0
@@ -202,6 +204,12 @@ def _known(error: Exception) -> SSEConvertError | None:
         where = f"{error.filename}: " if error.filename else ""
         return UsageError(
             shortened(f"{where}{error.strerror}"), expected="files and folders that can be used", fix="correct the path"
+        )
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_GONE):
+        return HardwareError(
+            "another process of this run ended first",
+            expected="all processes to run to the end",
+            fix="see what that process said, and run the same command again",
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return HardwareError(
@@ -284,6 +292,12 @@ def _say(*lines: str) -> None:
         say(line)
 
 
+@functools.cache
+def _command(app: typer.Typer) -> Any:
+    """The commands of an application, which typer makes of its functions anew each time it is asked."""
+    return get_command(app)
+
+
 def _command_name(app: typer.Typer, name: str) -> str:
     return f"{app.info.name} {name}" if app.info.name else name
 
@@ -291,7 +305,7 @@ def _command_name(app: typer.Typer, name: str) -> str:
 def _invoked(app: typer.Typer, arguments: Sequence[str]) -> str:
     """The command that the arguments name, as far as they name one: `plan`, `recipes show`, or nothing."""
     words = [word for word in arguments if not word.startswith("-")]
-    commands = getattr(get_command(app), "commands", {})
+    commands = getattr(_command(app), "commands", {})
     if not words or words[0] not in commands:
         return ""
     inner = getattr(commands[words[0]], "commands", {})

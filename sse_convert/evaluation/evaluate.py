@@ -18,7 +18,7 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.data.needle import NeedleSample, load_words
-from sse_convert.data.rows import RowReader, stack
+from sse_convert.data.rows import RowReader, is_local, stack
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
@@ -275,6 +275,29 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
         tokenizer=tokenizer,
         harness=harness,
     )
+
+
+def check_texts(recipe: Recipe) -> None:
+    """Make sure that held-out text and the files of words and haystacks will do, before anything is trained.
+
+    Text of a hub or of the teacher is left to the measurement: it is not here yet.
+
+    Raises:
+        DataError: the held-out text does not fill a row, or a file cannot be used.
+        DependencyError: RULER is asked for and its word lists are not installed.
+        CheckpointError, HubError: the tokenizer cannot be loaded.
+    """
+    settings = recipe.eval
+    if settings.needle is not None or recipe.data.needles.share:
+        load_words(recipe.data.needles.words)
+    if settings.ruler is not None:
+        load_material(settings.ruler.text)
+    lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
+    if not lengths or not all(map(is_local, recipe.data.valid)):
+        return
+    tokenizer = load_tokenizer(recipe.model, recipe.revision)
+    reader = RowReader(recipe.data.valid, tokenizer, max(lengths), recipe.data.seed, role="valid")
+    next(reader.rows())
 
 
 def window_lengths(recipe: Recipe) -> list[int]:

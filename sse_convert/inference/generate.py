@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
-from sse_convert.errors import UsageError
+from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def generate_text(
     if not ids:
         raise UsageError("the prompt is empty", expected="at least one token")
     model = load_model(checkpoint, device=device)
+    _check_ids(ids, model)
     limit = context_limit(model.config)
     if limit is not None and len(ids) + sampling.max_new_tokens > limit:
         raise UsageError(
@@ -126,6 +127,20 @@ def generate_text(
         seconds=seconds,
         stopped="end" if new[-1] in _end_ids(model) else "length",
     )
+
+
+def _check_ids(ids: list[int], model: "PreTrainedModel") -> None:
+    """Make sure that a model knows all tokens of a prompt.
+
+    Raises:
+        CheckpointError: its tokenizer gave one that the model does not embed.
+    """
+    if (highest := max(ids)) >= (rows := model.get_input_embeddings().num_embeddings):
+        raise CheckpointError(
+            f"the tokenizer gave token {highest}, the model embeds {rows}",
+            expected=f"token ids below {rows}",
+            fix="use the tokenizer that belongs to the model",
+        )
 
 
 def chat_in_terminal(

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from sse_convert.checkpoints import hub
 from sse_convert.checkpoints.open import open_checkpoint
 from tests.fake_hub import FakeHub, RefusedError, Repo
 from tests.surgery import models, synthetic
@@ -157,3 +158,25 @@ def test_conversion_links_the_cache_and_downloads_only_what_will_be_used(tmp_pat
         assert ours.read_bytes() == shard.read_bytes()
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["sse"]["base_model"], config["sse"]["base_revision"]) == ("a/tiny", COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("text", "can_be"),
+    [
+        ("gpt2", True),
+        ("Qwen/Qwen3-0.6B", True),
+        ("a_b/c_", True),
+        ("a/b/c", False),
+        ("a--b/c", False),
+        ("a/b..c", False),
+        ("a/b.git", False),
+        ("a/b.", False),
+        ("-a/b", False),
+        ("a/" + "b" * 95, False),
+        ("a/\u0663", False),
+        ("C:\\models", False),
+        ("", False),
+    ],
+)
+def test_what_can_be_a_hub_id(text, can_be):
+    assert hub.looks_like_id(text) == can_be

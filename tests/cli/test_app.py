@@ -236,6 +236,7 @@ def test_a_bug_shows_its_traceback_with_debug(capsys, outcome, tmp_path, monkeyp
         (OSError(36, "File name too long", "nnn"), 2),
         (NotADirectoryError(20, "Not a directory", "file/x"), 2),
         (MemoryError(), 5),
+        (RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:13729"), 5),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), 5),
     ],
 )

@@ -291,6 +291,14 @@ def bad_inputs(folder):
     (folder / "broken.parquet").write_bytes(b"PAR1 not really")
     pq.write_table(pa.table({"body": ["x"]}), folder / "other.parquet")
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), folder / "none.parquet")
+    (folder / "half.jsonl").write_text('{"text": "a\\ud800"}\n')
+    (folder / "huge.jsonl").write_text('{"text": "a", "n": ' + "9" * 5000 + "}\n")
+    (folder / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    pq.write_table(pa.table({"text": ["x" * 4000]}), folder / "page.parquet", compression="none", use_dictionary=False)
+    page = (folder / "page.parquet").read_bytes()
+    (folder / "page.parquet").write_bytes(page.replace(b"x" * 4000, b"\xff" * 4000))
+    (folder / "table.csv").write_text("text\na\n")
+    (folder / "table.json").write_text('[{"text": "a"}]')
     (folder / "nothing").mkdir()
     (folder / "mixed").mkdir()
     (folder / "mixed" / "a.txt").write_text("fine")
@@ -314,6 +322,12 @@ def bad_inputs(folder):
         ("nothing", "nothing holds no text"),
         ("mixed", "mixes .parquet with other files"),
         ("absent.txt", "absent.txt does not exist"),
+        ("half.jsonl", "half.jsonl at byte 0: column 'text' has half a character at position 1"),
+        ("huge.jsonl", "huge.jsonl at byte 0: not JSON"),
+        ("deep.jsonl", "deep.jsonl at byte 0: not JSON .nested too deeply"),
+        ("page.parquet", "page.parquet, row group 0 is damaged"),
+        ("table.csv", "table.csv is a .csv file, not running text"),
+        ("table.json", "table.json is a .json file, not running text"),
     ],
 )
 def test_bad_input_is_named(tokenizer, tmp_path, name, message):

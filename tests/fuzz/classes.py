@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz import judges
+from tests.fuzz import judges, reading
 from tests.fuzz.documents import text_files, yaml_documents
 from tests.fuzz.outcome import Outcome, run_command
 from tests.fuzz.places import FAMILIES, copied, recipe
@@ -74,10 +74,9 @@ def _override_cases(root: Path) -> st.SearchStrategy[Any]:
 def _config(root: Path, case: tuple[str, Any]) -> Outcome:
     """A changed config.json."""
     family, data = case
-    with copied(root, family, "recipe.yaml") as folder:
+    with copied(root, family, "bare.yaml") as folder:
         (folder / family / "config.json").write_text(json_text(data))
-        options = ["--set", f"model={family}", "--set", "stages=[]"]  # GPT-2 has no rope
-        return run_command(["plan", "recipe.yaml", *options], judges.plan_numbers)
+        return run_command(["plan", "bare.yaml", "--set", f"model={family}"], judges.plan_numbers)
 
 
 def _config_cases(root: Path) -> st.SearchStrategy[Any]:
@@ -89,14 +88,14 @@ def _config_cases(root: Path) -> st.SearchStrategy[Any]:
 def _header(root: Path, case: tuple[int, Any, int, int]) -> Outcome:
     """A changed header of a shard; length prefix and data may be off by some bytes."""
     number, header, claimed, more = case
-    with copied(root, "qwen3", "recipe.yaml") as folder:
+    with copied(root, "qwen3", "bare.yaml") as folder:
         shards = sorted((folder / "qwen3").glob("*.safetensors"))
         shard = shards[number % len(shards)]
         _, data = split_shard(shard)
         text = json_text(header).encode("utf-8", "surrogatepass")
         prefix = LENGTH.pack((len(text) + claimed) % 2**64)
         shard.write_bytes(prefix + text + (data + bytes(more) if more >= 0 else data[:more]))
-        return run_command(["plan", "recipe.yaml"], functools.partial(judges.readable_shards, shards))
+        return run_command(["plan", "bare.yaml"], functools.partial(judges.readable_shards, shards))
 
 
 def _header_cases(root: Path) -> st.SearchStrategy[Any]:
@@ -117,9 +116,9 @@ def split_shard(path: Path) -> tuple[Any, bytes]:
 
 def _index(root: Path, data: Any) -> Outcome:
     """A changed index of shards."""
-    with copied(root, "qwen3", "recipe.yaml") as folder:
+    with copied(root, "qwen3", "bare.yaml") as folder:
         (folder / "qwen3" / INDEX).write_text(json_text(data))
-        return run_command(["plan", "recipe.yaml"], judges.plan_numbers)
+        return run_command(["plan", "bare.yaml"], judges.plan_numbers)
 
 
 def _index_cases(root: Path) -> st.SearchStrategy[Any]:
@@ -134,9 +133,9 @@ def _index_cases(root: Path) -> st.SearchStrategy[Any]:
 def _tokenizer(root: Path, case: tuple[str, Any]) -> Outcome:
     """A changed file of a tokenizer, read by `plan` and then by `generate`."""
     name, data = case
-    with copied(root, "qwen3", "recipe.yaml") as folder:
+    with copied(root, "qwen3", "bare.yaml") as folder:
         (folder / "qwen3" / name).write_text(data.text if isinstance(data, Raw) else json_text(data))
-        planned = run_command(["plan", "recipe.yaml"], judges.plan_numbers)
+        planned = run_command(["plan", "bare.yaml"], judges.plan_numbers)
         if planned.fault or planned.code:
             return planned
         return run_command(["generate", "qwen3", "w5 w6", "--max-new-tokens", "1"], judges.one_token)
@@ -154,15 +153,14 @@ def _tokenizer_cases(root: Path) -> st.SearchStrategy[Any]:
 
 
 def _text(root: Path, case: tuple[str, bytes, dict[str, Any]]) -> Outcome:
-    """A text file that training would read, read by `calibrate`."""
+    """A text file that training would read."""
     name, data, settings = case
-    with copied(root, "qwen3", "hybrid", "recipe.yaml") as folder:
+    with copied(root) as folder:
         path = folder / name if name != "folder" else folder / name / "t.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-        source = yaml_text([{"path": name, **settings}])
-        arguments = ["calibrate", "recipe.yaml", "-c", "hybrid", "-o", "out", "--set", f"data.train={source}"]
-        return run_command(arguments, functools.partial(judges.text_was_text, path))
+        arguments = ["read", name, json.dumps(settings), str(root / "qwen3")]
+        return run_command(arguments, functools.partial(judges.same_text, path, settings), reading.app)
 
 
 def _converted(root: Path, case: tuple[str, str, Any]) -> Outcome:
@@ -188,10 +186,10 @@ def _converted_cases(root: Path) -> st.SearchStrategy[Any]:
 def _weights(root: Path, case: tuple[dict[int, str], str, list[int]]) -> Outcome:
     """Tensors stored as other types, or with bytes changed, converted with `--check`; what comes out verifies."""
     dtypes, fill, numbers = case
-    with copied(root, "qwen3", "recipe.yaml") as folder:
+    with copied(root, "qwen3", "bare.yaml") as folder:
         for number in numbers:
             respoil(folder / "qwen3", number, dtypes.get(number % 3), fill)
-        made = run_command(["convert", "recipe.yaml", "-o", "made", "--check"], judges.no_number_missing)
+        made = run_command(["convert", "bare.yaml", "-o", "made", "--check"], judges.no_number_missing)
         if made.fault or made.code:
             return made
         verified = run_command(["verify", "made"], judges.no_number_missing)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES, run_app
 
@@ -37,17 +39,18 @@ class HangError(BaseException):
     """A case took too long; no `except Exception` swallows it."""
 
 
-def run_command(arguments: Sequence[str], judge: Judge) -> Outcome:
+def run_command(arguments: Sequence[str], judge: Judge, commands: typer.Typer = app) -> Outcome:
     """Run a command with `--json`, as `sse-convert` does.
 
     Args:
         arguments: of the command.
         judge: says what is wrong with the result of a command that succeeded.
+        commands: those of `sse-convert`, or others.
     """
     out, err = _Stream("strict"), _Stream("backslashreplace")  # as Python opens the two
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limits():
-            code = run_app(app, [*arguments, "--json"])
+            code = run_app(commands, [*arguments, "--json"])
     except HangError:
         return Outcome(1, f"ran longer than {CPU_SECONDS:.0f} s")
     except BaseException as error:

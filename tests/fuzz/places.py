@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
+from huggingface_hub import constants
+
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
 from tests.fuzz.values import yaml_text
@@ -50,6 +53,8 @@ def build(root: Path) -> None:
         save_source(root / family, family, num_hidden_layers=2, **_layer_types(family))
     (root / "train.txt").write_text(TEXT)
     (root / "recipe.yaml").write_text(yaml_text(recipe()))
+    bare = {key: value for key, value in recipe().items() if key in ("recipe_version", "model", "layers", "export")}
+    (root / "bare.yaml").write_text(yaml_text({**bare, "calibrate": {"enabled": False}}))
     with _inside(root):
         convert_checkpoint(recipe_from_dict(recipe()), Path("hybrid"))
 
@@ -72,8 +77,9 @@ def copied(root: Path, *names: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     """Work in a folder, which is the user's home as well; nothing outside of it is asked for or written."""
-    before, variables = Path.cwd(), dict(os.environ)
-    os.environ |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    before, variables, offline = Path.cwd(), dict(os.environ), constants.HF_HUB_OFFLINE
+    os.environ |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     os.chdir(folder)
     try:
         yield
@@ -81,3 +87,4 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
         os.environ.clear()
         os.environ.update(variables)
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = offline
