@@ -350,6 +350,15 @@ def source_spec(model_type: str) -> ArchSpec:
     return spec_for(model_type.removeprefix(SSE_PREFIX))
 
 
+def has_experts(config: Any) -> bool:
+    """Whether a model of a known family, converted or not, sends tokens to experts.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    return getattr(config, source_spec(config.model_type).experts_per_token, None) is not None
+
+
 def attention_dims(config: Any) -> AttentionDims:
     """Sizes of the attention layers of a model.
 

@@ -120,6 +120,10 @@ def _context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) 
         problems.append(f"{key}, and {teacher.spec.model_type} bounds its attention scores, which is not built")
     if windows := sorted({window for window in teacher.windows if window is not None and window < stage.seq_len}):
         problems.append(f"{key}, and the model's own layers have windows of {windows}, which is not built")
+    if teacher.spec.softmax_parameters:
+        problems.append(f"{key}, and {teacher.spec.model_type} has learned attention sinks, which is not built")
+    if len(teacher.softmax_layers) < teacher.num_layers:
+        problems.append(f"{key}, and the model's layers of linear attention read whole rows, which is not built")
     for name, mixer in mixers.items():
         gate = partition_gate(mixer.partition_gate) if isinstance(mixer, SSEMixer) else None
         if gate is not None and gate.needs_state:

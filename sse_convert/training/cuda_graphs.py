@@ -22,6 +22,7 @@ from transformers import masking_utils
 
 from sse_convert.compat import end_allocation
 from sse_convert.console import say
+from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.router import RouterTrace
 from sse_convert.recipe.schema import Stage
@@ -52,6 +53,7 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         "fp16 scales its loss anew": accelerator.mixed_precision == "fp16",
         "gradient_checkpointing repeats forwards": stage.gradient_checkpointing is True,
         "each pass drops out other values": _drops_out(student),
+        "experts are chosen token by token": has_experts(student.config),
         f"rope_type {rope} looks at the positions": rope in ("dynamic", "longrope"),
         "a backend other than triton waits for the device": any(x.backend not in ("auto", "triton") for x in layers),
         "balance: bias counts tokens": any(x.mixer.balance == "bias" for x in layers),

@@ -1,6 +1,7 @@
 """Steps over a fixed cache compute what steps over a growing one compute; on a GPU they are replayed from a graph."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,3 +281,9 @@ def test_steps_are_recorded_once_and_then_need_no_host(name: str, steps: list[in
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(steps) == 2
+
+
+@pytest.mark.parametrize(("model_type", "recorded"), [("qwen3", True), ("qwen3_moe", False)])
+def test_steps_that_send_tokens_to_experts_are_not_recorded(model_type: str, recorded: bool) -> None:
+    model: Any = SimpleNamespace(config=tiny_model(model_type).config, device=torch.device("cuda"))
+    assert decoding.runs_graphs(model) is recorded

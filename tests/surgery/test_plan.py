@@ -257,3 +257,18 @@ def test_rope_that_a_family_cannot_have(tmp_path, family, rope, message):
     )
     with pytest.raises(RecipeError, match=message):
         make_plan(recipe_from_dict(data))
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("gpt_oss", "gpt_oss has learned attention sinks, which is not built"),
+        ("qwen3_next", "layers of linear attention read whole rows, which is not built"),
+    ],
+)
+def test_rows_cannot_be_split_over_processes_in_every_family(tmp_path, family, message):
+    source = models.save_source(tmp_path / family, family)
+    stage = {**STAGE, "seq_len": 64, "batch_tokens": 64, "context_parallel": 2}
+    asked = models.recipe(source, stages=[stage], layers={"pattern": ["sse", "full"]}, data={"train": [{"path": "x"}]})
+    with pytest.raises(RecipeError, match=message):
+        make_plan(asked)

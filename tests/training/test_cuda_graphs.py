@@ -172,6 +172,7 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
         ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
         ({"backend": "varlen"}, "a backend other than triton"),
+        ({"model_type": "sse_qwen3_moe", "num_experts_per_tok": 2}, "experts are chosen"),
     ],
 )
 def test_why_a_stage_is_not_recorded(change, why):
@@ -179,7 +180,7 @@ def test_why_a_stage_is_not_recorded(change, why):
     everything = SimpleNamespace(
         device=torch.device("cuda"), distributed_type=DistributedType.NO, mixed_precision="bf16", loss="kl",
         gradient_checkpointing=False, balance="aux_loss", attention_dropout=0.0, backend="auto",
-        rope_parameters={"rope_type": "yarn"}, modules=lambda: [torch.nn.Dropout(0.0)],
+        rope_parameters={"rope_type": "yarn"}, model_type="sse_llama", modules=lambda: [torch.nn.Dropout(0.0)],
     )  # fmt: skip
     everything.sse_layers = lambda: {0: everything}
     everything.mixer = everything.config = everything
