@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.architectures import attention_dims, source_spec
 from sse_convert.modeling.layout import document_starts, padding_mask
 
 CONTEXT_ATTENTION = "sse_context"
@@ -167,13 +167,26 @@ def sharded(shard: Shard) -> Iterator[None]:
         _held = before
 
 
-def head_problem(dims: AttentionDims, ranks: int) -> str | None:
-    """Why heads cannot be dealt out to so many ranks, or None. Key-value heads may be fewer, and are repeated then."""
-    if dims.query_heads % ranks:
-        return f"context_parallel is {ranks}, which does not divide {dims.query_heads} query heads"
-    if dims.kv_heads % ranks and ranks % dims.kv_heads:
-        return f"context_parallel is {ranks}, which neither divides {dims.kv_heads} key-value heads nor is a multiple"
-    return None
+def split_problems(config: Any, ranks: int) -> list[str]:
+    """Why a model cannot have its rows on so many ranks, as far as its configuration says.
+
+    Args:
+        config: of a model of a known family, plain or converted.
+        ranks: P. Key-value heads may be fewer, and are repeated then.
+    """
+    dims, spec = attention_dims(config), source_spec(config.model_type)
+    query, keys = dims.query_heads, dims.kv_heads
+    holds = {
+        f"does not divide {query} query heads": query % ranks != 0,
+        f"neither divides {keys} key-value heads nor is a multiple": keys % ranks != 0 and ranks % keys != 0,
+        "is not built for layers that have linear attention of their own": spec.linear_layers,
+        "is not built for attention sinks that are learned": bool(spec.softmax_parameters),
+        "is not built for bounded attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
+        "is not built for a balance loss of experts (output_router_logits)": bool(
+            getattr(config, "output_router_logits", False)
+        ),
+    }
+    return [f"context_parallel is {ranks}, which {problem}" for problem, found in holds.items() if found]
 
 
 def check_part(shard: Shard, tokens: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Any) -> None:
