@@ -25,7 +25,7 @@ def refuse(mode: str, how: str) -> HardwareError:
     return HardwareError(
         f"{_MODES[mode]} parallelism of a model with converted layers ({how})",
         expected="data parallelism or fully sharded data parallelism: recurrent states are not exchanged between ranks",
-        fix=f"drop {how}; use FSDP if the model does not fit one GPU, and a stage's context_parallel if its rows do not",
+        fix=f"drop {how}; use FSDP if the model does not fit one GPU, context_parallel in a stage if rows do not",
     )
 
 
