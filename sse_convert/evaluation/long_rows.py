@@ -42,7 +42,7 @@ class LongRows:
         if not splits_rows(recipe) or not (dist.is_available() and dist.is_initialized()):
             return None
         size = max(stage.context_parallel for stage in recipe.stages)
-        group, _ = dist.new_subgroups(size)
+        group, _ = dist.new_subgroups(size)  # type: ignore[no-untyped-call]
         return LongRows(min(stage.seq_len for stage in recipe.stages if stage.context_parallel > 1), size, group)
 
     def take(self, length: int) -> bool:
@@ -63,7 +63,7 @@ class LongRows:
         try:
             with sharded(shard), torch.no_grad():
                 found = model.base_model(input_ids=ids, position_ids=shard.own(shard.positions), use_cache=False)
-                whole: Tensor = shard.whole(found.last_hidden_state.flatten(0, 1)).unflatten(0, shard.shape)
+                whole = shard.whole(found.last_hidden_state.flatten(0, 1)).view(*shard.shape, -1)
         finally:
             config._attn_implementation = before
         return whole
