@@ -38,6 +38,7 @@ from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import Evaluator, check_texts, measures, publish
+from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.pages.collect import read_evaluation
@@ -127,7 +128,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
                 report = run_stage(chosen, stage, folder, target)
                 steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
                 folder = target
-            measured = _measure(chosen, folder, steps, evaluator)
+            measured = _measure(chosen, folder, steps, evaluator, helped=splits_rows(recipe))
             if steps is main:
                 figures = measured
                 _export(chosen, folder, figures, steps)
@@ -234,11 +235,17 @@ def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
     return steps.alone("calibrate", inputs, lambda at: calibrate_checkpoint(recipe, converted, at))
 
 
-def _measure(recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator]) -> Path | None:
+def _measure(
+    recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator], *, helped: bool
+) -> Path | None:
     """The eval step; the file of its report, or None where nothing is asked for."""
     if not measures(recipe):
         return None
-    measured = steps.alone("eval", _eval_inputs(recipe, folder), lambda at: _evaluate(evaluator(), folder, at))
+
+    def write(at: Path) -> Report:
+        return _evaluate(evaluator(), folder, at, main=steps.accelerator.is_main_process)
+
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped)
     return measured / EVALUATION
 
 
@@ -285,8 +292,16 @@ class _Steps:
         self.done.append({"name": name, "folder": str(folder), "already_done": already_done, "report": report})
         self.text += lines
 
-    def alone(self, name: str, inputs: dict[str, Any], action: Callable[[Path], Report]) -> Path:
+    def alone(
+        self, name: str, inputs: dict[str, Any], action: Callable[[Path], Report], *, helped: bool = False
+    ) -> Path:
         """Let the main process do a step, unless it is finished. Returns its folder.
+
+        Args:
+            name: of the step.
+            inputs: what decides its result.
+            action: does it.
+            helped: every process does it, and the main process's report counts.
 
         Raises:
             TrainingError: the step is finished and its inputs have changed.
@@ -299,9 +314,10 @@ class _Steps:
         self.accelerator.wait_for_everyone()  # all have looked before the main process begins the folder
         lines = [f"{name}: done before ({folder})"]
         if stored is None:
-            if self.accelerator.is_main_process:
+            if self.accelerator.is_main_process or helped:
                 report = action(folder)
                 lines = report.lines()
+            if self.accelerator.is_main_process:
                 write_record(folder, inputs, report.to_dict(), name=_UNFINISHED)
                 add_to_manifest(folder, STAGE_FILE, folder / _UNFINISHED)
                 (folder / _UNFINISHED).rename(folder / STAGE_FILE)  # from here on the step is finished
@@ -345,9 +361,14 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path) -> Report:
-    """Figures that miss a limit of `eval.gate` are kept as well, in a folder that does not count as finished."""
-    folder.mkdir(parents=True)
+def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path, *, main: bool) -> Report:
+    """Figures that miss a limit of `eval.gate` are kept as well, in a folder that does not count as finished; by the
+    main process, if others help."""
+    if main:
+        folder.mkdir(parents=True)
     report = evaluator.report(checkpoint)
-    publish(report, folder / EVALUATION, folder / PLOT)
+    if main:
+        publish(report, folder / EVALUATION, folder / PLOT)
+    else:
+        report.require_gate(None)
     return report

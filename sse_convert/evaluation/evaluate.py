@@ -24,6 +24,7 @@ from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
 from sse_convert.evaluation.harness import Harness
+from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.plot import plot as draw
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
@@ -136,6 +137,7 @@ class Evaluator:
         self._context = context_limit(self.source.config)
         _check_lengths(recipe, self._context)
         self._tasks: Tasks | None = None
+        self._together = LongRows.of(recipe)
 
     def report(self, checkpoint: str | Path) -> EvalReport:
         """Teacher and checkpoint.
@@ -178,7 +180,15 @@ class Evaluator:
     ) -> tuple[ModelScores, Mixers]:
         with progress(f"evaluating {Path(source).name}", tasks.steps) as bar:
             model = load_model(source, revision=revision, device=str(self._place), dtype=self._dtype)
-            scores = measure_model(model, tasks, name=str(source), sizes=self._sizes, bar=bar, watchers=watchers)
+            scores = measure_model(
+                model,
+                tasks,
+                name=str(source),
+                sizes=self._sizes,
+                bar=bar,
+                watchers=watchers,
+                together=self._together,
+            )
         mixers = model_mixers(model)
         del model
         gc.collect()
@@ -200,6 +210,7 @@ def measure_model(
     sizes: Geometry,
     bar: Bar | None = None,
     watchers: Sequence[TeacherStates | Comparison] = (),
+    together: LongRows | None = None,
 ) -> ModelScores:
     """Everything `tasks` asks of one model.
 
@@ -210,6 +221,7 @@ def measure_model(
         sizes: of the teacher, for the cache formula.
         bar: advanced by one per window, sample, timed length and task of the harness.
         watchers: see the hidden states of `tasks.windows`; one each, or none.
+        together: windows that several processes read together, each of which calls this.
     """
     batch = TOKENS_PER_PASS.get(model.device.type, TOKENS_PER_PASS_ELSEWHERE)
     sizes = dc.replace(sizes, cache_element_bytes=model.dtype.itemsize)
@@ -221,7 +233,10 @@ def measure_model(
         name=name,
         parameters=model.num_parameters(),
         dtype=str(model.dtype).removeprefix("torch."),
-        held_out=tuple(held_out_loss(model, w, batch_tokens=batch, bar=bar, watch=watch) for w, watch in watched),
+        held_out=tuple(
+            held_out_loss(model, windows, batch_tokens=batch, bar=bar, watch=watch, together=together)
+            for windows, watch in watched
+        ),
         needles=tuple(needle_score(model, samples, batch_tokens=batch, bar=bar) for samples in tasks.needles),
         ruler=tuple(
             ruler_score(model, tokenizer, samples, likelihood=tasks.likelihood, batch_tokens=batch, bar=bar)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
+from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.modeling.head import Head, token_chunks
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def held_out_loss(
     batch_tokens: int = 16384,
     bar: Bar | None = None,
     watch: Callable[[slice, Tensor, Head], None] | None = None,
+    together: LongRows | None = None,
 ) -> HeldOutLoss:
     """Loss of a causal language model on windows.
 
@@ -173,6 +175,7 @@ def held_out_loss(
         batch_tokens: tokens per forward pass, at least one window.
         bar: advanced by one per window.
         watch: called with the rows, the final hidden states [rows, T - 1, D] before each prediction, and the head.
+        together: windows that several processes read together, each of which calls this.
 
     Raises:
         CheckpointError: the model's logits are not what its head says (unknown post-processing).
@@ -185,8 +188,11 @@ def held_out_loss(
     size = max(1, batch_tokens // length)
     for first in range(0, rows, size):
         part = slice(first, first + size)
-        positions = windows.position_ids[part] if packed else None
-        hidden = final_hidden(model, windows.input_ids[part], positions)
+        ids, positions = windows.input_ids[part], windows.position_ids[part]
+        if together is not None and together.take(length):
+            hidden = together.hidden(model, ids, positions)[:, :-1]
+        else:
+            hidden = final_hidden(model, ids, positions if packed else None)
         head = Head.of(model)
         losses = _losses(hidden, head, windows.input_ids[part]).double().cpu()
         if watch is not None:

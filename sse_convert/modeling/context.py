@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.architectures import attention_dims, source_spec
 from sse_convert.modeling.layout import document_starts, padding_mask
 
 CONTEXT_ATTENTION = "sse_context"
@@ -71,7 +71,6 @@ class Shard:
         """This rank's tokens [B, t, ...] of whole rows [B, T, ...]."""
         return x.chunk(self.size, 1)[self.rank].contiguous()
 
-    @torch.compiler.disable
     def to_heads(self, x: Tensor) -> Tensor:
         """[B * t, ..., H, D] of this rank's tokens as [B * T, ..., H / P, D] of this rank's heads.
 
@@ -79,24 +78,22 @@ class Shard:
         """
         batch, length = self.shape
         x = self._repeated(x, -2)
-        parts = x.unflatten(-2, (self.size, -1)).unflatten(0, (batch, length // self.size)).movedim(-3, 0)
-        whole: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        parts = _split(_split(x, -2, self.size, -1), 0, batch, length // self.size).movedim(-3, 0)
+        whole: Tensor = _exchange(parts, self.group)
         return whole.movedim(0, 1).flatten(0, 2)
 
-    @torch.compiler.disable
     def to_rows(self, x: Tensor) -> Tensor:
         """[B * T, H / P, D] of this rank's heads as [B * t, H, D] of this rank's tokens."""
         batch, length = self.shape
-        parts = x.unflatten(0, (batch, self.size, length // self.size)).movedim(1, 0)
-        own: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        parts = _split(x, 0, batch, self.size, length // self.size).movedim(1, 0)
+        own: Tensor = _exchange(parts, self.group)
         return own.movedim(0, 2).flatten(2, 3).flatten(0, 1)
 
-    @torch.compiler.disable
     def whole(self, x: Tensor) -> Tensor:
         """[B * T, ...] of the whole rows from [B * t, ...] of each rank; gradients are summed over the ranks."""
         batch, length = self.shape
-        parts = x.unflatten(0, (batch, length // self.size))
-        found: Tensor = _Gather.apply(parts, self.group, self.size)  # type: ignore[no-untyped-call]
+        parts = _split(x, 0, batch, length // self.size)
+        found: Tensor = _gather(parts, self.group, self.size)
         return found.movedim(0, 1).flatten(0, 2)
 
     def own_heads(self, x: Tensor) -> Tensor:
@@ -137,7 +134,7 @@ class _Gather(torch.autograd.Function):
         ctx.group, ctx.size = group, size
         found = x.new_empty(size * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(found, x.contiguous(), group=group)
-        return found.unflatten(0, (size, -1))
+        return _split(found, 0, size, -1)
 
     @staticmethod
     @once_differentiable
@@ -147,6 +144,15 @@ class _Gather(torch.autograd.Function):
         return own, None, None
 
 
+def _split(x: Tensor, dim: int, *sizes: int) -> Tensor:
+    """x with a dimension split."""
+    parts: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return parts
+
+
+# not compiled: in a compiled backward, these and what FSDP sends could come in another order on another rank
+_exchange = torch.compiler.disable(_Exchange.apply)  # type: ignore[no-untyped-call]
+_gather = torch.compiler.disable(_Gather.apply)  # type: ignore[no-untyped-call]
 _held: Shard | None = None
 
 
@@ -167,13 +173,26 @@ def sharded(shard: Shard) -> Iterator[None]:
         _held = before
 
 
-def head_problem(dims: AttentionDims, ranks: int) -> str | None:
-    """Why heads cannot be dealt out to so many ranks, or None. Key-value heads may be fewer, and are repeated then."""
-    if dims.query_heads % ranks:
-        return f"context_parallel is {ranks}, which does not divide {dims.query_heads} query heads"
-    if dims.kv_heads % ranks and ranks % dims.kv_heads:
-        return f"context_parallel is {ranks}, which neither divides {dims.kv_heads} key-value heads nor is a multiple"
-    return None
+def split_problems(config: Any, ranks: int) -> list[str]:
+    """Why a model cannot have its rows on so many ranks, as far as its configuration says.
+
+    Args:
+        config: of a model of a known family, plain or converted.
+        ranks: P. Key-value heads may be fewer, and are repeated then.
+    """
+    dims, spec = attention_dims(config), source_spec(config.model_type)
+    query, keys = dims.query_heads, dims.kv_heads
+    holds = {
+        f"does not divide {query} query heads": query % ranks != 0,
+        f"neither divides {keys} key-value heads nor is a multiple": keys % ranks != 0 and ranks % keys != 0,
+        "is not built for layers that have linear attention of their own": spec.linear_layers,
+        "is not built for attention sinks that are learned": bool(spec.softmax_parameters),
+        "is not built for bounded attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
+        "is not built for a balance loss of experts (output_router_logits)": bool(
+            getattr(config, "output_router_logits", False)
+        ),
+    }
+    return [f"context_parallel is {ranks}, which {problem}" for problem, found in holds.items() if found]
 
 
 def check_part(shard: Shard, tokens: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Any) -> None:
@@ -234,12 +253,12 @@ def operator_heads(inputs: dict[str, Any], shard: Shard) -> dict[str, Any]:
 def to_attention(x: Tensor, shard: Shard) -> Tensor:
     """[B, H, t, D] of this rank's tokens as [B, H / P, T, D]."""
     whole = shard.to_heads(x.transpose(1, 2).flatten(0, 1))
-    return whole.unflatten(0, shard.shape).transpose(1, 2)
+    return _split(whole, 0, *shard.shape).transpose(1, 2)
 
 
 def from_attention(heads: Tensor, shard: Shard) -> Tensor:
     """[B, T, H / P, D] as [B, t, H, D] of this rank's tokens."""
-    return shard.to_rows(heads.flatten(0, 1)).unflatten(0, (shard.shape[0], -1))
+    return _split(shard.to_rows(heads.flatten(0, 1)), 0, shard.shape[0], -1)
 
 
 def softmax_attention(
@@ -304,9 +323,9 @@ def context_attention(
     q, k, v = (to_attention(x, shard).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     heads = []
     for begin, end in zip(shard.offsets, shard.offsets[1:], strict=False):
-        document = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
-        heads.append(softmax_attention(module, *document, None, **kwargs)[0][0])
-    return from_attention(torch.cat(heads).unflatten(0, shard.shape), shard), None
+        query, key, value = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
+        heads.append(softmax_attention(module, query, key, value, None, **kwargs)[0][0])
+    return from_attention(_split(torch.cat(heads), 0, *shard.shape), shard), None
 
 
 def _refuse_more(kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""Refuses tensor, context and sequence parallelism, which would run on converted models and compute something else.
+"""Refuses tensor, context and sequence parallelism of libraries, which would run on converted models and compute
+something else.
 
-Recurrent states are not exchanged between ranks, and a tensor-parallel plan would shard the teacher's projections but
-not the new tensors. The libraries' own guards look at `layer_types` and stay silent.
+They exchange no recurrent states between ranks, and a tensor-parallel plan would shard the teacher's projections but
+not the new tensors. The libraries' own guards look at `layer_types` and stay silent. What a training stage's
+`context_parallel` does instead is in `context.py`.
 """
 
 from typing import Any
@@ -23,7 +25,7 @@ def refuse(mode: str, how: str) -> HardwareError:
     return HardwareError(
         f"{_MODES[mode]} parallelism of a model with converted layers ({how})",
         expected="data parallelism or fully sharded data parallelism: recurrent states are not exchanged between ranks",
-        fix=f"drop {how}; shorten the sequence or use FSDP if the model does not fit one GPU",
+        fix=f"drop {how}; use FSDP if the model does not fit one GPU, context_parallel in a stage if rows do not",
     )
 
 

@@ -110,24 +110,18 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 def _context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
     """What a stage whose rows are split over processes cannot have."""
     from sse_convert.kernels.gates import partition_gate
-    from sse_convert.modeling.context import head_problem
+    from sse_convert.modeling.context import split_problems
 
     if stage.context_parallel == 1:
         return []
-    problems = [problem] if (problem := head_problem(teacher.dims, stage.context_parallel)) else []
+    problems = split_problems(teacher.config, stage.context_parallel)
     key = f"context_parallel is {stage.context_parallel}"
-    if getattr(teacher.config, "attn_logit_softcapping", None) is not None:
-        problems.append(f"{key}, and {teacher.spec.model_type} bounds its attention scores, which is not built")
     if windows := sorted({window for window in teacher.windows if window is not None and window < stage.seq_len}):
-        problems.append(f"{key}, and the model's own layers have windows of {windows}, which is not built")
-    if teacher.spec.softmax_parameters:
-        problems.append(f"{key}, and {teacher.spec.model_type} has learned attention sinks, which is not built")
-    if len(teacher.softmax_layers) < teacher.num_layers:
-        problems.append(f"{key}, and the model's layers of linear attention read whole rows, which is not built")
+        problems.append(f"{key}, which is not built for softmax layers with windows of their own ({windows})")
     for name, mixer in mixers.items():
         gate = partition_gate(mixer.partition_gate) if isinstance(mixer, SSEMixer) else None
         if gate is not None and gate.needs_state:
-            problems.append(f"{key}, and the gate of mixers.{name} reads the states of all heads")
+            problems.append(f"{key}, which is not built for the gate of mixers.{name}, which reads all states")
     return problems
 
 

@@ -16,8 +16,9 @@ kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
     SSE                     see `_sse_bytes`
 With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
 each layer's input and target (2 a d) and one layer's activations. CUDA graphs, where there are any, have activations
-of their own, beside those of plain passes. The constants were fitted to what autograd saves
-(tests/surgery/test_memory.py holds them to it).
+of their own, beside those of plain passes. Where several processes hold a row, each keeps its part of all this, but for
+the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. The constants were fitted to what
+autograd saves (tests/surgery/test_memory.py holds them to it).
 """
 
 import dataclasses as dc
@@ -62,6 +63,8 @@ class StageMemory:
     """activation bytes per token"""
     per_pair: int
     """bytes per pair of tokens of a row: the mask of packed rows"""
+    ranks: int = 1
+    """processes that hold a row together, and share the weights at least among themselves"""
 
     def total(self, seq_len: int, rows: int, gpu_bytes: int, shards: int = 1) -> float:
         """Bytes for a forward and backward pass.
@@ -73,9 +76,9 @@ class StageMemory:
             shards: processes that share the weights.
         """
         tokens = rows * seq_len
-        logits = min(logits_at_once(gpu_bytes), tokens * self.vocabulary)
+        logits = min(logits_at_once(gpu_bytes), tokens // self.ranks * self.vocabulary)
         passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.weights / shards + self.head + self.per_logit * logits + passes
+        return self.weights / max(shards, self.ranks) + self.head + self.per_logit * logits + passes
 
     def least(self, seq_len: int, rows: int) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
@@ -105,7 +108,8 @@ def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, ro
         shards: processes that share the weights.
     """
     fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, shards) <= room)
-    return max((n for n in fitting if n == 1 or n * seq_len <= MOST_TOKENS), default=0)
+    most = MOST_TOKENS * estimate.ranks
+    return max((n for n in fitting if n == 1 or n * seq_len <= most), default=0)
 
 
 def even_parts(rows: int) -> list[int]:
@@ -177,8 +181,9 @@ def stage_memory(
         head=0 if stage.loss == "layer_mse" else head,
         per_logit=_LOGIT_BYTES[stage.loss],
         vocabulary=geometry.vocabulary,
-        per_token=sets * (kept + masks),
-        per_pair=_PAIR_BYTES if softmax else 0,
+        per_token=sets * (kept / stage.context_parallel + masks),
+        per_pair=_PAIR_BYTES if softmax and stage.context_parallel == 1 else 0,
+        ranks=stage.context_parallel,
     )
 
 

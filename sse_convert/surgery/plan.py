@@ -209,6 +209,12 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     if any(isinstance(mixer, SSEMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
     notes += _idle_branches(recipe, mixers)
+    notes += [
+        f"stage {stage.name}: {stage.context_parallel} GPUs hold a row together and share the weights (FSDP2); the "
+        f"memory is that of one of them. Launch a multiple of {stage.context_parallel} processes"
+        for stage in recipe.stages
+        if stage.context_parallel > 1
+    ]
     for stage in recipe.stages:
         if (offline := stage.offline) is not None:
             notes.append(

@@ -179,7 +179,7 @@ class Plan:
             "",
             "stages, with the estimated memory on one GPU (at least, where micro_batch and gradient_checkpointing are",
             "auto, which take what there is) and the longest row that fits GPUs of these sizes, plain /",
-            "with gradient checkpointing (a row stays on one GPU: sequence parallelism is not offered):",
+            "with gradient checkpointing (a row stays on one GPU, but where context_parallel splits it):",
             *table(header, rows),
         ]
 

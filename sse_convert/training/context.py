@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
-from sse_convert.modeling.architectures import attention_dims
-from sse_convert.modeling.context import CONTEXT_ATTENTION, head_problem
+from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
 from sse_convert.recipe.schema import Stage
 
 ROW_POSITIONS = "row_positions"
@@ -81,12 +80,15 @@ def attend_in_parts(model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
     """Let a model's softmax layers attend over the processes that hold the same rows; without a change otherwise.
 
     Raises:
-        RecipeError: heads cannot be dealt out.
+        RecipeError: the model's heads or layers cannot be dealt out.
     """
     if stage.context_parallel == 1:
         return model
-    problem = head_problem(attention_dims(model.config), stage.context_parallel)
-    if problem is not None:
-        raise RecipeError(f"stage {stage.name}: {problem}", expected="heads in equal parts", fix="lower it")
+    if problems := split_problems(model.config, stage.context_parallel):
+        raise RecipeError(
+            f"stage {stage.name}: {'; '.join(problems)}",
+            expected="a number that divides the heads, and plain softmax attention beside converted layers",
+            fix="set context_parallel: 1, or another number",
+        )
     model.config._attn_implementation = CONTEXT_ATTENTION
     return model

@@ -132,7 +132,7 @@ class Fit:
     def _passes(self, compiled: bool) -> tuple[int, bool]:
         """Rows of a pass, and whether activations are computed twice: only where too few rows fit otherwise."""
         memory = gpu_memory(self.accelerator)
-        length, rows = self.stage.seq_len, self._rows
+        length, rows = self.stage.seq_len // self.stage.context_parallel, self._rows
         if memory is None:
             return max(n for n in even_parts(rows) if n == 1 or n * length <= CPU_TOKENS), False
         asked = self.stage.gradient_checkpointing

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate import PartialState, debug_launcher
+from accelerate import debug_launcher
 from torch import Tensor
 
-from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded
+from sse_convert.checkpoints.teacher import native_windows
+from sse_convert.errors import UsageError
+from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded, split_problems
 from sse_convert.modeling.head import Head
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
-from tests.modeling.tiny import SSE, VOCAB, tiny_model, tiny_source
+from sse_convert.training.setup import recompute_activations
+from tests.modeling.tiny import BESIDE, FAMILIES, SSE, VOCAB, prompts, tiny_model, tiny_source
 
 LENGTH = 96
 DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
@@ -56,7 +59,7 @@ def rows(documents=DOCUMENTS):
     return ids, torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in documents])
 
 
-def models(family="qwen3", **settings):
+def models(family, **settings):
     student = tiny_model(family, LAYERS, MIXERS, dtype=torch.float64, **SIZES, **settings).train()
     teacher = tiny_source(family, dtype=torch.float64, seed=7, **SIZES, **settings).requires_grad_(False)
     return student, teacher
@@ -116,21 +119,78 @@ def together(cases):
         for name, gradient in expected.gradients.items():
             off = (found.gradients[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
             assert off < 1e-9, f"{name}: {float(off)}"
-    PartialState._reset_state()
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_ranks_find_what_one_process_finds(processes):
-    packed, one_each = rows(), rows([[LENGTH]] * len(DOCUMENTS))
-    cases = []
-    for family, checkpointing, (ids, positions) in (("qwen3", False, packed), ("llama", True, packed)):
-        pair = models(family)
-        if checkpointing:
-            pair[0].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        cases.append((pair, ids, positions, alone(pair, ids, positions)))
-    pair = models("llama")
-    cases.append((pair, *one_each, alone(pair, *one_each)))
-    for _, _, _, expected in cases:
-        assert all(gradient.norm() > 0 for name, gradient in expected.gradients.items() if "sse_" in name)
-        assert expected.biases.abs().sum() > 0
-    debug_launcher(together, (cases,), num_processes=processes)
+def case(family, documents, *, checkpointing=False, **settings):
+    pair, (ids, positions) = models(family, **settings), rows(documents)
+    if checkpointing:
+        recompute_activations(pair[0])
+    expected = alone(pair, ids, positions)
+    assert all(gradient.norm() > 0 for name, gradient in expected.gradients.items() if "sse_" in name)
+    assert expected.biases.abs().sum() > 0
+    return pair, ids, positions, expected
+
+
+def test_two_ranks_find_what_one_process_finds():
+    """Gradient checkpoints repeat the exchanges in the backward pass."""
+    debug_launcher(together, ([case("qwen3", DOCUMENTS, checkpointing=True)],), num_processes=2)
+
+
+def test_four_ranks_find_what_one_process_finds():
+    """More ranks than key-value heads; once with one document per row."""
+    cases = [case("qwen3", DOCUMENTS), case("llama", [[LENGTH]] * len(DOCUMENTS))]
+    debug_launcher(together, (cases,), num_processes=4)
+
+
+def own_logits(cases):
+    """What each process does: its part of the logits."""
+    for model, ids, positions, expected in cases:
+        shard = Shard.of(dist.group.WORLD, positions, ids.device)
+        model.config._attn_implementation = CONTEXT_ATTENTION
+        with sharded(shard), torch.no_grad():
+            found = model(input_ids=shard.own(ids), position_ids=shard.own(positions)).logits
+        torch.testing.assert_close(found, shard.own(expected), rtol=0, atol=1e-10, msg=model.config.model_type)
+
+
+def test_families_are_exact_or_refused_by_name():
+    cases, refused = [], {}
+    ids, positions = rows(DOCUMENTS[:1])
+    for family in FAMILIES:
+        model = tiny_model(family, BESIDE, dtype=torch.float64)
+        if problems := split_problems(model.config, 2):
+            refused[family] = problems[0].partition(", which is not built for ")[2]
+        elif native_windows(model.config)[-1] is None:  # of the layer that stays softmax
+            with torch.no_grad():
+                logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+            cases.append((model, ids, positions, logits))
+    debug_launcher(own_logits, (cases,), num_processes=2)
+    assert len(cases) > len(FAMILIES) // 2
+    assert refused == {"gemma2": "bounded attention scores", "gpt_oss": "attention sinks that are learned"}
+
+
+def test_padding_is_refused(shard):
+    model = tiny_model("llama")
+    ids, mask = prompts()
+    with pytest.raises(UsageError, match="context parallelism with padding"), sharded(shard):
+        model(ids, attention_mask=mask, position_ids=torch.arange(11)[None])
+
+
+def test_tokens_of_whole_rows_are_refused(shard):
+    model, (ids, _) = tiny_model("llama"), prompts()
+    with pytest.raises(UsageError, match="no position_ids"), sharded(shard):
+        model(ids)
+
+
+def test_windows_of_the_family_are_refused(shard):
+    model, (ids, _) = tiny_source("mistral"), prompts()
+    model.config._attn_implementation = CONTEXT_ATTENTION
+    with pytest.raises(UsageError, match="a window of 6 tokens"), sharded(shard):
+        model(ids, position_ids=torch.arange(11).expand(2, -1))
+    with pytest.raises(UsageError, match="rows are not split"):
+        model(ids)
+
+
+@pytest.fixture
+def shard():
+    """A place for the second of two ranks, which do not exist."""
+    return Shard(None, 1, 2, torch.arange(22).expand(2, -1), None, (0, 22, 44))

@@ -100,7 +100,7 @@ def stage(**changes):
 
 def memory(mixers, **changes):
     options = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
-    stage_changes = {key: changes.pop(key) for key in ("loss", "train") if key in changes}
+    stage_changes = {key: changes.pop(key) for key in ("loss", "train", "context_parallel") if key in changes}
     return stage_memory(geometry(len(mixers)), mixers, stage(**stage_changes), **{**options, **changes})
 
 
@@ -199,6 +199,18 @@ def test_pairs_of_tokens_count_where_softmax_masks_them():
     sse = mixer_from_dict({"kind": "sse"})
     assert memory([sse, sse]).per_pair == 0
     assert memory([sse, None]).per_pair == memory([sse, sse], loss="kl").per_pair > 0
+
+
+def test_processes_that_hold_a_row_together_keep_a_part_each():
+    mixers = [mixer_from_dict({"kind": "sse"}), SlidingMixer(), None]
+    one, four = (memory(mixers, loss="kl", context_parallel=ranks) for ranks in (1, 4))
+    alone, two = (memory([SlidingMixer()] * count).per_token for count in (1, 2))
+    masks = 2 * alone - two
+    assert four.per_token - masks == pytest.approx((one.per_token - masks) / 4)
+    assert four.per_pair == 0 < one.per_pair
+    few = dc.replace(ESTIMATE, per_token=0, per_pair=0, ranks=4)
+    assert few.total(1024, 1, 80 * GIB) == GIB / 4 + ESTIMATE.head + 16 * 256 * 1000
+    assert few.total(1024, 1, 80 * GIB, shards=8) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
 
 
 @pytest.mark.parametrize(("rows", "gib", "shards", "expected"), [

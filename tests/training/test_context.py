@@ -1,20 +1,24 @@
 """Stages whose rows are split over processes (gloo, FSDP2): the curve of one process, and what is refused."""
 
 import dataclasses as dc
+import json
 
 import pytest
 import torch
-from accelerate import debug_launcher
+from accelerate import PartialState, debug_launcher
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, patch_environment
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
+from sse_convert.evaluation.long_rows import LongRows
+from sse_convert.pipeline import run_recipe
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.context import ROW_POSITIONS, Place, lay_out
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
-from tests.training.launched import CONTINUED, forked_stages
+from tests.training.launched import CONTINUED, forked_stages, fresh_accelerate
 
 SIZE = {"micro_batch": 1, "batch_tokens": 64, "seq_len": 64, "tokens": 256, "lr": {"mixers": 3e-4, "rest": 1e-4}}
 """one row per step, which two processes can only split"""
@@ -95,3 +99,36 @@ def test_processes_that_do_not_go_together(build, tmp_path):
     with pytest.raises(HardwareError, match="FSDP version 2"):
         lay_out(accelerator, recipe.stages[0])
     assert lay_out(accelerator, dc.replace(recipe.stages[0], context_parallel=1)) == Place(0, 2, 0, 1)
+
+
+@pytest.mark.slow
+def test_a_whole_run_of_two_processes(build, text_folder, tmp_path):
+    """Evaluation too reads rows of this length in parts, and gives the figures of one process."""
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "0.txt")}]}
+    settings = {"data": data, "eval": {"tokens": 256, "lengths": [64, 32]}}
+    for parts in (1, 2):
+        recipe = build(parts, STAGES[1:2], **settings, export={"dir": str(tmp_path / str(parts))})
+        if parts == 1:
+            run_recipe(recipe)
+            AcceleratorState._reset_state(reset_partial_state=True)
+        else:
+            with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
+                debug_launcher(forked_run, (recipe,), num_processes=parts)
+    one, two = (
+        json.loads(next(tmp_path.glob(f"{parts}.stages/*-eval/evaluation.json")).read_text()) for parts in (1, 2)
+    )
+    for found, expected in zip(two["student"]["held_out"], one["student"]["held_out"], strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    for found, expected in zip(two["student"]["agreement"], one["student"]["agreement"], strict=True):
+        assert found["kl"] == pytest.approx(expected["kl"], rel=1e-3)
+
+
+def forked_run(recipe):
+    """What each process does: the run, in which evaluation splits windows of 64 tokens."""
+    PartialState._reset_state()
+    fresh_accelerate()
+    seen, hidden = [], LongRows.hidden
+    LongRows.hidden = lambda *args: seen.append(args[2].shape[1]) or hidden(*args)
+    run_recipe(recipe)
+    assert set(seen) == {64}
+    PartialState().destroy_process_group()
