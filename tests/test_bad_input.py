@@ -277,6 +277,7 @@ def test_prompts(fails, converted):
     assert fails("generate", converted, "")[0] == 2
     assert fails("generate", converted, "w5 " * 300)[0] == 2
     assert fails("generate", converted, "w5", "--top-p", "0")[0] == 2
+    assert fails("generate", converted, "w5", "--temperature", "1e-320")[0] == 2
 
 
 @pytest.mark.parametrize("command", ["convert", "calibrate", "align", "distill", "uptrain", "eval", "export", "run"])

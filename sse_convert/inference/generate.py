@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 
+SMALLEST = 1e-4
+"""temperature; below it logits divided by it are no longer finite"""
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How the next token is chosen."""
@@ -32,6 +36,7 @@ class Sampling:
         checks = [
             (self.max_new_tokens < 1, f"max_new_tokens is {self.max_new_tokens}", "1 or more"),
             (self.temperature < 0, f"temperature is {self.temperature}", "0 or more"),
+            (0 < self.temperature < SMALLEST, f"temperature is {self.temperature}", f"0, or {SMALLEST} or more"),
             (not 0 < self.top_p <= 1, f"top_p is {self.top_p}", "more than 0, at most 1"),
         ]
         for bad, what, expected in checks:
