@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -25,9 +26,10 @@ def test_bucket_edges_are_powers_of_two_up_to_the_window():
 @torch.no_grad()
 def test_loss_equals_a_dense_computation(llama, windows, monkeypatch):
     monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 13 * llama.config.vocab_size)
-    result = held_out_loss(llama, windows, batch_tokens=300)
-    logits = llama(windows.input_ids).logits[:, :-1]
-    dense = F.cross_entropy(logits.transpose(1, 2), windows.input_ids[:, 1:], reduction="none").double()
+    exact = copy.deepcopy(llama).double()
+    result = held_out_loss(exact, windows, batch_tokens=300)
+    logits = exact(windows.input_ids).logits[:, :-1]
+    dense = F.cross_entropy(logits.transpose(1, 2), windows.input_ids[:, 1:], reduction="none")
     assert result.loss == pytest.approx(dense.mean().item(), rel=1e-6)
     assert result.tokens == 4 * 149
     assert [(b.start, b.stop, b.tokens) for b in result.buckets] == [(0, 64, 252), (64, 128, 256), (128, 150, 88)]
