@@ -55,7 +55,7 @@ def _dataset(source: Source) -> tuple[str | None, ...]:
 
 def _files(source: Source) -> dict[tuple[int, bytes], Path]:
     found = {}
-    for path in find_files(Path(source.path or "").expanduser()):
+    for path in find_files(Path(source.path or "")):
         with path.open("rb") as file:
             found[path.stat().st_size, blake2b(file.read(_COMPARED)).digest()] = path
     return found

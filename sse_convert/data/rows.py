@@ -119,7 +119,7 @@ def open_files(source: Source, seq_len: int) -> Corpus:
     """
     if not source.path:
         raise DataError(f"a {source.kind} source has no path", expected="a file, folder or hub dataset")
-    path, chat = Path(source.path).expanduser(), source.kind == "chat"
+    path, chat = Path(source.path), source.kind == "chat"
     files = find_files(path)
     parquet = [file for file in files if file.suffix == ".parquet"]
     if parquet and len(parquet) < len(files):

@@ -152,7 +152,7 @@ def read_evaluation(path: Path, label: str = STUDENT) -> Evaluation:
 def _out(path: Path) -> Path:
     path = path.expanduser()
     path = path if path.name not in ("", "..") else path.resolve()
-    return path.with_name(path.name.removesuffix(STAGES)) if path.name != STAGES else path
+    return path.with_name(path.name.removesuffix(STAGES)) if path.name not in ("", STAGES) else path
 
 
 def _no_run(path: Path, root: Path) -> UsageError:

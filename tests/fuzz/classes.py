@@ -299,6 +299,11 @@ def _paths(root: Path, case: tuple[str, str]) -> Outcome:
         return run_command(PATH_COMMANDS[command](path), judges.no_number_missing)
 
 
+def _stays(path: str) -> bool:
+    """Whether a path stays near the case's folder: to read the whole machine for text takes long, and rightly so."""
+    return not path.startswith("/") and path.count("..") < 2
+
+
 def _path_cases(root: Path) -> st.SearchStrategy[Any]:
     part = st.sampled_from(
         (
@@ -324,8 +329,8 @@ def _path_cases(root: Path) -> st.SearchStrategy[Any]:
             "\n",
         )
     )
-    joined = st.lists(part, min_size=1, max_size=3).map("/".join).filter(lambda path: not path.startswith("/"))
-    path = st.one_of(joined, st.sampled_from([text for text in TEXTS if not text.startswith("/")]))
+    joined = st.lists(part, min_size=1, max_size=3).map("/".join).filter(_stays)
+    path = st.one_of(joined, st.sampled_from([*filter(_stays, TEXTS)]))
     return st.tuples(st.sampled_from(sorted(PATH_COMMANDS)), path)
 
 

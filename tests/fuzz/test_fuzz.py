@@ -1,11 +1,15 @@
 """Bad input of every class, made by generators with fixed seeds: accepted and right, or a clear error with its code."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.fuzz import places
 from tests.fuzz.campaign import campaign
 from tests.fuzz.classes import CLASSES
 
+LONG_RUN = Path(__file__).resolve().parents[2] / "tools" / "fuzz.json"
 CASES = 200
 SEED = 20260
 
@@ -24,3 +28,11 @@ def test_accepted_and_right_or_a_clear_error(root, kind):
     assert tally.cases >= CASES
     assert tally.accepted >= CASES // 50
     assert tally.refused
+
+
+def test_the_long_run_found_nothing():
+    found = json.loads(LONG_RUN.read_text("utf-8"))
+    assert found.keys() <= {kind.name for kind in CLASSES}
+    for name, entry in found.items():
+        assert entry["cases"] == entry["accepted"] + sum(entry["refused"].values()) >= 2000, name
+        assert entry["faults"] == 0, name
