@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.foreign import refusing
-from sse_convert.checkpoints.open import download, open_checkpoint
+from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
 from sse_convert.errors import CheckpointError, HardwareError
 from sse_convert.recipe.problems import shortened
 from sse_convert.trust import trusts_code
@@ -95,11 +95,16 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrain
         CheckpointError: there is none.
         HubError: the hub refused or cannot be reached.
     """
+    return tokenizer_of(open_checkpoint(source, revision))
+
+
+def tokenizer_of(files: CheckpointFiles) -> "PreTrainedTokenizerBase":
+    """The tokenizer stored with an opened checkpoint. Errors as of `load_tokenizer`."""
     from transformers import AutoTokenizer
 
-    folder = download(open_checkpoint(source, revision)).folder
+    folder = download(files).folder
     with refusing(
-        f"{source} has no tokenizer that loads",
+        f"{files.name} has no tokenizer that loads",
         expected="tokenizer.json and tokenizer_config.json beside config.json",
         fix="copy them from the original model",
     ):

@@ -13,6 +13,8 @@ FILE = "sse_convert.json"
 FORMAT = 1
 UNTRAINED = ("convert", "calibrate")
 """stages after which the teacher's tensors are still what they were, to the bit"""
+_TYPES = {"recipe_hash": str | None, "teacher_revision": str | None}
+"""of fields that are no plain text"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +64,11 @@ def read_provenance(folder: Path) -> Provenance | None:
             raise ValueError("unknown format")
         placed = data.pop("shards")
         shards = {name: TeacherShard(source=shard["source"], bytes=shard["bytes"]) for name, shard in placed.items()}
-        if not all(value is None or isinstance(value, str | bool) for value in data.values()):
-            raise ValueError("a field is no text")
-        return Provenance(shards=shards, **data)
+        if type(manifest := data.pop("manifest", False)) is not bool:
+            raise ValueError("manifest is neither true nor false")
+        if odd := [name for name, value in data.items() if not isinstance(value, _TYPES.get(name, str))]:
+            raise ValueError(f"{odd[0]} is no text")
+        return Provenance(shards=shards, manifest=manifest, **data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}",

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
-from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.load_model import (
+    context_limit,
+    device_name,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    tokenizer_of,
+)
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.data.needle import NeedleSample, load_words
@@ -292,10 +299,14 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
     )
 
 
-def check_texts(recipe: Recipe) -> None:
+def check_texts(recipe: Recipe, source: CheckpointFiles) -> None:
     """Make sure that held-out text and the files of words and haystacks will do, before anything is trained.
 
     Text of a hub or of the teacher is left to the measurement: it is not here yet.
+
+    Args:
+        recipe: `data` and `eval` are read.
+        source: the teacher, whose tokenizer reads the text.
 
     Raises:
         DataError: the held-out text does not fill a row, or a file cannot be used.
@@ -310,8 +321,7 @@ def check_texts(recipe: Recipe) -> None:
     lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
     if not lengths or not all(map(is_local, recipe.data.valid)):
         return
-    tokenizer = load_tokenizer(recipe.model, recipe.revision)
-    reader = RowReader(recipe.data.valid, tokenizer, max(lengths), recipe.data.seed, role="valid")
+    reader = RowReader(recipe.data.valid, tokenizer_of(source), max(lengths), recipe.data.seed, role="valid")
     next(reader.rows())
 
 

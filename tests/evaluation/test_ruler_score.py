@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -83,7 +85,7 @@ class Parrot:
     device = torch.device("cpu")
 
     def __init__(self, tokenizer, said):
-        self.config = self.generation_config = type("Config", (), {"eos_token_id": tokenizer.eos_token_id})()
+        self.config = self.generation_config = SimpleNamespace(eos_token_id=tokenizer.eos_token_id, model_type="llama")
         self._tokenizer, self._said = tokenizer, iter(said)
 
     def generate(self, rows, **options):

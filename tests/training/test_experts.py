@@ -7,6 +7,7 @@ from torch import Tensor
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.model_objective import hidden_and_balance
 from sse_convert.training.objective import Frozen
+from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import prepare_parameters
 from sse_convert.training.uptrain import UptrainLoss
 from tests.modeling.tiny import prompts, tiny_model, tiny_source
@@ -18,7 +19,8 @@ def test_experts_are_balanced_where_the_checkpoint_says_so(model_type: str) -> N
     ids = prompts((20, 20))[0]
     theirs = model(ids, labels=ids)
     assert theirs.aux_loss > 0
-    sums = UptrainLoss(model)(ids, ids)
+    targets = with_targets({"input_ids": ids, "labels": ids, "position_ids": None})["targets"]
+    sums = UptrainLoss(model)(ids, targets)
     expected = model.sse_balance_loss() + model.config.router_aux_loss_coef * theirs.aux_loss
     torch.testing.assert_close(sums["balance"], expected)
     whole = sums["loss"] / 38 + sums["balance"]
