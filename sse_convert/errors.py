@@ -130,5 +130,5 @@ class Ended(KeyboardInterrupt):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__()
+        super().__init__(number)  # what another process is told of it
         self.number = number
