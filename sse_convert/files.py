@@ -9,6 +9,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any
 
 from sse_convert.errors import OutputError
 from sse_convert.report import json_ready
+
+_UNFINISHED = re.compile(r"\..+\.(\d+\.tmp|\w+\.partial)")
 
 
 @contextmanager
@@ -93,6 +96,11 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
                 shutil.rmtree(found, ignore_errors=True)
             elif ours:
                 found.unlink()
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is one that a file or folder has while it is written."""
+    return _UNFINISHED.fullmatch(name) is not None
 
 
 def digest(path: Path) -> str:

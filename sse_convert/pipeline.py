@@ -41,6 +41,7 @@ from sse_convert.evaluation.evaluate import Evaluator, check_texts, measures, pu
 from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
+from sse_convert.files import is_leftover
 from sse_convert.pages.collect import read_evaluation
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
@@ -215,6 +216,7 @@ def _remove_step(folder: Path) -> None:
         OutputError: something else lies there.
     """
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else {""}
+    names = {name for name in names if not is_leftover(name)}
     if PROVENANCE not in names and not names <= _LEFT_BY_STEPS:
         others = ", ".join(sorted(names - _LEFT_BY_STEPS)[:3])
         raise OutputError(

@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from sse_convert import api
+from sse_convert import api, pipeline
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.evaluation.report import EvalReport
@@ -177,6 +177,14 @@ def test_a_folder_that_no_run_made_is_never_removed(place, tmp_path, monkeypatch
     assert run_app(app, ["run", str(place / "r.yaml"), "--set", "export.dir=out"]) == 8
     assert "thesis.txt was not made by one" in capsys.readouterr().err
     assert (mine / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".evaluation.png.5559.tmp", ".model.x1_y.partial"])
+def test_what_a_kill_left_half_written_is_not_taken_for_the_users(tmp_path, name):
+    (tmp_path / "01-eval").mkdir()
+    (tmp_path / "01-eval" / name).touch()
+    pipeline._remove_step(tmp_path / "01-eval")
+    assert not (tmp_path / "01-eval").exists()
 
 
 @pytest.mark.usefixtures("finished")
