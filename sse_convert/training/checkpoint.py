@@ -129,7 +129,7 @@ class Checkpoints:
         path = self._newest
         assert path is not None, "nothing is saved"
         stored = _stored(parts)
-        with _quiet():
+        with _quiet(), _unwrapped():
             state_dict_loader.load(stored, checkpoint_id=str(path), no_dist=not self._distributed)
         for part in parts:
             set_state_dict(
@@ -248,8 +248,7 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except (CheckpointException, SafetensorError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        failures = error.failures.values() if isinstance(error, CheckpointException) else []
-        cause = next((failure for failure, _ in failures), error)
+        cause = _cause(error)
         if not isinstance(cause, OSError | RuntimeError | SafetensorError):
             raise cause from None
         raise OutputError(
@@ -257,6 +256,21 @@ def writing(folder: Path) -> Iterator[None]:
             expected="room and permission to write",
             fix="free space; then run again, it goes on from the last checkpoint",
         ) from error
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Let what went wrong in any process come out as itself: a signal, or the error of a file."""
+    try:
+        yield
+    except CheckpointException as error:  # a BaseException, which nobody expects
+        raise _cause(error) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What torch wrapped, if it did."""
+    failures = error.failures.values() if isinstance(error, CheckpointException) else []
+    return next((failure for failure, _ in failures), error)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Damage to what an interrupted stage left is named and mended from an older checkpoint, never passed over."""
 
 import json
+import pickle
 import shutil
 import signal
 from pathlib import Path
@@ -10,12 +11,13 @@ import torch
 import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import FileSystemReader
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.data.teacher_samples import SamplingTeacher
-from sse_convert.errors import CheckpointError, DataError, OutputError, TrainingError
+from sse_convert.errors import CheckpointError, DataError, Ended, OutputError, TrainingError
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
 from sse_convert.training.checkpoint import Checkpoints
@@ -237,6 +239,15 @@ def test_a_signal_saves_the_step_and_ends(train, signalled, capfd, tmp_path, num
         assert signalled() == 0
         assert losses(tmp_path / "result") == losses(whole)
         assert same(tmp_path / "result", whole)
+
+
+def test_a_signal_while_a_checkpoint_is_read_comes_out_as_itself(train, killed, monkeypatch):
+    """torch wraps what stops its reading, and sends it to the other processes."""
+    monkeypatch.setattr(FileSystemReader, "read_data", steps_then(None, 0, Ended(signal.SIGTERM)))
+    with pytest.raises(Ended) as caught:
+        train("uptrain", "stopped", checkpoint_steps=1)
+    assert pickle.loads(pickle.dumps(caught.value)).number == signal.SIGTERM
+    assert (killed / "step-000004").is_dir()
 
 
 def test_a_signal_while_the_last_step_is_saved_is_obeyed(signalled, monkeypatch, capsys):
