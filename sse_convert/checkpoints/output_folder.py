@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import shutil
@@ -15,11 +16,6 @@ from typing import Literal
 from sse_convert.checkpoints.hub import cached_blob
 from sse_convert.errors import OutputError
 from sse_convert.files import held, remove_leftovers, sync, sync_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 Link = Literal["auto", "hard", "copy"]
 """what is asked for: links into the hub cache and copies of anything else, links wherever they can be, or copies"""
@@ -166,7 +162,7 @@ def can_clone(source: Path, folder: Path) -> bool:
 
 def _cloned(source: Path, target: Path) -> bool:
     """Clone a file where the file system can (Btrfs, XFS, bcachefs); takes no time and no room."""
-    if fcntl is None or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         return False
     with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
