@@ -1,6 +1,7 @@
 """Shared by all tests: uninitialised memory is NaN, and tests that need absent things are skipped with the reason."""
 
 import gc
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from tests.kernels.triton import interpreter
 
 interpreter.install()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a shell starts in the background; tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with torch.device("meta"):  # which functions a device context covers is looked up once: before any of them is replaced
     torch.empty(0)
