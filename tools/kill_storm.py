@@ -10,6 +10,7 @@ Storms are added to those on record until there are `--kills`; exit code 1 if on
 """
 
 import argparse
+import contextlib
 import csv
 import dataclasses as dc
 import hashlib
@@ -118,10 +119,12 @@ def start(folder: Path, command: str, scenario: Scenario) -> list[int]:
 
 def _forked(folder: Path, command: str, scenario: Scenario, rank: int, port: int) -> int:
     if pid := os.fork():
+        with contextlib.suppress(OSError):  # the child may have been first
+            os.setpgid(pid, pid)
         return pid
     code = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         for number in (signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
