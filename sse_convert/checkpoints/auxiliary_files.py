@@ -1,12 +1,12 @@
 """The small files that follow a checkpoint: tokenizer, chat template, generation config, licence. Data, never code."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from sse_convert.checkpoints.foreign import parse_json
+from sse_convert.checkpoints.hub import cached_blob
 
 PATTERNS = (
     "tokenizer.json",
@@ -64,11 +64,9 @@ def stays_inside(path: Path, folder: Path) -> bool:
 
     Such a blob may be a link itself, into what the cache keeps once for all its repositories.
     """
-    snapshot = folder.absolute()
-    if snapshot.parent.name == "snapshots" and path.is_symlink():
-        blob = Path(os.path.abspath(path.parent / path.readlink()))
-        if blob.parent == snapshot.parent.parent / "blobs":
-            return True
+    snapshot, blob = folder.absolute(), cached_blob(path.absolute())
+    if blob is not None and snapshot.parent == blob.parent.parent / "snapshots":
+        return True
     return path.resolve().is_relative_to(folder.resolve())
 
 

@@ -97,8 +97,8 @@ def cached(repo_id: str, revision: str | None) -> Path | None:
         return None
 
 
-def cached_blob(path: Path) -> str | None:
-    """The name under which the hub's cache keeps a file of a snapshot: its SHA-256 (large files), or its id in git.
+def cached_blob(path: Path) -> Path | None:
+    """Where the hub's cache keeps a file of a snapshot, named by its SHA-256 (large files) or its id in git.
 
     None for a file that is not the cache's.
     """
@@ -106,7 +106,7 @@ def cached_blob(path: Path) -> str | None:
         return None
     blob = Path(os.path.abspath(path.parent / path.readlink()))
     in_cache = blob.parent.name == "blobs" and blob.parent.parent.name.startswith("models--")
-    return blob.name if in_cache else None
+    return blob if in_cache else None
 
 
 def download_small(files: Listing) -> Path:

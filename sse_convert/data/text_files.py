@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.foreign import MOST_WORDS
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import FileBytes, WatchedFiles, changed
 from sse_convert.errors import DataError
+from sse_convert.recipe.problems import shortened
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -41,8 +43,6 @@ BYTES_PER_TOKEN = 4
 UNIT_ROWS = 4
 """a unit holds about this many rows, so that neighbouring rows come from different documents"""
 SMALLEST_UNIT_BYTES = 2048
-MOST_WORDS = 300
-"""characters of a library's own message"""
 _BLOCK = 8 << 20
 _LOOK_AHEAD = 4096
 _BOM = codecs.BOM_UTF8
@@ -340,5 +340,7 @@ def _reading(where: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeError, KeyError, OverflowError) as error:
         raise DataError(
-            f"{where} is damaged: {str(error)[:MOST_WORDS]}", expected="a parquet file", fix="fetch the file again"
+            f"{where} is damaged: {shortened(str(error), MOST_WORDS)}",
+            expected="a parquet file",
+            fix="fetch the file again",
         ) from error

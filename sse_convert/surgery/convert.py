@@ -218,14 +218,14 @@ def _known_records(
     records = {name: FileRecord((folder / name).stat().st_size, digest) for name, digest in digests.items()}
     for name, (source, _) in placed.items():
         size, blob = (folder / name).stat().st_size, cached_blob(files.folder / source)
-        if not files.pickles and blob is not None and len(blob) == SHA256_DIGITS:
-            if digests.get(name, blob) != blob:
+        if not files.pickles and blob is not None and len(blob.name) == SHA256_DIGITS:
+            if digests.get(name, blob.name) != blob.name:
                 raise CheckpointError(
                     f"shard {source} of {files.name} in the hub's cache has SHA-256 {digests[name]}",
-                    expected=blob,
+                    expected=blob.name,
                     fix="delete it from the cache and download it again",
                 )
-            records[name] = FileRecord(size, blob, "hub cache")
+            records[name] = FileRecord(size, blob.name, "hub cache")
         elif defer and name not in records:
             records[name] = FileRecord(size, None, "deferred")
     return records

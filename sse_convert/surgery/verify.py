@@ -4,6 +4,7 @@ Weights are streamed, for the logits too: memory does not grow with the model.
 """
 
 import dataclasses as dc
+import functools
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -31,6 +32,7 @@ from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
 
 PROBE_TOKENS = 32
+Shapes = dict[str, tuple[int, ...]]
 _FROM_CONFIG = ("names and shapes", "dtypes", "logits", "teacher")
 """checks that build a model from config.json, and say nothing where it was changed"""
 _BEFORE_LOGITS = ("names and shapes", "dtypes")
@@ -74,9 +76,10 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
     register()
     scan = scan_weights(files)
     recorded = run_check("files", lambda: check_files(files.folder, scan.digests))
+    expected = functools.cache(lambda: _expected(files))
     steps: dict[str, Callable[[], str]] = {
-        "names and shapes": lambda: _check_names(files),
-        "dtypes": lambda: _check_dtypes(files),
+        "names and shapes": lambda: _check_names(files, expected()),
+        "dtypes": lambda: _check_dtypes(files, expected()),
         "weights": lambda: _check_weights(files, scan),
         "code": lambda: _check_code(files),
         "logits": lambda: _check_logits(files),
@@ -177,9 +180,12 @@ def _is_loaded(name: str) -> bool:
     return any(fnmatch(name, pattern) for pattern in (*_LOADED, *PATTERNS)) and not fnmatch(name, "LICEN[CS]E*")
 
 
-def _check_names(files: CheckpointFiles) -> str:
-    model = skeleton(_config(files))
-    expected = stored_shapes(source_view(files), model, files.tensors)
+def _expected(files: CheckpointFiles) -> Shapes:
+    """The tensors that the model needs, by stored name."""
+    return stored_shapes(source_view(files), skeleton(_config(files)), files.tensors)
+
+
+def _check_names(files: CheckpointFiles, expected: Shapes) -> str:
     check_shapes(files, expected)
     if stray := [name for name in files.tensors if is_new_tensor(name) and name not in expected]:
         raise CheckpointError(f"{len(stray)} new tensors belong to no layer: {', '.join(stray[:3])}")
@@ -196,8 +202,7 @@ def _config(files: CheckpointFiles) -> Any:
         return config_object(files.config)
 
 
-def _check_dtypes(files: CheckpointFiles) -> str:
-    used = stored_shapes(source_view(files), skeleton(_config(files)), files.tensors)
+def _check_dtypes(files: CheckpointFiles, used: Shapes) -> str:
     check_floats(files, used.keys() & files.tensors.keys())
     found = sorted({info.dtype for name, info in files.tensors.items() if name in used})
     return ", ".join(FLOAT_DTYPES[dtype] for dtype in found)
