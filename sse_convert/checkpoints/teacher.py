@@ -238,7 +238,9 @@ def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:
 def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
     """Shapes of the teacher's projection weights of one layer, by name below the attention module."""
     query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
-    if spec.qkv_layout == "separate":
+    if spec.qkv_layout == "latent":
+        shapes = _latent_shapes(spec, dims)
+    elif spec.qkv_layout == "separate":
         shapes = dict(
             zip(
                 spec.qkv,
@@ -248,8 +250,17 @@ def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int
         )
     else:
         shapes = {spec.qkv[0]: (query + 2 * key, dims.hidden)}
-    shapes[spec.output] = (dims.hidden, query)
+    shapes[spec.output] = (dims.hidden, dims.query_heads * dims.value_dim)
     return {f"{name}.weight": shape[::-1] if spec.conv1d else shape for name, shape in shapes.items()}
+
+
+def _latent_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
+    assert dims.latent is not None
+    rank, shared, first = dims.latent.key_value, dims.latent.shared_key, dims.latent.query
+    query = dims.query_heads * dims.head_dim
+    of_query = ((query, dims.hidden),) if first is None else ((first, dims.hidden), (first,), (query, first))
+    expanded = dims.kv_heads * (dims.head_dim - shared + dims.value_dim)
+    return dict(zip(spec.qkv, (*of_query, (rank + shared, dims.hidden), (rank,), (expanded, rank)), strict=True))
 
 
 def _check_tensors(teacher: Teacher) -> None:

@@ -345,7 +345,7 @@ def statistics(product, square):
 
 def test_fitted_scales_of_known_heads():
     """The target itself, twice it, orthogonal to it, and silent."""
-    dims = AttentionDims(hidden=4, query_heads=4, kv_heads=4, head_dim=1)
+    dims = AttentionDims(hidden=4, query_heads=4, kv_heads=4, head_dim=1, value_dim=1)
     known = output_scale("fit", SSEMixer(), dims, statistics([1, 2, 0, 0], [1, 4, 1, 0]))
     assert known["sse_out_scale"].tolist() == pytest.approx([1, 0.5, MIN_SCALE, MIN_SCALE])
     opposed = output_scale("fit", SSEMixer(), dims, statistics([-1] * 4, [1] * 4))

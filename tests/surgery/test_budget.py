@@ -33,7 +33,7 @@ VARIANTS = [
 
 
 def geometry(**changes):
-    dims = AttentionDims(hidden=64, query_heads=4, kv_heads=2, head_dim=16)
+    dims = AttentionDims(hidden=64, query_heads=4, kv_heads=2, head_dim=16, value_dim=16)
     base = {"dims": dims, "windows": (None,) * 4, "cache_element_bytes": 2, "parameters": 10_000, "tied": False}
     base |= {"embedding_parameters": 1000, "attention_parameters": 500, "intermediate": 128, "vocabulary": 50}
     return Geometry(**{**base, **changes})
