@@ -401,9 +401,9 @@ def _from_latents(modules: list[Any], dims: AttentionDims, x: Tensor) -> tuple[T
     assert dims.latent is not None
     *query, down, norm, up = modules
     rank, shared = dims.latent.key_value, dims.latent.shared_key
-    latent, key_end = down(x).split([rank, shared], dim=-1)
+    latent, key_end = torch.split(down(x), [rank, shared], dim=-1)
     expanded = _split(up(norm(latent)), dims.kv_heads, dims.head_dim - shared + dims.value_dim)
-    key_start, v = expanded.split([dims.head_dim - shared, dims.value_dim], dim=-1)
+    key_start, v = torch.split(expanded, [dims.head_dim - shared, dims.value_dim], dim=-1)
     k = torch.cat([key_start, key_end[..., None, :].expand(*key_start.shape[:-1], -1)], dim=-1)
     for module in query:
         x = module(x)
@@ -439,7 +439,7 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, spec: ArchSpec) -
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
     first = x.shape[-1] - dims if spec.rotary == "last" else 0
-    before, turning, after = x.split([first, dims, x.shape[-1] - first - dims], dim=-1)
+    before, turning, after = torch.split(x, [first, dims, x.shape[-1] - first - dims], dim=-1)
     turned = _in_halves(turning, pairs) * cos + quarter_turn(turning, pairs) * sin
     return torch.cat([before, turned, after], dim=-1).to(x.dtype)
 

@@ -154,7 +154,7 @@ _ALIKE: dict[str, dict[str, Any]] = {
         "linear_num_heads": 4,
     },
     "minicpm3": _LATENT,
-    "youtu": _LATENT,
+    "youtu": {**_LATENT, "rope_interleave": False},
 }
 """families whose entry says nothing that another's does not"""
 _GPT2_NAMES = {
