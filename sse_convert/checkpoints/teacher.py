@@ -20,8 +20,8 @@ from sse_convert.modeling.architectures import (
 )
 from sse_convert.recipe.problems import shortened
 
-_DEQUANTISE = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""quantisation -> the transformers class whose `dequantize=True` undoes it"""
+DEQUANTISED = ("fp8", "mxfp4")
+"""quantisations that `sse-convert dequantize` undoes"""
 _CONVERTED_FIELDS = ("sse", "auto_map", "plain_class_guard", "architectures")
 
 
@@ -203,13 +203,8 @@ def native_windows(config: Any) -> list[int | None]:
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
-    if quantization := files.config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"{files.name} is quantised ({method})",
-            expected="float32, bfloat16 or float16 weights",
-            fix=_way_around(str(method), files.name),
-        )
+    if (method := quantization_method(files)) is not None:
+        raise quantised(files, method)
     classes = files.config.get("architectures") or [spec.causal_lm_class]
     if not isinstance(classes, list) or spec.causal_lm_class not in classes:
         found = shortened(", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes))
@@ -220,12 +215,29 @@ def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
         )
 
 
-def _way_around(method: str, name: str) -> str:
-    if method not in _DEQUANTISE:
-        return "convert the original model and quantise the result"
-    return (
-        f"make a bfloat16 copy and convert that: AutoModelForCausalLM.from_pretrained({name!r}, dtype='bfloat16', "
-        f"quantization_config=transformers.{_DEQUANTISE[method]}(dequantize=True)).save_pretrained(FOLDER)"
+def quantization_method(files: CheckpointFiles) -> str | None:
+    """How config.json says that weights are quantised, such as fp8, mxfp4 or gptq; None where they are not."""
+    quantization = files.config.get("quantization_config")
+    if not quantization:
+        return None
+    return shortened(
+        str(quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization)
+    )
+
+
+def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
+    """The refusal of a checkpoint whose weights are quantised."""
+    if method in DEQUANTISED:
+        fix = f"make a bfloat16 copy and convert that: sse-convert dequantize {files.name} -o FOLDER, and model: FOLDER"
+    elif method == "bitsandbytes":
+        fix = (
+            "convert the original model and quantise the result; without it, on a GPU: AutoModelForCausalLM."
+            f"from_pretrained({files.name!r}).dequantize().save_pretrained(FOLDER), and model: FOLDER"
+        )
+    else:
+        fix = "convert the original model, which the model card names, and quantise the result"
+    return CheckpointError(
+        f"{files.name} is quantised ({method})", expected="float32, bfloat16 or float16 weights", fix=fix
     )
 
 
