@@ -31,6 +31,7 @@ from sse_convert.console import Bar, progress
 from sse_convert.data.sample_text import Text, check_file, read_text
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
 
@@ -116,7 +117,7 @@ def measure_layers(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[
 
     for ids, index in text.batches(_rows_per_pass(text)):
         with watching(layers, index, add):
-            student.base_model(input_ids=ids.to(student.device), use_cache=False)
+            backbone_of(student)(input_ids=ids.to(student.device), use_cache=False)
         bar.update(len(ids))
     return found
 

@@ -14,7 +14,7 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import Bar
 from sse_convert.data.sample_text import Text
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import softmax_layers, source_spec
+from sse_convert.modeling.architectures import backbone_of, softmax_layers, source_spec
 from sse_convert.training.align import converted_arguments
 from sse_convert.training.setup import converted_attention
 
@@ -105,7 +105,7 @@ def output_errors(
         for batch, _ in text.batches(rows):
             positions = torch.arange(text.length, device=student.device).expand(len(batch), -1)
             extra.update(converted_arguments(student, positions))
-            teacher.base_model(input_ids=batch.to(teacher.device), use_cache=False)
+            backbone_of(teacher)(input_ids=batch.to(teacher.device), use_cache=False)
             bar.update(len(batch))
     finally:
         for handle in handles:

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.head import Head
@@ -158,7 +158,7 @@ class Frozen(nn.Module):
             position_ids: [B, T] if documents begin within rows.
             offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
         """
-        backbone, config = self.model.base_model, self.model.config
+        backbone, config = backbone_of(self.model), self.model.config
         more: dict[str, Any] = {}
         if config._attn_implementation == DOCUMENT_ATTENTION:
             more[LAYOUT] = _layout(input_ids, position_ids, offsets)

@@ -20,7 +20,7 @@ from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.compat import configure_compile, has_cpp_compiler
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
@@ -170,7 +170,7 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
         RecipeError: the model has no rotary embedding.
     """
     if stretch(model.config, stage):
-        backbone: Any = model.base_model
+        backbone = backbone_of(model)
         backbone.rotary_emb = type(backbone.rotary_emb)(config=model.config)
 
 
