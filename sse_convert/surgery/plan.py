@@ -88,7 +88,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
 
 def geometry_of(teacher: Teacher) -> Geometry:
     """The sizes that costs depend on."""
-    config, files = teacher.config, teacher.files
+    config, files = teacher.text, teacher.files
     softmax = teacher.softmax_layers
     prefix = teacher.attention_tensor(softmax[0], "")
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -99,7 +99,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         cache_element_bytes=ITEM_BYTES[teacher.dtype],
         parameters=files.parameters,
         embedding_parameters=files.tensors[teacher.embedding].numel,
-        tied=bool(config.tie_word_embeddings),
+        tied=bool(teacher.config.tie_word_embeddings),
         attention_parameters=sum(info.numel for name, info in files.tensors.items() if name.startswith(prefix)),
         intermediate=inner or 4 * teacher.dims.hidden,
         vocabulary=config.vocab_size,

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.window.document_masks import document_masks
@@ -144,7 +144,7 @@ class Frozen(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Head]:
         """Final hidden states [B, T, D], and the head as long as the weights are gathered."""
-        backbone, masks = self.model.base_model, None
+        backbone, masks = backbone_of(self.model), None
         if position_ids is not None and not source_spec(self.model.config.model_type).separates_documents:
             masks = document_masks(backbone, position_ids)
         hidden = backbone(input_ids=input_ids, attention_mask=masks, position_ids=position_ids, use_cache=False)
