@@ -101,7 +101,7 @@ def load_pretrained(
             raise
         raise CheckpointError(
             f"{path}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
-            expected="a language model checkpoint with config.json and safetensors weights",
+            expected="a causal language model checkpoint with config.json and safetensors weights",
             fix=f"sse-convert verify {path}",
         ) from error
     problems = [

@@ -80,19 +80,26 @@ def tiny_image_source(model_type: str, *, dtype: torch.dtype = torch.float32) ->
 
 
 def tiny_image_model(
-    model_type: str, layers: tuple[str, ...] = LAYOUT, *, dtype: torch.dtype = torch.float32
+    model_type: str,
+    layers: tuple[str, ...] = LAYOUT,
+    mixers: dict[str, dict[str, Any]] | None = None,
+    *,
+    config: PreTrainedConfig | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
     """A random converted model in evaluation mode, with the source's weights where it has them.
 
     Args:
         model_type: source family.
         layers: mixer name or `full` for each of the four layers.
+        mixers: settings by name, over those of `MIXERS`.
+        config: of the source; None for `tiny_image_config`.
         dtype: of the weights.
     """
     torch.manual_seed(0)
-    sse = {"layers": list(layers), "mixers": MIXERS, "base_model": "tiny"}
-    config = build_config(tiny_image_config(model_type), sse)
-    model = randomise(model_class_for(source_class(IMAGE_TEXT[model_type]))(config))
+    sse = {"layers": list(layers), "mixers": {**MIXERS, **(mixers or {})}, "base_model": "tiny"}
+    whole = build_config(config or tiny_image_config(model_type), sse)
+    model = randomise(model_class_for(source_class(IMAGE_TEXT[model_type]))(whole))
     source = tiny_image_source(model_type)
     missing, unexpected = model.load_state_dict(source.state_dict(), strict=False)
     assert not unexpected
