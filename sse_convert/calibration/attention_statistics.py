@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
-from sse_convert.modeling.layer import SSEAttention, projections
+from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
 from sse_convert.modeling.window.sliding import training_mask
 
@@ -62,21 +62,17 @@ class LayerStatistics:
 
 
 def layer_inputs(
-    layer: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout
+    layer: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None, layout: SequenceLayout
 ) -> dict[str, Any]:
     """What a layer hands to its operator, but for sequences and states.
 
     Args:
         layer: an SSE or GLA layer.
         x_BTC: its input.
-        embeddings: (cos, sin), each [1 or B, T, rotated dims], as its model makes them.
+        embeddings: as its model makes them.
         layout: of the batch.
     """
-    rotation = None
-    if layer.rotates and embeddings is not None:
-        cos, sin = (layout.pack(part.expand(len(x_BTC), -1, -1))[:, None] for part in embeddings)
-        rotation = cos, sin
-    return layer.operator_inputs(layout.pack(x_BTC), rotation)
+    return layer.operator_inputs(layout.pack(x_BTC), layer.rotation(embeddings, layout, len(x_BTC)))
 
 
 class Collector:
@@ -108,7 +104,7 @@ class Collector:
         self.model, self.spec, self.students = model, spec, students or {}
         self.windows, self.dims = windows or {}, attention_dims(model.config)
         self._values: dict[int, Tensor] = {}
-        self._given: dict[int, tuple[Tensor, tuple[Tensor, Tensor] | None]] = {}
+        self._given: dict[int, tuple[Tensor, RotaryTables | None]] = {}
         self.statistics = {
             layer: LayerStatistics(
                 distance_H=torch.zeros(heads, dtype=torch.float64),
@@ -200,7 +196,7 @@ class Collector:
         if layer in self.students:
             self._given[layer] = x_BTC, kwargs.get("position_embeddings")
 
-    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None) -> Tensor:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
         layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)

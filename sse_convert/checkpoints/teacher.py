@@ -206,12 +206,13 @@ def _with_floats(value: Any) -> Any:
 
 
 def native_windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer of a source model, as transformers' caches see it; None for full attention."""
+    """The sliding window, or chunk, of each layer of a source model, as transformers' caches see it; None for full
+    attention."""
     config = decoder_config(config)
     window = getattr(config, "sliding_window", None)
+    bounds = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
     types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    types = types * (config.num_hidden_layers // len(types))
-    return [window if kind == "sliding_attention" else None for kind in types]
+    return [bounds.get(kind) for kind in types * (config.num_hidden_layers // len(types))]
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:

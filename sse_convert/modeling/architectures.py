@@ -56,11 +56,16 @@ class ArchSpec:
     """config field that says whether a checkpoint has these norms; None if all have"""
     norm_after_rotation: bool = False
     """q and k are rotated first and then normed"""
+    normed_layers: Literal["all", "rotated"] = "all"
+    """layers with norms of q and k: all, or those that rotate"""
     rotary: Literal["full", "partial", "none"] = "full"
     """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
-    rotary_pairs: Literal["halves", "halves_once", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    rotary_pairs: Literal[
+        "halves", "halves_once", "backwards", "neighbours", "neighbours_once", "neighbours_from_halves"
+    ] = "halves"
     """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
-    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` once in all"""
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` and
+    `neighbours_once` once in all, in the latter as complex numbers"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -91,16 +96,17 @@ class ArchSpec:
     masks_outside: bool = False
     """masks are made around the backbone, which is handed them in place of the padding"""
 
-    def of(self, config: Any) -> "ArchSpec":
-        """The entry as it is for one checkpoint, by its transformers configuration."""
-        if self.qk_norm_switch is None or getattr(decoder_config(config), self.qk_norm_switch):
-            return self
-        return dc.replace(self, qk_norm="none")
+    def of(self, config: Any, *, rotated: bool = True) -> "ArchSpec":
+        """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not."""
+        switched_off = self.qk_norm_switch is not None and not getattr(decoder_config(config), self.qk_norm_switch)
+        if switched_off or (self.normed_layers == "rotated" and not rotated):
+            return dc.replace(self, qk_norm="none")
+        return self
 
     @property
     def children(self) -> tuple[str, ...]:
         """Modules of the attention that a converted layer uses."""
-        return (*self.qkv, self.output, *(() if self.qk_norm == "none" else self.qk_norms))
+        return (*self.qkv, self.output, *(() if self.qk_norm == "none" else dict.fromkeys(self.qk_norms)))
 
     @property
     def hybrid_config(self) -> str:
@@ -306,6 +312,12 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like(
             "kolibri1", "Kolibri1", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
         ),
+        _llama_like(
+            "llama4_text", "Llama4", config_class="Llama4TextConfig", backbone_class="Llama4TextModel",
+            classifier_class=None, qk_norm="head", qk_norms=("qk_norm", "qk_norm"), qk_norm_switch="use_qk_norm",
+            norm_after_rotation=True, normed_layers="rotated", rotary_pairs="neighbours_once",
+            switches=("attn_temperature_tuning", "attn_scale", "floor_scale"),
+        ),
         _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
         _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
         _llama_like(
@@ -445,11 +457,8 @@ def source_fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def backbone_of(model: Any) -> Any:
-    """The module with the decoder layers of a model with a head, plain or converted: takes text, gives hidden states.
-
-    Args:
-        model: a transformers model of a known family.
-    """
+    """The backbone of a causal language model of a known family, converted or not. transformers' `base_model` is
+    that in most families, and the whole model in some."""
     return model.get_submodule(source_spec(model.config.model_type).backbone)
 
 

@@ -31,6 +31,8 @@ from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.tracing import traced
 
 NORM_EPS = 1e-6
+RotaryTables = tuple[Tensor, Tensor] | Tensor
+"""(cos, sin) of a forward's positions, or both as one complex tensor"""
 
 
 class SSEAttention(RoutedLayer):
@@ -75,16 +77,17 @@ class SSEAttention(RoutedLayer):
             self.add_module(name, child)
         for name in spec.softmax_parameters:
             self.keep_for_softmax(name, getattr(source, name))
-        self.spec = spec.of(config)
+        rotated = is_rotated(source, spec)
+        self.spec = spec.of(config, rotated=rotated)
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
-        self.rotates = self.mixer.rope == "keep" and _is_rotated(source, spec)
+        self.rotates = self.mixer.rope == "keep" and rotated
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
 
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: RotaryTables | None = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +95,8 @@ class SSEAttention(RoutedLayer):
 
         Args:
             hidden_states: [B, tokens, hidden].
-            position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept.
+            position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept. Families whose
+                tables are complex have them in one tensor.
             sse_layout: made by the backbone; says which tokens are real and where sequences begin.
             kwargs: the cache, and what only softmax attention needs.
 
@@ -112,7 +116,7 @@ class SSEAttention(RoutedLayer):
     def heads(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None,
+        position_embeddings: RotaryTables | None,
         sse_layout: SequenceLayout | None,
         kwargs: dict[str, Any],
         dtype: torch.dtype,
@@ -127,7 +131,7 @@ class SSEAttention(RoutedLayer):
             )
         batch, length = hidden_states.shape[:2]
         x = sse_layout.pack(hidden_states)
-        inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
+        inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch))
         if inputs["partition_gate"] is not None:
             inputs["positions"] = sse_layout.pack(self._positions(kwargs).expand(batch, -1))
         shard = current_shard()
@@ -157,6 +161,22 @@ class SSEAttention(RoutedLayer):
         """The layer of the cache that holds the state."""
         layer: SSECacheLayer = cache.layers[self.layer_idx]
         return layer
+
+    def rotation(
+        self, embeddings: RotaryTables | None, layout: SequenceLayout, batch: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """(cos, sin), each [T, 1, angles or rotated dims], as `operator_inputs` takes them; None for no rotation.
+
+        Args:
+            embeddings: as the model makes them, see `forward`.
+            layout: of the batch.
+            batch: B.
+        """
+        if not self.rotates or embeddings is None:
+            return None
+        tables = (embeddings.real, embeddings.imag) if isinstance(embeddings, Tensor) else embeddings
+        cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in tables)
+        return cos, sin
 
     def operator_inputs(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
         """Everything `sse_attention` needs of T tokens, except sequences and states.
@@ -256,14 +276,6 @@ class SSEAttention(RoutedLayer):
         if state is None or recording or torch.is_grad_enabled():
             return False
         return traced() or not state.is_inference() or torch.is_inference_mode_enabled()
-
-    def _rotation(
-        self, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout, batch: int
-    ) -> tuple[Tensor, Tensor] | None:
-        if not self.rotates or embeddings is None:
-            return None
-        cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in embeddings)
-        return cos, sin
 
     def _side_path(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """What is added to q [T, Hq*D] and to k [T, H*D]."""
@@ -396,7 +408,7 @@ def _split(x: Tensor, *sizes: int) -> Tensor:
     return x.view(*x.shape[:-1], *sizes)
 
 
-def _is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
+def is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
     """Whether a family rotates q and k in this of its attention modules."""
     window: Any = getattr(source, "sliding_window", None)
     if spec.rotated_layers == "sliding":
@@ -414,6 +426,8 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
     cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
     if pairs == "halves_once":
         cos, sin = (torch.cat([part, part], dim=-1) for part in (cos, sin))
+    if pairs == "neighbours_once":
+        cos, sin = (part.repeat_interleave(2, dim=-1) for part in (cos, sin))
     dims = cos.shape[-1]
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))

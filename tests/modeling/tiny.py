@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.architectures import source_spec, spec_for
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 
@@ -61,6 +61,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 8, **_HALF_ROTARY},
     "hunyuan_v1_dense": {"head_dim": 8},
     "stablelm": _HALF_ROTARY,
+    "llama4_text": {
+        "head_dim": 8, **_LOCAL, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2, "attention_chunk_size": 6,
+        "no_rope_layers": [1, 1, 0, 1],
+    },
 }  # fmt: skip
 _ALIKE: dict[str, dict[str, Any]] = {
     "apertus": {},
@@ -139,8 +143,16 @@ _GPT2_NAMES = {
 PARTLY_FLOAT32 = (
     "dots1", "exaone_moe", "flint", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
     "granitemoe_swa", "granitemoehybrid", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "llama4_text",
 )  # fmt: skip
-"""families whose own code computes routers or linear attention in float32 whatever the model's dtype"""
+"""families whose own code computes routers, norms or linear attention in float32 whatever the model's dtype"""
+
+
+def exact(model_type: str) -> dict[str, float]:
+    """What equal outputs of a float64 model, converted or not, may differ by."""
+    return {"atol": 1e-6 if source_spec(model_type).model_type in PARTLY_FLOAT32 else 1e-9, "rtol": 0}
+
+
 FAMILIES = tuple(_FAMILIES)
 """families with something of their own, for every test that goes over families"""
 ENTRIES = (*_FAMILIES, *_ALIKE)

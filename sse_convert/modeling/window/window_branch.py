@@ -15,7 +15,7 @@ from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import precise_dtype
-from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layer import RotaryTables, SSEAttention
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.window.sliding import with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
@@ -54,7 +54,7 @@ class SSESlidingAttention(SSEAttention):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: RotaryTables | None = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
