@@ -376,27 +376,29 @@ INSIDE: dict[str, ArchSpec] = {
 def _around(model_type: str, stem: str, *text_types: str, **fields: Any) -> ArchSpec:
     """A model of images and text around a language model of one of these types, whose entries describe decoder layers
     alike."""
-    return dc.replace(
-        (ARCHITECTURES | INSIDE)[text_types[0]],
-        model_type=model_type,
-        config_class=f"{stem}Config",
-        backbone_class=f"{stem}Model",
-        causal_lm_class=f"{stem}ForConditionalGeneration",
-        classifier_class=None,
-        backbone="model.language_model",
-        text_types=text_types,
+    own = {
+        "config_class": f"{stem}Config",
+        "backbone_class": f"{stem}Model",
+        "causal_lm_class": f"{stem}ForConditionalGeneration",
+        "backbone": "model.language_model",
         **fields,
-    )
+    }
+    inside = (ARCHITECTURES | INSIDE)[text_types[0]]
+    return dc.replace(inside, model_type=model_type, classifier_class=None, text_types=text_types, **own)
 
 
 IMAGE_TEXT: dict[str, ArchSpec] = {
     spec.model_type: spec
     for spec in (
         _around("gemma3", "Gemma3", "gemma3_text", masks_outside=True),
+        _around(
+            "llama4", "Llama4", "llama4_text", backbone_class="Llama4ForConditionalGeneration",
+            backbone="language_model.model",
+        ),
         _around("mistral3", "Mistral3", "mistral", "ministral3"),
         _around("qwen3_vl", "Qwen3VL", "qwen3_vl_text"),
     )
-}
+}  # fmt: skip
 """models of images and text"""
 
 

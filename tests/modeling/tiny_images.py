@@ -54,6 +54,26 @@ _MODELS: dict[str, dict[str, Any]] = {
         "boi_token_index": 92,
         "eoi_token_index": 93,
     },
+    "llama4": {
+        "text_config": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size_mlp": 48,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 6,
+            "no_rope_layers": [1, 1, 0, 1],
+        },
+        "vision_config": {
+            **_SQUARE,
+            "intermediate_size": 64,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "vision_output_dim": 32,
+        },
+        "image_token_index": IMAGE,
+        "boi_token_index": 92,
+        "eoi_token_index": 93,
+    },
     "mistral3": {
         "text_config": {"model_type": "ministral3"},
         "vision_config": {"model_type": "pixtral", "head_dim": 8, **_SQUARE},
@@ -76,7 +96,16 @@ def tiny_image_source(model_type: str, *, dtype: torch.dtype = torch.float32) ->
     """A random source model in evaluation mode."""
     torch.manual_seed(0)
     model = source_class(IMAGE_TEXT[model_type])(tiny_image_config(model_type))
-    return randomise(model).to(dtype).eval()
+    return _cast(randomise(model), dtype)
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """In evaluation mode; `to` would make real numbers of Llama 4's complex tables."""
+    if dtype != torch.float64:
+        return model.eval()
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # torch's grouped products have no float64
+    return model.double().eval()
 
 
 def tiny_image_model(
@@ -94,7 +123,7 @@ def tiny_image_model(
         layers: mixer name or `full` for each of the four layers.
         mixers: settings by name, over those of `MIXERS`.
         config: of the source; None for `tiny_image_config`.
-        dtype: of the weights.
+        dtype: of the weights, float32 or float64.
     """
     torch.manual_seed(0)
     sse = {"layers": list(layers), "mixers": {**MIXERS, **(mixers or {})}, "base_model": "tiny"}
@@ -104,7 +133,7 @@ def tiny_image_model(
     missing, unexpected = model.load_state_dict(source.state_dict(), strict=False)
     assert not unexpected
     assert all("sse_" in name for name in missing)
-    return model.to(dtype).eval()
+    return _cast(model, dtype)
 
 
 def image_prompts(model_type: str, *, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -128,4 +157,6 @@ def image_prompts(model_type: str, *, dtype: torch.dtype = torch.float32) -> dic
         }
     if model_type == "gemma3":
         return {**inputs, "pixel_values": pixels, "token_type_ids": kinds}
+    if model_type == "llama4":
+        return {**inputs, "pixel_values": pixels}
     return {**inputs, "pixel_values": pixels, "image_sizes": torch.tensor([[8, 8]] * 2)}
