@@ -368,6 +368,10 @@ INSIDE: dict[str, ArchSpec] = {
             "qwen3_vl_text", "Qwen3VL", config_class="Qwen3VLTextConfig", backbone_class="Qwen3VLTextModel",
             classifier_class=None, qk_norm="head",
         ),
+        _llama_like(
+            "qwen3_vl_moe_text", "Qwen3VLMoe", config_class="Qwen3VLMoeTextConfig",
+            backbone_class="Qwen3VLMoeTextModel", classifier_class=None, qk_norm="head",
+        ),
     )
 }  # fmt: skip
 """language models that exist inside models of images and text alone, without a class of their own that has a head"""
@@ -396,7 +400,10 @@ IMAGE_TEXT: dict[str, ArchSpec] = {
             backbone="language_model.model",
         ),
         _around("mistral3", "Mistral3", "mistral", "ministral3"),
+        _around("qwen3_5", "Qwen3_5", "qwen3_5_text"),
+        _around("qwen3_5_moe", "Qwen3_5Moe", "qwen3_5_moe_text"),
         _around("qwen3_vl", "Qwen3VL", "qwen3_vl_text"),
+        _around("qwen3_vl_moe", "Qwen3VLMoe", "qwen3_vl_moe_text"),
     )
 }  # fmt: skip
 """models of images and text"""

@@ -145,7 +145,8 @@ def test_the_language_model_by_itself_is_the_path_of_text(model_type: str) -> No
     positions = torch.cat([torch.arange(7), torch.arange(5)]).expand(2, -1)
     packed = model(ids, position_ids=positions, use_cache=False).logits
     apart = torch.cat([model(part, use_cache=False).logits for part in ids.split([7, 5], 1)], 1)
-    torch.testing.assert_close(packed, apart, atol=1e-5, rtol=1e-4)
+    if not IMAGE_TEXT[model_type].linear_layers:  # whose states documents share, as in transformers
+        torch.testing.assert_close(packed, apart, atol=1e-5, rtol=1e-4)
     inside = backbone_of(model)(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
     torch.testing.assert_close(Head.of(model).logits(inside), packed)
 

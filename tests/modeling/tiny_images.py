@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from sse_convert.modeling.architectures import IMAGE_TEXT
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
-from tests.modeling.tiny import LAYOUT, MIXERS, VOCAB, randomise
+from tests.modeling.tiny import _EXPERTS, _LINEAR, LAYOUT, MIXERS, VOCAB, randomise
 
 IMAGE = 90
 """the token in whose place a feature of the image goes"""
@@ -42,10 +42,32 @@ _GRID = {
     "deepstack_visual_indexes": [0, 1],
     **_SIGHT,
 }
+_PLAIN_GRID = {name: value for name, value in _GRID.items() if name != "deepstack_visual_indexes"}
+_PART_ROTATION = {**_ROTATION, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 _GRID_TOKENS = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 _SQUARE = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, **_SIGHT}
 _MODELS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"text_config": {"rope_parameters": _ROTATION}, "vision_config": _GRID, **_GRID_TOKENS},
+    "qwen3_vl_moe": {
+        "text_config": {"rope_parameters": _ROTATION, **_EXPERTS},
+        "vision_config": _GRID,
+        **_GRID_TOKENS,
+    },
+    "qwen3_5": {
+        "text_config": {"rope_parameters": _PART_ROTATION, **_LINEAR},
+        "vision_config": _PLAIN_GRID,
+        **_GRID_TOKENS,
+    },
+    "qwen3_5_moe": {
+        "text_config": {
+            "rope_parameters": _PART_ROTATION,
+            **_LINEAR,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 12,
+        },
+        "vision_config": _PLAIN_GRID,
+        **_GRID_TOKENS,
+    },
     "gemma3": {
         "text_config": {"query_pre_attn_scalar": 8, **_WINDOWS},
         "vision_config": {"model_type": "siglip_vision_model", **_SQUARE},
@@ -81,6 +103,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     },
 }
 IMAGE_MODELS = tuple(_MODELS)
+_GRIDS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 def tiny_image_config(model_type: str) -> PreTrainedConfig:
@@ -147,7 +170,7 @@ def image_prompts(model_type: str, *, dtype: torch.dtype = torch.float32) -> dic
     kinds = (ids == IMAGE).long()
     pixels = torch.randn(2, 3, 8, 8, generator=generator).to(dtype)
     inputs = {"input_ids": ids, "attention_mask": mask}
-    if model_type == "qwen3_vl":
+    if model_type in _GRIDS:
         patches = torch.randn(32, 12, generator=generator).to(dtype)
         return {
             **inputs,
