@@ -48,6 +48,9 @@ def test_a_model_of_images_and_text_travels(
     assert trained["steps"] == 2
     does(capsys, "export", recipe, "--checkpoint", tmp_path / "trained", "-o", final)
     assert all((final / name).is_file() for name in (*PROCESSOR, "tokenizer.json", "chat_template.jinja"))
+    card = (final / "README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
+    assert "AutoModelForImageTextToText.from_pretrained(folder" in card
     model: Any = load_pretrained(final)
     seen = dict(model.named_parameters())
     changed = {name for name, before in teacher.named_parameters() if not torch.equal(before, seen[name])}

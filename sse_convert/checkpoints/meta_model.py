@@ -44,12 +44,21 @@ def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def idle_parameters(teacher: Teacher) -> int:
+def image_parameters(teacher: Teacher, model: PreTrainedModel) -> int:
+    """Elements of what sees images in the teacher's skeleton, which stages do not train."""
+    return sum(int(p.numel()) for name, p in model.named_parameters() if teacher.spec.sees_images(name))
+
+
+def idle_parameters(teacher: Teacher, model: PreTrainedModel) -> int:
     """Elements that a token of text does not meet: of each layer's routed experts, all but those it is sent to, and all
-    of what sees images or what transformers leaves out."""
-    model = skeleton(teacher.config)
+    of what sees images or what transformers leaves out.
+
+    Args:
+        teacher: the source.
+        model: its skeleton.
+    """
     left_out = sum(teacher.files.tensors[name].numel for name in left_out_tensors(teacher, model))
-    left_out += sum(p.numel() for name, p in model.named_parameters() if teacher.spec.sees_images(name))
+    left_out += image_parameters(teacher, model)
     met: int | list[int] | None = getattr(teacher.text, teacher.spec.experts_per_token, None)
     if met is None:
         return left_out

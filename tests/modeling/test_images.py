@@ -8,8 +8,9 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModel, AutoModelForImageTextToText, DynamicCache, StaticCache
+from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, DynamicCache, StaticCache
 
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.modeling.architectures import IMAGE_TEXT, backbone_of
 from sse_convert.modeling.auto import register
@@ -24,6 +25,7 @@ from tests.modeling.tiny_images import (
     tiny_image_model,
     tiny_image_source,
 )
+from tests.surgery.models import save_teacher
 
 NOTHING = ("full",) * 4
 BESIDE = ("sse+sliding", "sliding", "sse", "full")
@@ -56,13 +58,12 @@ def test_nothing_converted_is_the_source_to_the_bit(model_type: str) -> None:
     assert all(map(torch.equal, made.logits, theirs.logits))
 
 
-@pytest.mark.parametrize("layers", [("sse", "sliding", "sse", "full"), BESIDE])
 @pytest.mark.parametrize("model_type", IMAGE_MODELS)
 @torch.no_grad()
-def test_a_hybrid_sees_images_and_generates_from_its_cache(model_type: str, layers: tuple[str, ...]) -> None:
+def test_a_hybrid_sees_images_and_generates_from_its_cache(model_type: str) -> None:
     """Features of images are the source's to the bit; padded rows generate what each does alone by whole forwards."""
     source = tiny_image_source(model_type, dtype=torch.float64)
-    model = tiny_image_model(model_type, layers, dtype=torch.float64)
+    model = tiny_image_model(model_type, BESIDE, dtype=torch.float64)
     inputs = image_prompts(model_type, dtype=torch.float64)
     sight = {name: inputs[name] for name in ("pixel_values", "image_grid_thw", "image_sizes") if name in inputs}
     assert all(map(torch.equal, features(model, sight), features(source, sight)))
@@ -166,6 +167,24 @@ def test_it_loads_through_its_auto_classes_and_as_nothing_else(model_type: str, 
     assert torch.equal(body(**inputs)[0], model.base_model(**inputs)[0])
     with pytest.raises(Exception, match="load it with AutoModelForImageTextToText"):
         getattr(transformers, IMAGE_TEXT[model_type].causal_lm_class).from_pretrained(tmp_path)
+
+
+def test_a_photograph_goes_through_the_processor_that_travels(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (20, 20), "red")
+    source = save_teacher(tiny_image_source("gemma3"), tmp_path / "source")
+    words = {"boi_token": "w92", "image_token": f"w{IMAGE}", "eoi_token": "w93"}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(source / "tokenizer.json"), unk_token="w0", extra_special_tokens=words
+    )
+    sight = transformers.Gemma3ImageProcessorPil(size={"height": 8, "width": 8})
+    transformers.Gemma3Processor(sight, tokenizer, image_seq_length=4).save_pretrained(source)
+    model = tiny_image_model("gemma3")
+    model.save_pretrained(tmp_path / "model")
+    assert "processor_config.json" in copy_auxiliary_files(source, tmp_path / "model")
+    processor = AutoProcessor.from_pretrained(tmp_path / "model")
+    inputs = processor(images=image, text="w92 w5 w6", return_tensors="pt")
+    assert inputs["input_ids"].tolist() == [[92, *[IMAGE] * 4, 93, 5, 6]]
+    assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape == (1, 11)
 
 
 def test_another_language_model_inside_is_refused() -> None:
