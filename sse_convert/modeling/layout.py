@@ -28,7 +28,8 @@ class SequenceLayout:
     @property
     def sequences(self) -> int:
         """S, sequences of real tokens."""
-        return self.cu_seqlens.shape[0] - 1 - (self.real is not None)
+        ends = 1 if self.real is None else 2
+        return self.cu_seqlens.shape[0] - ends
 
     def pack(self, x: Tensor) -> Tensor:
         """Real tokens [tokens, ...] of x [B, T, ...], and padding where that is packed."""

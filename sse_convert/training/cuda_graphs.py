@@ -236,7 +236,7 @@ class RecordedPass:
         self._refused = True
         self._recordings.clear()
         for trace in self._traces:
-            trace.logits_TN = trace.positions_T = None
+            trace.forget()
         gc.collect()
         self._zero()
         say(f"the stage goes on without CUDA graphs: {why}")

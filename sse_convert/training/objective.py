@@ -108,8 +108,11 @@ class Objective(ABC):
         Every process must call it.
         """
 
-    def close(self) -> None:  # noqa: B027
-        """Free what only training needs."""
+    def close(self) -> None:
+        """Free what only training needs: the graph of a pass that failed holds all its activations."""
+        student: Any = self.student
+        for layer in student.sse_layers().values():
+            layer.trace.forget()
 
     def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Look at the means of an optimizer step (from 1); returns what the step's record says of it."""

@@ -265,7 +265,7 @@ class _StageRun:
                 now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
         finally:
             log.close()
-        objective.close()
+            objective.close()
         return objective, self._report(objective, now)
 
     def write(self, objective: Objective, report: StageReport) -> None:

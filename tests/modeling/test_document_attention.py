@@ -5,6 +5,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling import document_attention
 from sse_convert.modeling.document_attention import (
     DOCUMENT_ATTENTION,
     attend_to_documents,
@@ -126,3 +127,29 @@ def test_the_kernel_gives_what_documents_give_one_by_one(window: int | None) -> 
     for ours, theirs in pairs:
         error = (ours.detach().cpu().double() - theirs.detach()).norm() / theirs.detach().norm()
         assert error < 2**-7
+
+
+def test_layers_compile_whole_for_any_number_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a kernel, as on a GPU, for which one that masks stands in."""
+
+    def kernel(q, k, v, offsets, longest, scaling, window):  # type: ignore[no-untyped-def]
+        index = torch.arange(len(q))
+        document = torch.searchsorted(offsets[1:].long(), index, right=True)
+        sees = (index[:, None] >= index) & (document[:, None] == document)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = scaling * torch.einsum("thd,shd->hts", q, k)
+        return torch.einsum("hts,shd->thd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+    model = tiny_model("qwen3", LAYOUT)
+    model.config._attn_implementation = DOCUMENT_ATTENTION
+    packed = [rows(), (rows()[0], torch.arange(20) % torch.tensor([[5], [10]])), (rows()[0], None)]
+    expected = [model(ids, position_ids=where, use_cache=False).logits for ids, where in packed]
+    monkeypatch.setattr(document_attention, "_has_kernel", lambda q: True)
+    monkeypatch.setattr(document_attention, "varlen_attention", kernel)
+    torch.compiler.reset()
+    for layer in model.base_model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    for (ids, where), logits in zip(packed, expected, strict=True):
+        found = model(ids, position_ids=where, use_cache=False).logits
+        torch.testing.assert_close(found, logits, atol=1e-5, rtol=0)
+    torch.compiler.reset()
