@@ -40,7 +40,7 @@ from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.architectures import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
@@ -156,7 +156,9 @@ class Evaluator:
             CheckpointError, HubError, DataError: see `evaluate`.
         """
         if self._tasks is None:
-            self._tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), self.source.config.vocab_size)
+            self._tasks = make_tasks(
+                self._recipe, load_tokenizer(checkpoint), decoder_config(self.source.config).vocab_size
+            )
         tasks = self._tasks
         teacher, mixers, states = self._teacher
         watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
@@ -168,7 +170,7 @@ class Evaluator:
             limits=self._recipe.eval.gate,
             conditions={
                 **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
-                "vocab_size": self.source.config.vocab_size,
+                "vocab_size": decoder_config(self.source.config).vocab_size,
             },
         )
 
@@ -206,7 +208,7 @@ def model_mixers(model: "PreTrainedModel") -> Mixers:
     """The mixer of each layer, None for softmax attention; all None for a model that is not converted."""
     if hasattr(model.config, "sse"):
         return layer_mixers(model.config)
-    return [None] * model.config.num_hidden_layers
+    return [None] * decoder_config(model.config).num_hidden_layers
 
 
 def measure_model(

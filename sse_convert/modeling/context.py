@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import attention_dims, source_spec
+from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 
@@ -181,7 +181,7 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         config: of a model of a known family, plain or converted.
         ranks: P. Key-value heads may be fewer, and are repeated then.
     """
-    dims, spec = attention_dims(config), source_spec(config.model_type)
+    dims, spec, config = attention_dims(config), source_spec(config.model_type), decoder_config(config)
     query, keys = dims.query_heads, dims.kv_heads
     holds = {
         f"does not divide {query} query heads": query % ranks != 0,

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import attention_dims, source_spec
+from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
 from sse_convert.modeling.compat import varlen_attention
 from sse_convert.modeling.layout import SequenceLayout
 
@@ -35,7 +35,7 @@ def document_attention_problem(config: Any) -> str | None:
     Args:
         config: of a model of a known family, plain or converted.
     """
-    spec, dims = source_spec(config.model_type), attention_dims(config)
+    spec, dims, config = source_spec(config.model_type), attention_dims(config), decoder_config(config)
     found = {
         "decoder layers keep their arguments to themselves": not spec.hands_on,
         "layers have linear attention of their own": spec.linear_layers,

@@ -99,6 +99,18 @@ def document_starts(position_ids: Tensor | None, batch: int, *, look: bool = Tru
     return starts if not look or bool(starts[:, 1:].any()) else None
 
 
+def text_positions(position_ids: Tensor | None) -> Tensor | None:
+    """Positions [1 or B, T] in the row, of what a model takes as `position_ids`.
+
+    Args:
+        position_ids: these; or of rotations by time, height and width, [1 or 3, B, T], which say nothing of the row
+            (None is returned), or [4, B, T], with these first.
+    """
+    if position_ids is None or position_ids.dim() == 2:
+        return position_ids
+    return position_ids[0] if position_ids.shape[0] == 4 else None
+
+
 def padding_mask(attention_mask: Any, length: int) -> Tensor | None:
     """The part of a 2D attention mask that covers the new tokens.
 
