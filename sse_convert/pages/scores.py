@@ -20,6 +20,7 @@ SHARE = "needles, share of the teacher's"
 DIVERGENCE = "KL to the teacher (nats per token)"
 TOP1 = "same first choice as the teacher"
 RULER = "RULER, values in the answer"
+QUESTIONS = "questions, mean score of an answer"
 TASKS = "lm-evaluation-harness"
 PREFILL = "prefill (tokens/s)"
 DECODE = "decoding (tokens/s)"
@@ -44,6 +45,7 @@ ORDER = (
     NEEDLES,
     SHARE,
     RULER,
+    QUESTIONS,
     TASKS,
     CACHE,
     PREFILL,
@@ -94,6 +96,9 @@ def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"])
     for entry in scores.get("ruler", []):
         setting, order = f"{entry['task']}, {_tokens(entry['length'])}", (entry["task"], 0, entry["length"])
         yield _share(RULER, setting, order, entry, (*text, *_samples(entry)))
+    for entry in scores.get("generation", []):
+        setting, drawn = f"{entry['task']}, avg@{entry['repeats']}", _conditions(evaluation, "generation", "seed")
+        yield _share(QUESTIONS, setting, (entry["task"], 0, entry["repeats"]), entry, (*drawn, *_samples(entry)))
     for entry in scores.get("tasks", []):
         yield _task(entry)
     machine = _conditions(evaluation, "device", "threads", "dtype", "torch")
