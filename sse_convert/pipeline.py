@@ -119,7 +119,8 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
     teacher = open_teacher(recipe.model, recipe.revision)
     runs = {"": recipe, **chosen_controls(recipe, teacher)}
     warnings = _check(runs, teacher, main, resume)
-    evaluator = functools.cache(functools.partial(Evaluator, recipe, answers=main.answers))  # made once needed; for all runs
+    make = functools.partial(Evaluator, recipe, answers=main.answers)
+    evaluator = functools.cache(make)  # made when first needed; shared by all runs
     figures: Path | None = None
     with _opened(main):
         for control, chosen in runs.items():

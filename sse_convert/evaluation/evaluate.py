@@ -351,9 +351,7 @@ def make_tasks(
     )
 
 
-def _questions(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: int | None
-) -> list[QuestionSet]:
+def _questions(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: int | None) -> list[QuestionSet]:
     if recipe.eval.generation is None:
         return []
     limit = None if context is None else stretched_context(recipe, context)

@@ -1,7 +1,7 @@
 """Answers to question sets: several per question, generated in batches, checked, and kept on disk as they come.
 
-An answer is drawn with random numbers that belong to its question and its place among the answers, whatever else is asked
-for and however rows are batched. So an evaluation that was killed goes on with the answers on disk and ends with the same.
+An answer is drawn with random numbers that belong to its question and its place among the answers, whatever else is
+asked and however rows are batched. So an evaluation that was killed goes on with the answers on disk, to the same end.
 """
 
 import dataclasses as dc
@@ -178,7 +178,8 @@ def generation_score(
         if bar is not None:
             bar.update(len(batch))
     found = [answer for key in keys if (answer := answers.get(key)) is not None]
-    earned = [score(asked.scorer, a.text, r.question.answers, r.question.prefix) for a, r in zip(found, rows, strict=True)]
+    pairs = [(answer.text, row.question) for answer, row in zip(found, rows, strict=True)]
+    earned = [score(asked.scorer, text, question.answers, question.prefix) for text, question in pairs]
     return _total(asked, repeats, earned, found)
 
 
@@ -242,7 +243,9 @@ def _stored(path: Path) -> Iterator[tuple[str, Answer]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}", fix="remove the file, or make it readable") from error
+        raise OutputError(
+            f"{path} cannot be read: {error.strerror}", fix="remove the file, or make it readable"
+        ) from error
     for line in lines:
         try:
             stored = json.loads(line)

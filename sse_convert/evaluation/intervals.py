@@ -77,8 +77,8 @@ def newcombe(a: Accuracy, b: Accuracy) -> tuple[float, float]:
 def best_of(scores: Sequence[float], tries: int) -> float:
     """The expected best of `tries` answers to a question, estimated without bias from the scores of more answers.
 
-    The mean of the best over all choices of `tries` answers. For hits and misses it is pass@k, 1 - C(n - c, k) / C(n, k)
-    with c hits among n answers.
+    The mean of the best over all choices of `tries` answers. For hits and misses it is pass@k,
+    1 - C(n - c, k) / C(n, k) with c hits among n answers.
 
     Args:
         scores: of n answers.

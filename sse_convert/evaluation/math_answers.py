@@ -16,7 +16,7 @@ LONGEST = 200
 """characters of an answer whose value is computed"""
 _LARGEST_POWER = 64
 _CLOSE = 1e-9
-_DROPPED = re.compile(r"\\left|\\right|\\[!,;: ]|\\\$|\$|\\\(|\\\)|\\\[|\\\]|\\displaystyle|\^\\circ|\^\{\\circ\}|\\%|%|[~\s]")
+_DROPPED = re.compile(r"\\(?:left|right|displaystyle|[]!,;: $()[%])|\^(?:\\circ|\{\\circ\})|[$%~\s]")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[\d}])\s*\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?\d\}?)?\s*$")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
@@ -168,7 +168,8 @@ def _computed(node: ast.AST) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and abs(exponent) <= _LARGEST_POWER:
-        return base ** int(exponent)
+        exact: Number = base ** int(exponent)
+        return exact
     value = float(base) ** float(exponent)
     if isinstance(value, complex):
         raise ValueError("a root of a negative number")

@@ -239,7 +239,9 @@ class _Line:
             if answer in options:
                 return letters[options.index(answer)]
         raise self._wrong(
-            "answer", shortened(repr(answer)), f"a letter from A to {letters[-1]}, an index from 0, or the text of a choice"
+            "answer",
+            shortened(repr(answer)),
+            f"a letter from A to {letters[-1]}, an index from 0, or the text of a choice",
         )
 
     def _value(self, field: str) -> Any:

@@ -3,7 +3,7 @@ r"""How an answer is checked: one table of scorers, each with what it asks the m
     boxed       the last \boxed{...} is the answer, by `math_answers`                          AIME, MATH500, AMC
     number      the number after the last ####, else the last number                           GSM8K
     choice      the letter of a choice                                                         LongBench v2
-    exact       the answer and nothing else, apart from case, punctuation and articles         Table Query with one value
+    exact       the answer and nothing else, apart from case, punctuation and articles         Table Query, one value
     contains    one of the answers is in the text                                              NoLiMa, HELMET's recall
     coverage    share of the answers that are in the text                                      Qampari
     f1          words shared with the nearest answer                                           HELMET, LOFT's questions
@@ -171,6 +171,7 @@ def _ratio(text: str, answers: Answers, prefix: str) -> float:
     return max(SequenceMatcher(None, given, answer.removeprefix(prefix)).ratio() for answer in _spellings(answers))
 
 
+_ASK_LIST = 'Write "Final Answer:", and then a list in brackets with every item in quotes.'
 SCORERS: dict[Scorer, AnswerCheck] = {
     "boxed": AnswerCheck(_boxed, "Please reason step by step, and put your final answer within \\boxed{}."),
     "number": AnswerCheck(_number, "Reason step by step. End with the number alone, on a line that begins with ####."),
@@ -179,8 +180,8 @@ SCORERS: dict[Scorer, AnswerCheck] = {
     "contains": AnswerCheck(_contains),
     "coverage": AnswerCheck(_coverage),
     "f1": AnswerCheck(_f1),
-    "list_f1": AnswerCheck(_list_f1, 'Write "Final Answer:", and then a list in brackets with every item in quotes.'),
-    "list_exact": AnswerCheck(_list_exact, 'Write "Final Answer:", and then a list in brackets with every item in quotes.'),
+    "list_f1": AnswerCheck(_list_f1, _ASK_LIST),
+    "list_exact": AnswerCheck(_list_exact, _ASK_LIST),
     "rouge": AnswerCheck(_rouge),
     "ratio": AnswerCheck(_ratio),
 }

@@ -1,4 +1,4 @@
-"""Continue many prompts at once: left-padded, through the cache. What a row samples does not depend on its neighbours."""
+"""Continue many prompts at once: left-padded, through the cache. What a row samples is its own affair."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -30,7 +30,8 @@ def read(tmp_path, tokenizer, record, scorer="boxed", limit=None, **settings):
     ("scorer", "record", "prompt", "answers"),
     [
         ("boxed", {"ID": "2024-I-4", "Problem": "Find x.", "Solution": "so", "Answer": 204}, "Find x.", [("204",)]),
-        ("boxed", {"problem": "1 + 1?", "solution": "s", "answer": r"\frac{4}{2}", "level": 1}, "1 + 1?", [(r"\frac{4}{2}",)]),
+        ("boxed", {"problem": "1 + 1?", "solution": "s", "answer": r"\frac{4}{2}", "level": 1}, "1 + 1?",
+         [(r"\frac{4}{2}",)]),
         ("boxed", {"id": 0, "problem": "How?", "answer": 142.0}, "How?", [("142.0",)]),
         ("number", {"question": "How many?", "answer": "9\n#### 9"}, "How many?", [("9\n#### 9",)]),
         ("choice", {"context": "A text.", "question": "Who?", "choice_A": "he", "choice_B": "she", "answer": "B"},
@@ -39,8 +40,10 @@ def read(tmp_path, tokenizer, record, scorer="boxed", limit=None, **settings):
         ("choice", {"question": "Who?", "options": ["he", "she"], "answer": "he"}, "Who?\n\n(A) he\n(B) she", [("A",)]),
         ("f1", {"question": "When?", "answers": ["1950", "in 1950"], "ctxs": [{"title": "T", "text": "x"}, "y"]},
          "ID: 0 | TITLE: T | CONTENT: x\nID: 1 | CONTENT: y\n\nWhen?", [("1950",), ("in 1950",)]),
-        ("list_f1", {"qid": "1", "query_text": "Which?", "answers": [["d3", 1], ["d7", 1]]}, "Which?", [("d3",), ("d7",)]),
-        ("coverage", {"question": "Which?", "answers": [["NYC", "New York"], ["Rome"]]}, "Which?", [("NYC", "New York"), ("Rome",)]),
+        ("list_f1", {"qid": "1", "query_text": "Which?", "answers": [["d3", 1], ["d7", 1]]}, "Which?",
+         [("d3",), ("d7",)]),
+        ("coverage", {"question": "Which?", "answers": [["NYC", "New York"], ["Rome"]]}, "Which?",
+         [("NYC", "New York"), ("Rome",)]),
         ("contains", {"prompt": "All of it:", "answer": "Yuki"}, "All of it:", [("Yuki",)]),
     ],
 )  # fmt: skip
@@ -53,7 +56,11 @@ def test_published_columns(tmp_path, tokenizer, scorer, record, prompt, answers)
 
 def test_conversations_of_mrcr(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a poem"}, {"role": "user", "content": "again"}]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "a poem"},
+        {"role": "user", "content": "again"},
+    ]
     record = {"prompt": json.dumps(messages), "answer": "Xq3a poem", "random_string_to_prepend": "Xq3", "n_needles": 2}
     text, question = read(tmp_path, tokenizer, record, "ratio", template="chat")
     assert text == "[user: hi][assistant: a poem][user: again]>"
@@ -111,7 +118,7 @@ def test_bad_lines_are_named_with_their_field(tmp_path, tokenizer, line, message
 
 @pytest.mark.parametrize("answer", ["C", 2, "they", 0.5])
 def test_a_choice_that_is_none(tmp_path, tokenizer, answer):
-    with pytest.raises(DataError, match="field 'answer' is .*") as caught:
+    with pytest.raises(DataError, match="field 'answer' is") as caught:
         read(tmp_path, tokenizer, {"question": "Who?", "choices": ["he", "she"], "answer": answer}, "choice")
     assert caught.value.expected == "a letter from A to B, an index from 0, or the text of a choice"
 
@@ -126,5 +133,5 @@ def test_prompts_must_leave_room_for_the_answer(tmp_path, tokenizer):
 
 
 def test_a_file_that_is_not_there(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="nowhere.jsonl does not exist"):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl does not exist"):
         read_questions(GenerationEval(questions={str(tmp_path / "nowhere.jsonl"): "exact"}), tokenizer)
