@@ -93,9 +93,9 @@ class AnswerFile:
     def __init__(self, path: Path | None, model: str) -> None:
         self._path = path
         self._model = model
-        self._known: dict[str, Answer] = {}
-        if path is not None and path.exists():
-            self._known = dict(_stored(path))
+        text = "" if path is None or not path.exists() else _read(path)
+        self._known = dict(_stored(text))
+        self._torn = bool(text) and not text.endswith("\n")
 
     def key(self, question: Question, sampling: Sampling, seed: int) -> str:
         """What decides an answer, as a digest."""
@@ -119,11 +119,12 @@ class AnswerFile:
         self._known |= answers
         if self._path is None:
             return
-        lines = [json.dumps({**about[key], **dc.asdict(answer), "key": key}) for key, answer in answers.items()]
+        lines = [json.dumps({**about[key], **dc.asdict(answer), "key": key}) + "\n" for key, answer in answers.items()]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" + "\n".join(lines))  # a line that a killed process left torn ends here
+                file.writelines(["\n"] * self._torn + lines)  # a line that a killed process left torn ends here
+                self._torn = False
         except OSError as error:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}", fix="free space") from error
 
@@ -183,6 +184,19 @@ def generation_score(
     return _total(asked, repeats, earned, found)
 
 
+def slots_at_once(model: "PreTrainedModel", bytes_per_token: float) -> int:
+    """Tokens of prompts and answers that fit a device beside the model: on a CPU a fixed number.
+
+    Args:
+        model: on its device.
+        bytes_per_token: of the cache, for the longest rows that are asked for.
+    """
+    if model.device.type != "cuda":
+        return SLOTS_ON_CPU
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return max(SLOTS_ON_CPU, int(CACHE_SHARE * free / bytes_per_token))
+
+
 @dc.dataclass(frozen=True, slots=True)
 class _Row:
     """One answer to be."""
@@ -238,30 +252,18 @@ def _total(asked: QuestionSet, repeats: int, earned: Sequence[float], found: Seq
     )
 
 
-def _stored(path: Path) -> Iterator[tuple[str, Answer]]:
-    """Whole lines of a file; what a killed process left of the last one is passed over."""
+def _read(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise OutputError(
-            f"{path} cannot be read: {error.strerror}", fix="remove the file, or make it readable"
-        ) from error
-    for line in lines:
+        raise OutputError(f"{path} cannot be read: {error.strerror}", fix="make it readable") from error
+
+
+def _stored(text: str) -> Iterator[tuple[str, Answer]]:
+    """Answers of whole lines; what a killed process left of the last one is passed over."""
+    for line in text.splitlines():
         try:
             stored = json.loads(line)
             yield str(stored["key"]), Answer(str(stored["text"]), int(stored["tokens"]), bool(stored["ended"]))
         except (ValueError, TypeError, KeyError):
             continue
-
-
-def slots_at_once(model: "PreTrainedModel", bytes_per_token: float) -> int:
-    """Tokens of prompts and answers that fit a device beside the model: on a CPU a fixed number.
-
-    Args:
-        model: on its device.
-        bytes_per_token: of the cache, for the longest rows that are asked for.
-    """
-    if model.device.type != "cuda":
-        return SLOTS_ON_CPU
-    free, _ = torch.cuda.mem_get_info(model.device)
-    return max(SLOTS_ON_CPU, int(CACHE_SHARE * free / bytes_per_token))

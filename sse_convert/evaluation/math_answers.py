@@ -14,7 +14,8 @@ from fractions import Fraction
 Number = Fraction | float
 LONGEST = 200
 """characters of an answer whose value is computed"""
-_LARGEST_POWER = 64
+_MOST_BITS = 4096
+"""of a power that is computed exactly"""
 _CLOSE = 1e-9
 _DROPPED = re.compile(r"\\(?:left|right|displaystyle|[]!,;: $()[%])|\^(?:\\circ|\{\\circ\})|[$%~\s]")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -167,10 +168,11 @@ def _computed(node: ast.AST) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    if isinstance(exponent, Fraction) and exponent.denominator == 1 and abs(exponent) <= _LARGEST_POWER:
-        exact: Number = base ** int(exponent)
-        return exact
-    value = float(base) ** float(exponent)
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        size = abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())
+        if size <= _MOST_BITS:
+            return base ** int(exponent)
+    value: float | complex = float(base) ** float(exponent)
     if isinstance(value, complex):
         raise ValueError("a root of a negative number")
     return value
