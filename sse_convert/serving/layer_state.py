@@ -1,5 +1,6 @@
-"""The SSE layer of an engine: the project's own layer over states that live in rows of the engine's memory."""
+"""Converted layers of an engine: the project's own layers over states that live in rows of the engine's memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.state_slots import clear_states
-from sse_convert.mixers import SSEMixer, SSESlidingMixer
+from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ArchSpec, AttentionDims
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
@@ -16,17 +17,53 @@ from sse_convert.serving.batch import Batch
 from sse_convert.serving.ring import Window, window_rows, window_steps
 
 
-def state_shapes(dims: AttentionDims, mixer: SSEMixer) -> tuple[tuple[int, ...], ...]:
-    """What one request keeps of a layer: the state [partitions, H, D, V], and with a window its ring.
+Projected = tuple[Tensor, Tensor, Tensor]
+"""q [T, Hq * D], k and v [T, kv heads * D], before norm and rotation"""
+Rotary = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""positions [T], q [T, Hq * D] and k [T, H * D] -> both rotated"""
+
+
+def state_shapes(dims: AttentionDims, mixer: Mixer) -> tuple[tuple[int, ...], ...]:
+    """What one request keeps of a layer: a state [partitions, H, D, V], a window's ring, or both in this order.
 
     Args:
         dims: sizes of the layer, or of the part of it that one device has.
         mixer: its settings.
     """
-    shapes: tuple[tuple[int, ...], ...] = (state_shape(dims, mixer),)
-    if isinstance(mixer, SSESlidingMixer):
+    shapes: tuple[tuple[int, ...], ...] = ()
+    if isinstance(mixer, SSEMixer):
+        shapes += (state_shape(dims, mixer),)
+    if isinstance(mixer, SlidingMixer | SSESlidingMixer):
         shapes += (Window(window=mixer.window, sinks=mixer.sinks, scale=1.0).shape(dims.kv_heads, dims.head_dim),)
     return shapes
+
+
+class ServedSliding(nn.Module):
+    """Softmax attention in a window, whose requests' rings are rows of a tensor that somebody else owns.
+
+    Args:
+        source: the attention module whose norms are taken over, with its other children.
+        dims: its sizes.
+        spec: the family.
+        window: the window, and how the family computes its softmax.
+        rotary: how it rotates.
+    """
+
+    def __init__(
+        self, source: nn.Module, dims: AttentionDims, *, spec: ArchSpec, window: Window, rotary: Rotary
+    ) -> None:
+        super().__init__()
+        for name, child in source.named_children():
+            self.add_module(name, child)
+        self.dims, self.spec, self.window, self.rotary = dims, spec, window, rotary
+
+    @torch.no_grad()
+    def attend(
+        self, x: Tensor, projected: Projected, positions: Tensor, batch: Batch, pages: tuple[Tensor, ...]
+    ) -> Tensor:
+        """The heads [T, Hq * D]. For arguments see `ServedAttention.attend`."""
+        clear_states(pages[0], batch.slots, batch.past)
+        return window_heads(self, self.window, projected, positions, batch, pages[0]).flatten(1)
 
 
 class ServedAttention(SSEAttention):
@@ -38,9 +75,8 @@ class ServedAttention(SSEAttention):
         layer_idx: index of the layer.
         spec: the family.
         mixer: settings of the layer.
-        rotary: module of (positions [T], q [T, Hq * D], k [T, H * D]) that returns both rotated.
-        scale: of the family's softmax.
-        soft_cap: of the family's softmax; None for none.
+        window: the window beside SSE, and how the family computes its softmax; None for none.
+        rotary: how the family rotates; has the table `cos_sin_cache` [positions, rotated dims] where SSE keeps rotation.
     """
 
     def __init__(
@@ -51,15 +87,11 @@ class ServedAttention(SSEAttention):
         *,
         spec: ArchSpec,
         mixer: SSEMixer,
-        rotary: nn.Module,
-        scale: float,
-        soft_cap: float | None = None,
+        window: Window | None,
+        rotary: Rotary,
     ) -> None:
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer)
-        self.rotary = rotary
-        self.window: Window | None = None
-        if isinstance(mixer, SSESlidingMixer):
-            self.window = Window(window=mixer.window, sinks=mixer.sinks, scale=scale, soft_cap=soft_cap)
+        self.window, self.rotary = window, rotary
         if ROUTER_BIAS in self._buffers:  # engines load parameters
             bias = self._buffers.pop(ROUTER_BIAS)
             self.register_parameter(ROUTER_BIAS, nn.Parameter(bias, requires_grad=False))
@@ -68,7 +100,7 @@ class ServedAttention(SSEAttention):
     def attend(
         self,
         x: Tensor,
-        projected: tuple[Tensor, Tensor, Tensor],
+        projected: Projected,
         positions: Tensor,
         batch: Batch,
         pages: tuple[Tensor, ...],
@@ -77,7 +109,7 @@ class ServedAttention(SSEAttention):
 
         Args:
             x: [T, hidden], T = batch.tokens.
-            projected: q [T, Hq * D], k and v [T, kv heads * D] of x, before norm and rotation.
+            projected: of x.
             positions: integer [T].
             batch: whose tokens they are.
             pages: a tensor [rows, *shape] for each of `state_shapes`; overwritten where requests have their rows.
@@ -91,7 +123,7 @@ class ServedAttention(SSEAttention):
         if self.window is None:
             return self.scaled(o, x, x.dtype)
         heads = self.scaled(o, x, precise_dtype(x))
-        return self._beside(heads, self._in_window(self.window, projected, positions, batch, pages[1]))
+        return self._beside(heads, window_heads(self, self.window, projected, positions, batch, pages[1]))
 
     def _recur(self, inputs: dict[str, Any], part: Batch, first: int, states: Tensor) -> Tensor:
         """[tokens of the part, Hq, D] of the operator."""
@@ -107,23 +139,6 @@ class ServedAttention(SSEAttention):
         )
         return o
 
-    def _in_window(
-        self, window: Window, projected: tuple[Tensor, Tensor, Tensor], positions: Tensor, batch: Batch, rows: Tensor
-    ) -> Tensor:
-        """[T, Hq, D] of softmax attention in the window."""
-        dims = self.dims
-        q, k = (
-            self._placed(flat.view(-1, heads, dims.head_dim), which, None).flatten(1)
-            for which, (flat, heads) in enumerate(zip(projected, (dims.query_heads, dims.kv_heads), strict=False))
-        )
-        q, k = self.rotary(positions, q, k)
-        q, k, v = (flat.view(flat.shape[0], -1, dims.head_dim) for flat in (q, k, projected[2]))
-        found = []
-        for first, part in _parts(batch):
-            tokens, attend = slice(first, first + part.tokens), window_steps if part.decodes else window_rows
-            found.append(attend(window, q[tokens], k[tokens], v[tokens], rows, part))
-        return torch.cat(found)
-
     def _beside(self, heads: Tensor, window: Tensor) -> Tensor:
         """SSE's heads [T, Hq * D] and the window's [T, Hq, D] as [T, Hq * D] of the latter's type."""
         scale = self.sse_window_scale.to(heads.dtype)[:, None]
@@ -136,6 +151,32 @@ class ServedAttention(SSEAttention):
         table: Any = self.rotary.cos_sin_cache
         cos, sin = table[positions.long()].to(dtype).chunk(2, -1)
         return torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None]
+
+
+def window_heads(
+    layer: Any, window: Window, projected: Projected, positions: Tensor, batch: Batch, rows: Tensor
+) -> Tensor:
+    """[T, Hq, D] of softmax attention in a window.
+
+    Args:
+        layer: has the family's norms, `dims`, `spec` and `rotary`.
+        window: the window.
+        projected: of all tokens.
+        positions: [T].
+        batch: whose tokens they are.
+        rows: the rings; see `ring.window_steps`.
+    """
+    spec, dim = layer.spec, layer.dims.head_dim
+    assert not spec.norm_after_rotation, "no family that is served has such norms"
+    q, k, v = (flat.reshape(flat.shape[0], -1, dim) for flat in projected)
+    if spec.qk_norm == "head":
+        q, k = (getattr(layer, name)(heads) for name, heads in zip(spec.qk_norms, (q, k), strict=True))
+    q, k = (flat.view(v.shape[0], -1, dim) for flat in layer.rotary(positions, q.flatten(1), k.flatten(1)))
+    found = []
+    for first, part in _parts(batch):
+        tokens, attend = slice(first, first + part.tokens), window_steps if part.decodes else window_rows
+        found.append(attend(window, q[tokens], k[tokens], v[tokens], rows, part))
+    return torch.cat(found)
 
 
 PER_TOKEN = (

@@ -1,12 +1,15 @@
 """What vLLM is told about a converted model before it builds anything, and what is refused then."""
 
+import dataclasses as dc
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from sse_convert.errors import UsageError
-from sse_convert.mixers import SlidingMixer, SSEMixer
+from sse_convert.mixers import Mixer, SSEMixer
 from sse_convert.modeling.architectures import LINEAR, AttentionDims, attention_dims
 from sse_convert.modeling.configuration import layer_mixers, spec_of
 from sse_convert.serving.head_slices import local_dims
@@ -14,6 +17,8 @@ from sse_convert.serving.layer_state import state_shapes
 
 STATE_TYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """`--mamba-ssm-cache-dtype` -> type of the states"""
+ALIGNMENT = 256
+"""bytes; each tensor of a row begins at a multiple"""
 SOURCE_LAYER_TYPES = "sse_source_layer_types"
 """where the configuration keeps the `layer_types` that vLLM's own classes build their layers by"""
 
@@ -79,31 +84,46 @@ def check_model(config: Any) -> None:
             expected=f"a source among {', '.join(SERVED)}",
             fix="generate with `sse-convert generate`",
         )
-    mixers = layer_mixers(config)
-    if any(isinstance(mixer, SlidingMixer) for mixer in mixers):
-        raise UsageError(
-            "layers of kind 'sliding' are not served by vLLM",
-            expected="full, sse and sse+sliding layers",
-            fix="generate with `sse-convert generate`",
-        )
-    shapes = {state_shapes(attention_dims(config), mixer) for mixer in sse_mixers(config)}
-    if len(shapes) > 1:
-        raise UsageError(
-            f"layers with states of {len(shapes)} sizes are not served by vLLM",
-            expected="mixers with equal num_partitions, state_heads, shared_partition, window and sinks",
-            fix="generate with `sse-convert generate`",
-        )
 
 
-def sse_mixers(config: Any) -> list[SSEMixer]:
-    """The mixers of converted layers with states."""
-    return [mixer for mixer in layer_mixers(config) if isinstance(mixer, SSEMixer)]
+@dc.dataclass(frozen=True, slots=True)
+class LayerState:
+    """What one request keeps of one layer on one device, one tensor after the other."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    types: tuple[torch.dtype, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor, up to where the next may begin."""
+        sizes = (math.prod(s) * t.itemsize for s, t in zip(self.shapes, self.types, strict=True))
+        return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+
+    def views(self, pages: Tensor) -> tuple[Tensor, ...]:
+        """The tensors [rows, *shape] in pages [rows, bytes]."""
+        found, first = [], 0
+        for shape, dtype, size in zip(self.shapes, self.types, self.sizes, strict=True):
+            used = math.prod(shape) * dtype.itemsize
+            found.append(pages[:, first : first + used].view(dtype).view(-1, *shape))
+            first += size
+        return tuple(found)
 
 
-def states_of(vllm_config: Any) -> tuple[AttentionDims, tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
-    """Sizes of one device's part of a layer, and shapes and types of what a request keeps of it there."""
-    config = vllm_config.model_config.hf_config
-    dims = local_dims(attention_dims(config), vllm_config.parallel_config.tensor_parallel_size)
-    shapes = state_shapes(dims, sse_mixers(config)[0])
-    own_type = STATE_TYPES[vllm_config.cache_config.mamba_ssm_cache_dtype]
-    return dims, shapes, (own_type, vllm_config.model_config.dtype)[: len(shapes)]
+def local_attention(vllm_config: Any) -> AttentionDims:
+    """Sizes of one device's part of an attention layer."""
+    dims = attention_dims(vllm_config.model_config.hf_config)
+    return local_dims(dims, vllm_config.parallel_config.tensor_parallel_size)
+
+
+def layer_state(vllm_config: Any, mixer: Mixer) -> LayerState:
+    """What a request keeps of a layer: states in the type that was asked for, rings in the model's."""
+    shapes = state_shapes(local_attention(vllm_config), mixer)
+    of_states, of_rings = STATE_TYPES[vllm_config.cache_config.mamba_ssm_cache_dtype], vllm_config.model_config.dtype
+    kinds = (of_states,) * isinstance(mixer, SSEMixer) + (of_rings,)
+    return LayerState(shapes, kinds[: len(shapes)])
+
+
+def row_bytes(vllm_config: Any) -> int:
+    """Bytes of a request's row: vLLM has rows of one size for all layers, which is that of the largest."""
+    mixers = {mixer for mixer in layer_mixers(vllm_config.model_config.hf_config) if mixer is not None}
+    return max(sum(layer_state(vllm_config, mixer).sizes) for mixer in mixers)

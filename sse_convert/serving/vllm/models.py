@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 
 from sse_convert.modeling.architectures import ARCHITECTURES
 from sse_convert.modeling.configuration import layer_mixers
-from sse_convert.serving.vllm.attention import EngineAttention
-from sse_convert.serving.vllm.checks import SOURCE_LAYER_TYPES, check_model, states_of
+from sse_convert.serving.vllm.attention import engine_layer
+from sse_convert.serving.vllm.checks import SOURCE_LAYER_TYPES, check_model, row_bytes
 from sse_convert.serving.vllm.families import SERVED, engine_class
 
 _Source: Any = object
@@ -28,26 +29,30 @@ class HybridModel(_Source):
         check_model(config)
         with _source_layer_types(config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.served_config = vllm_config
         for index, mixer in enumerate(layer_mixers(config)):
             if mixer is not None:
                 layer = self.model.layers[index]
-                layer.self_attn = EngineAttention(layer.self_attn, vllm_config, index, mixer)
+                layer.self_attn = engine_layer(layer.self_attn, vllm_config, index, mixer)
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: Any) -> tuple[tuple[int, ...], ...]:
-        """Shapes of what a request keeps of a layer."""
-        return states_of(vllm_config)[1]
+        """Shape of what a request keeps of a layer: a row of bytes."""
+        return ((row_bytes(vllm_config),),)
 
     @classmethod
-    def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[Any, ...]:
-        """Types of it."""
-        return states_of(vllm_config)[2]
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:
+        """Type of its elements."""
+        return (torch.uint8,)
 
-    def get_mamba_state_copy_funcs(self, mamba_types: set[Any]) -> dict[Any, Any]:
-        """How what a request keeps is copied for prefix caching: each state whole."""
-        states = len(states_of(self.served_config)[1])
-        return dict.fromkeys(mamba_types, (get_temporal_copy_spec,) * states)
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
+        """How it is copied for prefix caching: whole."""
+        return (get_temporal_copy_spec,)
+
+    @classmethod
+    def get_mamba_state_copy_funcs(cls, mamba_types: set[Any]) -> dict[Any, tuple[Any, ...]]:
+        """The same by what layers are grouped by."""
+        return dict.fromkeys(mamba_types, cls.get_mamba_state_copy_func())
 
 
 @contextmanager
