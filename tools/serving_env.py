@@ -25,6 +25,7 @@ OURS = ("accelerate>=1.15", "peft>=0.21", "pytest>=8.3")
 
 
 def main(folder: Path) -> None:
+    """Make the environment in `folder`, unless it is there."""
     python = folder / "bin" / "python"
     stamp, inputs = folder / ".installed", hashlib.sha256(Path(__file__).read_bytes() + bytes(ROOT)).hexdigest()
     if stamp.exists() and stamp.read_text() == inputs:

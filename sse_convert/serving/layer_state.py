@@ -16,7 +16,6 @@ from sse_convert.modeling.tensors import ROUTER_BIAS, state_shape
 from sse_convert.serving.batch import Batch
 from sse_convert.serving.ring import Window, window_rows, window_steps
 
-
 Projected = tuple[Tensor, Tensor, Tensor]
 """q [T, Hq * D], k and v [T, kv heads * D], before norm and rotation"""
 Rotary = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -76,7 +75,7 @@ class ServedAttention(SSEAttention):
         spec: the family.
         mixer: settings of the layer.
         window: the window beside SSE, and how the family computes its softmax; None for none.
-        rotary: how the family rotates; has the table `cos_sin_cache` [positions, rotated dims] where SSE keeps rotation.
+        rotary: how the family rotates; has a table `cos_sin_cache` [positions, rotated dims] where SSE rotates too.
     """
 
     def __init__(

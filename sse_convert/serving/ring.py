@@ -1,8 +1,8 @@
 """Softmax attention in a window with sinks over a state of constant size: the keys and values that it can still see.
 
 A request's row holds [2, sinks + window, H, D]: keys and values of the first `sinks` positions, then those of the last
-`window` positions p >= sinks in a ring, at column sinks + (p - sinks) % window. A copy of the row at any time is a valid
-past, which is all that prefix caching asks of a state.
+`window` positions p >= sinks in a ring, at column sinks + (p - sinks) % window. A copy of the row at any time is a
+valid past, which is all that prefix caching asks of a state.
 
 Shape letters: R requests, T tokens, Hq query heads, H key heads, G = Hq / H, D head dim, C = sinks + window columns.
 """
@@ -70,8 +70,9 @@ def window_steps(w: Window, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch
 def window_rows(w: Window, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch: Batch) -> Tensor:
     """Any number of new tokens of each request; leaves each row as the last one of them finds it.
 
-    Rows of requests without a past must be zeros. Blocks of `window` queries attend to the sinks, the window before the block and the block, so work and memory are
-    linear in T. The number of blocks is bounded by what the host knows. For arguments see `window_steps`; q, k, v [T].
+    Rows of requests without a past must be zeros. Blocks of `window` queries attend to the sinks, the window before the
+    block and the block, so work and memory are linear in T; how many blocks there may be is known on the host. For
+    arguments see `window_steps`; q, k and v have T tokens here.
     """
     R, W = batch.requests, w.window
     slots, past, lengths = batch.slots.clamp_min(0).long(), batch.past.long(), batch.lengths().long()
