@@ -75,11 +75,11 @@ def decode(**settings: Any) -> None:
         sse_attention_decode(inputs(2, **settings), inplace_state=False)
 
 
-def decode_in_slots(dtype: torch.dtype, **settings: Any) -> None:
+def decode_in_slots(kept: torch.dtype, **settings: Any) -> None:
     with torch.inference_mode():
         x = inputs(2, states=True, **settings)
         assert x.initial_state is not None
-        slots, pages = torch.zeros(2, dtype=torch.int32), x.initial_state.to(dtype)
+        slots, pages = torch.zeros(2, dtype=torch.int32), x.initial_state.to(kept)
         sse_attention_decode(dc.replace(x, initial_state=pages, state_slots=slots), inplace_state=True)
 
 
