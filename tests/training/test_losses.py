@@ -97,6 +97,15 @@ def compare_kl(kind, dtype, tolerance):
     assert teacher.weight.grad is None
 
 
+@pytest.mark.parametrize("kind", HEADS)
+def test_losses_in_one_kernel_equal_dense(kind, monkeypatch):
+    monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden: True)
+    monkeypatch.setattr("sse_convert.kernels.triton.logit_losses.TILE", 32)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 20 * V)
+    compare_cross_entropy(kind, torch.float32, 1e-4)
+    compare_kl(kind, torch.float32, 1e-4)
+
+
 def test_kl_of_a_model_with_itself_is_zero():
     hidden, _ = hidden_and_targets(torch.float64)
     head = head_of("plain", 1, torch.float64)
@@ -108,8 +117,8 @@ def test_kl_of_a_model_with_itself_is_zero():
 def test_no_logits_of_the_whole_batch_exist(monkeypatch):
     monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 5 * V)
     seen = []
-    real = Head.logits
-    monkeypatch.setattr(Head, "logits", lambda self, hidden: seen.append(len(hidden)) or real(self, hidden))
+    real = Head.linear
+    monkeypatch.setattr(Head, "linear", lambda self, hidden: seen.append(len(hidden)) or real(self, hidden))
     hidden, targets = hidden_and_targets(torch.float32)
     linear_cross_entropy(hidden, head_of("plain", 0, torch.float32), targets).backward()
     assert max(seen) == 5
