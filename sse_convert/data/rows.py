@@ -4,6 +4,7 @@ R rows, T tokens per row.
 """
 
 import dataclasses as dc
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch import Tensor
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Encoder
 from sse_convert.data.hub_datasets import open_hub
-from sse_convert.data.needle import KeyWords, crowding, load_words, training_row
+from sse_convert.data.needle import KeyWords, load_words
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
+from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
 from sse_convert.data.text_files import ParquetFiles, TextFiles, find_files, unit_bytes
 from sse_convert.data.watched_files import WatchedFiles
@@ -194,11 +196,11 @@ class RowReader:
         ]
 
     def _try_needles(self) -> None:
-        """Make one needle row of each kind now, so that rows that are too short are refused at the start."""
+        """Make one row of each form and kind now, so that rows that are too short are refused at the start."""
         if self._needles is not None:
-            for kind in self._needles.kinds:
-                one = dc.replace(self._needles, kinds=[kind], keys=[1])
-                training_row(random.Random(0), [0] * self._seq_len, self._seq_len, one, self._tokenizer, self._words)
+            for form, kind in itertools.product(self._needles.drawn_forms(), self._needles.kinds):
+                one = dc.replace(self._needles, forms={form: 1.0}, kinds=[kind], keys=[1])
+                recall_row(random.Random(0), [0] * self._seq_len, self._seq_len, one, self._tokenizer, self._words)
 
     def crowding(self) -> str | None:
         """That rows are too short for half of the largest number of needles, in words; None if they are not."""
@@ -272,7 +274,7 @@ class RowReader:
         """A row of one document: needles in the text of `packed`, asked at the end."""
         T = self._seq_len
         haystack = packed.ids.tolist()
-        ids = training_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words)
+        ids = recall_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words).token_ids
         return Packed(np.array(ids, dtype=np.int32), np.arange(T, dtype=np.int32), np.ones(T, dtype=np.bool_))
 
     def _row(self, packed: Packed, position: dict[str, Any]) -> Row:

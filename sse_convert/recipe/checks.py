@@ -8,6 +8,7 @@ from sse_convert.mixers import BUILT_IN, FULL
 from sse_convert.recipe.pattern import MOST_LAYERS, layer_range, mixer_name_problems, pattern_runs
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.schema import (
+    FORM_WEIGHTS,
     Data,
     Eval,
     Export,
@@ -223,6 +224,11 @@ def _source(source: Source) -> Iterator[Problem]:
 
 def _needles(needles: Needles) -> Iterator[Problem]:
     yield from _not_empty(needles, "keys", "kinds")
+    for form in needles.forms:
+        if form not in FORM_WEIGHTS:
+            yield Problem(("forms", form), "unknown form" + suggest(form, FORM_WEIGHTS))
+    if not needles.drawn_forms():
+        yield Problem(("forms",), f"no form has a weight above 0; weigh one of {', '.join(FORM_WEIGHTS)}")
 
 
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
