@@ -129,9 +129,9 @@ def numbered(draw: Draw) -> list[Item]:
 def table(draw: Draw) -> list[Item]:
     """One table of keys and values, of which some rows are asked for."""
     said = draw.rng.choice(templates.TABLES)
-    asked = draw.rng.choice((said, said, *templates.LOOK_UPS))
+    asked = "\n" + draw.rng.choice((said, said, *templates.LOOK_UPS))
     rows = [{"k": key, "v": draw.value()} for key in draw.keys(draw.size * draw.count)]
-    text = "".join(said.format(**row) for row in rows) + "\n"
+    text = "\n" + "".join(said.format(**row) for row in rows)
     chosen = draw.rng.sample(rows, draw.count)
     return [Item([encode(draw.tokenizer, text)], [_asked(draw, asked, row) for row in chosen])]
 

@@ -52,25 +52,25 @@ NUMBERED = (
     "\n({i}) {v}.",
     "\nEntry {i} reads {v}.",
     "\n§ {i} {v};",
-    "\nline {i}\t{v}",
+    "\nline {i}\t{v}\n",
 )
 """statements whose key is a number; asked for in the same words"""
 TABLES = (
-    "\n| {k} | {v} |",
-    "\n{k} = {v}",
-    "\n{k}\t{v}",
-    "\n{k},{v}",
-    '\n"{k}": "{v}",',
-    "\n{k} ... {v}",
-    "\n- {k}: {v}",
+    "| {k} | {v} |\n",
+    "{k} = {v}\n",
+    "{k}\t{v}\n",
+    "{k},{v}\n",
+    '"{k}": "{v}",\n',
+    "{k} ... {v}\n",
+    "- {k}: {v}\n",
 )
 """rows of a table; asked for as a row again"""
-LOOK_UPS = ("\nRow {k} of that list says {v}.", "\nlookup({k}) gives {v}")
+LOOK_UPS = ("Row {k} of that list says {v}.\n", "lookup({k}) gives {v}\n")
 CHAINS = (
-    ("\nlet {k} = {v};", "\nlet {k} = {a};", "\nprint {k} prints {v}"),
-    ("\n{k} := {v}", "\n{k} := {a}", "\n{k} evaluates to {v}"),
+    ("\nlet {k} = {v};", "\nlet {k} = {a};", "\nprint {k} prints {v};"),
+    ("\n{k} := {v}\n", "\n{k} := {a}\n", "\n{k} evaluates to {v}\n"),
     (" First {k} held {v}.", " Then {k} took it from {a}.", " Now {k} holds {v}."),
-    ("\nalias {k} {v}", "\nalias {k} {a}", "\nresolve {k} {v}"),
+    ("\nalias {k} {v}\n", "\nalias {k} {a}\n", "\nresolve {k} {v}\n"),
 )
 """a variable gets a value, a variable gets that of the variable {a}, a question"""
 QUOTES = ("", "\n", ' "', "\nAs was said: ", "\nTo quote the passage: ", "\n> ", " [...] ")

@@ -95,6 +95,9 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
             if stage is not None and stage.needle_keys and not data.needles.share:
                 text = "no row is planted, since data.needles.share is 0; raise that, or remove needle_keys"
                 yield Problem(("stages", i, "needle_keys"), text)
+            if stage is not None and stage.offline and data.needles.answers == "row":
+                text = "stored predictions have no answers of the row; use data.needles.answers: teacher"
+                yield Problem(("stages", i, "offline"), text)
 
 
 def check_run(recipe: Recipe) -> Iterator[Problem]:

@@ -165,6 +165,8 @@ class Needles:
         default_factory=lambda: ["number", "word", "code", "uuid"]
     )
     """kinds of needle values, drawn uniformly"""
+    answers: Literal["teacher", "row"] = "teacher"
+    """where kl stages take planted answers from: the teacher, or the row where the teacher does not know them"""
     early: Share = 0.0
     """share of the questions that are asked in the text, anywhere after their needle, instead of at the end"""
     words: PathText | None = None

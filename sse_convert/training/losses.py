@@ -19,6 +19,9 @@ from sse_convert.data.packing import IGNORED
 from sse_convert.errors import ShapeError
 from sse_convert.modeling.head import Head, token_chunks, wide
 
+KNOWN = 0.5
+"""a teacher that gives an answer this probability knows it"""
+
 
 def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     """Summed cross entropy of the targets in nats, 0-d.
@@ -40,7 +43,9 @@ def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     return summed(hidden[kept].to(compute_dtype(hidden)), head, _CrossEntropy(targets[kept]))
 
 
-def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head) -> Tensor:
+def linear_kl(
+    hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head, answers: Tensor | None = None
+) -> Tensor:
     """Summed KL(teacher || student), in nats, 0-d. No gradient reaches the teacher.
 
     Args:
@@ -48,6 +53,8 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
         head: the student's head.
         teacher_hidden: [T, D'] the teacher's.
         teacher_head: the teacher's head, with the same V.
+        answers: int64 [T], the token that is sure to follow, -100 elsewhere. Where the teacher gives it less than
+            half, cross entropy of that token takes the place of the divergence.
 
     Raises:
         ShapeError: lengths or vocabularies disagree.
@@ -68,7 +75,7 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
         )
     dtype = compute_dtype(hidden)
     teacher = teacher_hidden.detach().to(dtype), teacher_head.in_dtype(dtype)
-    return summed(hidden.to(dtype), head, _Divergence(*teacher))
+    return summed(hidden.to(dtype), head, _Divergence(*teacher, answers))
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,13 +109,24 @@ class _Divergence:
 
     hidden: Tensor
     head: Head
+    answers: Tensor | None
 
     def __call__(self, part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
         log_p = torch.log_softmax(self.head.logits(self.hidden[part]), -1)
         log_q = torch.log_softmax(logits, -1)
         p = log_p.exp()
+        if self.answers is not None:
+            log_p, p = _corrected(log_p, p, self.answers[part, None])
         loss = log_p.sub_(log_q).mul_(p).sum()
         return loss, log_q.exp_().sub_(p)
+
+
+def _corrected(log_p: Tensor, p: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """The teacher's distribution [t, V], all of it on the answer [t, 1] where it gives that less than half."""
+    index = answers.clamp_min(0)
+    doubtful = (answers != IGNORED) & (p.gather(1, index) < KNOWN)
+    told = torch.zeros_like(p).scatter_(1, index, 1.0)
+    return log_p.masked_fill(doubtful, 0.0), torch.where(doubtful, told, p)
 
 
 ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]

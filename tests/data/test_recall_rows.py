@@ -20,8 +20,8 @@ PLANTED = ["facts", "numbered", "table", "chain", "copy"]
 
 @pytest.fixture(scope="module")
 def haystack(tokenizer):
-    sentence = "The keeper of lighthouse {} walked down to the harbor, and wrote down ship {} that passed. "
-    return tokenizer("".join(sentence.format(i, 7 * i) for i in range(400)), add_special_tokens=False)["input_ids"]
+    sentence = "The keeper of the lighthouse walked down to the harbor, and wrote down each ship that passed. "
+    return tokenizer(sentence * 400, add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_every_value_asked_for_stands_earlier_in_the_row(row, tokenizer, form, e
     for seed in range(20):
         made = row(seed, 2000, forms={form: 1.0}, keys=[6], kinds=["number"], early=early)
         for start, answer in answers_of(made):
-            (value,) = re.match(r"\W*(\d+)", tokenizer.decode(answer)).groups()
+            value = re.findall(r"\d+", tokenizer.decode(answer))[0]
             assert re.search(rf"(?<!\d){value}(?!\d)", tokenizer.decode(made.token_ids[:start]))
             total += 1
     assert total >= 20 * 3
@@ -91,7 +91,7 @@ def test_early_questions_stand_in_the_text(row, form):
         found = answers_of(made)
         total += len(found)
         early += sum(start + len(answer) < 2400 for start, answer in found)
-    assert 0.15 < early / total < 0.75
+    assert 0.05 < early / total < 0.75
 
 
 def test_weights_decide_how_often_a_form_is_drawn(row):
@@ -104,8 +104,10 @@ def test_equal_seeds_give_equal_rows(row):
     assert row(9, 700).token_ids == row(9, 700).token_ids != row(8, 700).token_ids
 
 
-def test_only_training_words_are_keys(row, tokenizer):
-    held_out = {f" {word} " for word in WORDS.held_out}
+def test_only_training_words_are_keys(row, tokenizer, haystack):
+    others = tokenizer.decode(haystack) + str(vars(recall_templates))
+    held_out = {f" {word} " for word in set(WORDS.held_out) - set(re.findall(r"\w+", others))}
+    assert len(held_out) > 40
     for seed in range(30):
         text = tokenizer.decode(row(seed, forms={"facts": 1.0, "table": 1.0}, kinds=["number"]).token_ids)
         assert not any(word in text for word in held_out)
@@ -123,7 +125,7 @@ def test_rows_that_are_short_for_their_needles(tokenizer):
     assert crowding(700, needles, tokenizer, WORDS) is None
     assert (
         crowding(100, needles, tokenizer, WORDS)
-        == "a row of 100 tokens with 8 needles (numbered, number) has room for 2 of them"
+        == "a row of 100 tokens with 8 needles (numbered, number) has room for 3 of them"
     )
 
 
