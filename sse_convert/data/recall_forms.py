@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SPAN = (6, 96)
 """tokens of a passage that comes again, shortest and longest"""
+SENTENCES = 0.6
+"""share of the rows with facts whose statement is put together from words"""
 CUE = 4
 """tokens of a passage at most that stand before its answer"""
 
@@ -108,14 +110,7 @@ _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 def facts(draw: Draw) -> list[Item]:
     """Sentences; asked for in their own words, after a question or without one, in other words, or by a question."""
     noun = draw.rng.choice(templates.NOUNS)
-    said = draw.rng.choice(templates.FACTS)
-    how = draw.rng.choice(("same", "same", "question", "other", "short"))
-    asked = {
-        "same": said,
-        "question": draw.rng.choice(templates.QUESTIONS) + said,
-        "other": draw.rng.choice(templates.QUESTIONS) + draw.rng.choice(templates.FACTS),
-        "short": draw.rng.choice(templates.SHORT_QUESTIONS),
-    }[how]
+    said, asked = templates.sentence(draw.rng) if draw.rng.random() < SENTENCES else _listed(draw.rng)
     return [_item(draw, [said], asked, {"k": key, "v": draw.value(), "n": noun}) for key in draw.keys(draw.count)]
 
 
@@ -173,6 +168,13 @@ def questions(draw: Draw) -> list[Item]:
         cue = min(draw.rng.randint(2, 2 * CUE), len(passage) - 1)
         items.append(Item([], [Asked(opening + passage[:cue] + closing, passage[cue:])], after=end))
     return items
+
+
+def _listed(rng: random.Random) -> tuple[str, str]:
+    """A statement of the list, and a question about it with its answer."""
+    said, question = rng.choice(templates.FACTS), rng.choice(templates.QUESTIONS)
+    other, short = rng.choice(templates.FACTS), rng.choice(templates.SHORT_QUESTIONS)
+    return said, rng.choice((said, said, question + said, question + other, short))
 
 
 FORMS: dict[str, Callable[[Draw], list[Item]]] = {

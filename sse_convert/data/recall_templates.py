@@ -1,16 +1,43 @@
 """The wordings of training rows that plant facts and ask for them. None is a wording that an evaluation uses.
 
+Statements are drawn from a list or put together from words (`sentence`), which makes some hundred thousand of them.
 `{k}` is a key, `{v}` its value, `{n}` what kind of thing the value is, `{i}` a number. What stands before `{v}` is the
 cue, from there on it is the answer. A test compares these templates, and rows made of them, with those of the needle
 evaluation and of RULER: no three words in a row are common to both.
 """
 
+import random
+
 NOUNS = (
-    "address", "badge", "balance", "chapter", "cipher", "colour", "contract", "debt", "desk", "distance", "drawer",
-    "fee", "file", "grade", "height", "key", "label", "licence", "locker", "mark", "nickname", "page", "parcel",
-    "password", "payment", "phone", "pin", "plate", "platform", "price", "rank", "receipt", "record", "room", "score",
-    "seat", "secret", "serial", "shelf", "signature", "stamp", "tag", "target", "ticket", "title", "total", "weight",
+    "address", "badge", "balance", "chapter", "cipher", "code", "colour", "contract", "debt", "desk", "distance",
+    "drawer", "fee", "file", "grade", "height", "key", "label", "licence", "locker", "mark", "nickname", "number",
+    "page", "parcel", "password", "payment", "phone", "pin", "plate", "platform", "price", "rank", "receipt",
+    "record", "room", "score", "seat", "secret", "serial", "shelf", "signature", "stamp", "tag", "target", "ticket",
+    "title", "total", "value", "weight", "word",
 )  # fmt: skip
+ADJECTIVES = (
+    "ancient", "big", "blue", "brave", "broken", "clever", "cold", "curious", "dark", "early", "final", "first",
+    "golden", "green", "heavy", "honest", "last", "late", "little", "lucky", "main", "new", "odd", "old", "plain",
+    "private", "quiet", "real", "red", "right", "royal", "second", "secret", "silent", "small", "strange", "true",
+    "usual", "wild", "wise",
+)  # fmt: skip
+OPENINGS = (" The", " One", " A certain", " Our", " This", " Note: the", " Here the", " Another", "\nThe", " (The")
+PREPOSITIONS = ("of", "from", "with", "to", "about", "behind", "under", "at", "held by", "given to", "known to", "in")
+VERBS = ("is", "was", "reads", "equals", "will be", "is now", "says", "=", "remains", "became", "are", "has been")
+ASKS = (
+    "\nName the {t}.",
+    "\nWhich {t}?",
+    "\nPlease give the {t}.",
+    "\nDo you know the {t}?",
+    "\nI need the {t}:",
+    "\nQuestion: the {t}? Answer:",
+    "\nLooking back, which {t} do you see?",
+    "\nWhich was the {t}?",
+    "\nFind the {t} and repeat it.",
+    "\nWho remembers the {t}?",
+    "",
+)
+"""what stands before a sentence with the answer; {t} is the thing asked for"""
 FACTS = (
     " The {n} of {k} is {v}.",
     " {k} has {n} {v}.",
@@ -77,3 +104,10 @@ QUOTES = ("", "\n", ' "', "\nAs was said: ", "\nTo quote the passage: ", "\n> ",
 """what stands before words that come again"""
 CONTINUATIONS = ('\nHow does the sentence with "{c}" go on?', '\nQ: Words after "{c}"?\nA: ', '\nComplete "{c}":')
 """questions about the row's own text: {c} are some words of a sentence, the answer is those that follow there"""
+
+
+def sentence(rng: random.Random) -> tuple[str, str]:
+    """A statement made of words, and a question about it with its answer."""
+    thing = " ".join([*rng.sample(ADJECTIVES, rng.randint(0, 3)), "{n}", rng.choice(PREPOSITIONS), "{k}"])
+    rest = f"{thing} {rng.choice(VERBS)}{rng.choice(('', ':'))} {{v}}."
+    return f"{rng.choice(OPENINGS)} {rest}", f"{rng.choice(ASKS).replace('{t}', thing)} The {rest}"
