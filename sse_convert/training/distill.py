@@ -41,7 +41,7 @@ class DistillLoss(nn.Module):
         """`loss`, summed over tokens, and `balance`; 0-d each."""
         known = None if answers is None else answers.flatten()
         with torch.no_grad():
-            teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
+            teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
         loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head, known)
         return {"loss": loss, "balance": balance}
