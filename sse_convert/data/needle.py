@@ -150,14 +150,14 @@ def evaluation_sample(
     chosen = rng.sample(words.held_out, keys)
     values = [make_value(rng, kind, words.train) for _ in chosen]
     pairs = list(zip(chosen, values, strict=True))
-    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
+    planted = encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
     ((prompt, answer),) = _questions(tokenizer, kind, pairs[:1])
     bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + len(prompt) + len(answer)
     hay = stretch(rng, haystack_ids, seq_len - used, seq_len)
     low, high = (round(d * len(hay)) for d in depths)
     cuts = [rng.randint(low, high), *(rng.randint(0, len(hay)) for _ in planted[1:])]
-    row = bos + _splice(hay, planted, cuts) + prompt + answer
+    row = bos + splice(hay, planted, cuts) + prompt + answer
     return NeedleSample(kind, keys, cuts[0] / max(1, len(hay)), tuple(row), len(answer))
 
 
@@ -166,7 +166,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _encode_all(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
+def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
     """Token ids of each text as of `encode`, in one call, which a tokenizer makes faster than many."""
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
@@ -179,7 +179,7 @@ def _questions(
     prompts = [question_text(kind, key) for key, _ in pairs]
     answers = [f" {value}." for _, value in pairs]
     texts = [*prompts, *map("".join, zip(prompts, answers, strict=True)), *answers]
-    encoded = _encode_all(tokenizer, texts)
+    encoded = encode_all(tokenizer, texts)
     n = len(pairs)
     return [
         (prompt, both[len(prompt) :] if both[: len(prompt)] == prompt else answer)
@@ -212,7 +212,7 @@ def too_short(needed: int, seq_len: int) -> DataError:
     )
 
 
-def _splice(hay: list[int], planted: list[list[int]], cuts: list[int]) -> list[int]:
+def splice(hay: list[int], planted: list[list[int]], cuts: list[int]) -> list[int]:
     """`planted` put into `hay` at `cuts`; where several share one, in their order."""
     row: list[int] = []
     previous = 0
