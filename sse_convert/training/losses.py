@@ -21,6 +21,9 @@ from sse_convert.kernels.triton_backend import GPU, unavailable_reason
 from sse_convert.modeling.head import Head, token_chunks, wide
 from sse_convert.modeling.logits import CE_BYTES, FUSED_BYTES, KL_BYTES
 
+KNOWN = 0.5
+"""a teacher that gives an answer this probability knows it"""
+
 
 def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     """Summed cross entropy of the targets in nats, 0-d.
@@ -43,7 +46,9 @@ def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     return summed(hidden[kept].to(compute_dtype(hidden)), head, kind(targets[kept]))
 
 
-def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head) -> Tensor:
+def linear_kl(
+    hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head, answers: Tensor | None = None
+) -> Tensor:
     """Summed KL(teacher || student), in nats, 0-d. No gradient reaches the teacher.
 
     Args:
@@ -51,6 +56,8 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
         head: the student's head.
         teacher_hidden: [T, D'] the teacher's.
         teacher_head: the teacher's head, with the same V.
+        answers: int64 [T], the token that is sure to follow, -100 elsewhere. Where the teacher gives it less than
+            half, cross entropy of that token takes the place of the divergence.
 
     Raises:
         ShapeError: lengths or vocabularies disagree.
@@ -72,7 +79,7 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
     dtype = compute_dtype(hidden)
     teacher = teacher_hidden.detach().to(dtype), teacher_head.in_dtype(dtype)
     kind = _FusedDivergence if _fuses(hidden) else _Divergence
-    return summed(hidden.to(dtype), head, kind(*teacher))
+    return summed(hidden.to(dtype), head, kind(*teacher, answers))
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,6 +142,7 @@ class _FusedCrossEntropy:
 class _Divergence:
     hidden: Tensor
     teacher: Head
+    answers: Tensor | None
     logit_bytes: int = KL_BYTES
 
     def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
@@ -142,21 +150,34 @@ class _Divergence:
         log_p = torch.log_softmax(self.teacher.logits(self.hidden[part]), -1)
         log_q = torch.log_softmax(logits, -1)
         p = log_p.exp()
+        if self.answers is not None:
+            log_p, p = _corrected(log_p, p, self.answers[part, None])
         loss = log_p.sub_(log_q).mul_(p).sum()
         return loss, head.linear_grad(log_q.exp_().sub_(p), logits)
+
+
+def _corrected(log_p: Tensor, p: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """The teacher's distribution [t, V], all of it on the answer [t, 1] where it gives that less than half."""
+    index = answers.clamp_min(0)
+    doubtful = (answers != IGNORED) & (p.gather(1, index) < KNOWN)
+    told = torch.zeros_like(p).scatter_(1, index, 1.0)
+    return log_p.masked_fill(doubtful, 0.0), torch.where(doubtful, told, p)
 
 
 @dc.dataclass(frozen=True, slots=True)
 class _FusedDivergence:
     hidden: Tensor
     teacher: Head
+    answers: Tensor | None
     logit_bytes: int = FUSED_BYTES
 
     def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         from sse_convert.kernels.triton.logit_losses import divergence_
 
         y = self.teacher.linear(self.hidden[part])
-        return divergence_(x, y, (head.scale, self.teacher.scale), (head.cap, self.teacher.cap)).sum(), x
+        answers = None if self.answers is None else self.answers[part]
+        scales, caps = (head.scale, self.teacher.scale), (head.cap, self.teacher.cap)
+        return divergence_(x, y, scales, caps, answers, KNOWN).sum(), x
 
 
 def summed(hidden: Tensor, head: Head, chunk_loss: ChunkLoss) -> Tensor:
