@@ -10,8 +10,8 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from sse_convert.modeling.architectures import ARCHITECTURES
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.serving.vllm.attention import engine_layer
-from sse_convert.serving.vllm.checks import SOURCE_LAYER_TYPES, check_model, row_bytes
-from sse_convert.serving.vllm.families import SERVED, engine_class
+from sse_convert.serving.vllm.checks import SERVED, SOURCE_LAYER_TYPES, check_model, row_bytes
+from sse_convert.serving.vllm.families import engine_class
 
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""

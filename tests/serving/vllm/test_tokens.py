@@ -57,16 +57,12 @@ def test_a_prefix_is_read_once(tmp_path: Path) -> None:
 
 def test_a_request_that_loses_its_place_begins_anew(tmp_path: Path) -> None:
     """Memory for fewer tokens than the answers will have: somebody is preempted."""
-    made, given = checkpoint(tmp_path, ["sse", "full"]), prompts(60, 50, 40)
-    new = 120
-    with engine(tmp_path, num_gpu_blocks_override=BLOCKS, block_size=32, disable_log_stats=False) as llm:
+    made, given, new = checkpoint(tmp_path, ["sse", "full"]), prompts(210, 200, 190), 60
+    with engine(tmp_path, max_model_len=512, num_gpu_blocks_override=6, disable_log_stats=False) as llm:
         answers = greedy(llm, given, new)
         preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
     assert sum(preempted) > 0
     assert tokens(answers) == [made.follows(ids, new) for ids in given]
-
-
-BLOCKS = 8
 
 
 def test_compiled(tmp_path: Path) -> None:
