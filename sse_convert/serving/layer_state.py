@@ -77,6 +77,10 @@ class ServedAttention(SSEAttention):
         rotary: how the family rotates; has a table `cos_sin_cache` [positions, rotated dims] where SSE rotates too.
     """
 
+    rotary: Any
+    sse_window_scale: nn.Parameter
+    window: RingWindow | None
+
     def __init__(
         self,
         source: nn.Module,
@@ -90,7 +94,7 @@ class ServedAttention(SSEAttention):
     ) -> None:
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer)
         self.window = window
-        self.rotary: Any = rotary
+        self.rotary = rotary
         if (bias := self._buffers.pop(ROUTER_BIAS, None)) is not None:  # engines load parameters
             self.register_parameter(ROUTER_BIAS, nn.Parameter(bias, requires_grad=False))
 
@@ -146,7 +150,7 @@ class ServedAttention(SSEAttention):
         """(cos, sin) of positions, each [T, 1, rotated dims], where SSE keeps the rotation."""
         if not self.rotates:
             return None
-        table: Tensor = self.rotary.cos_sin_cache
+        table: Any = self.rotary.cos_sin_cache
         cos, sin = table[positions.long()].to(dtype).chunk(2, -1)
         return torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None]
 
