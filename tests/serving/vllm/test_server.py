@@ -60,10 +60,12 @@ def client(served: Checkpoint) -> Iterator[OpenAI]:
 def test_completions(served: Checkpoint, client: OpenAI) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TEACHER)
     found = client.completions.create(
-        model="hybrid", prompt=list(PROMPTS), temperature=0, max_tokens=NEW, extra_body={"ignore_eos": True}
-    )
+        model="hybrid", prompt=list(PROMPTS), temperature=0, max_tokens=NEW,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
     ids = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    assert [choice.text for choice in found.choices] == [tokenizer.decode(served.follows(given)) for given in ids]
+    assert [choice.token_ids for choice in found.choices] == [served.follows(given) for given in ids]
+    assert found.choices[0].text == tokenizer.decode(found.choices[0].token_ids)
     assert found.usage is not None
     assert found.usage.completion_tokens == NEW * len(PROMPTS)
 
