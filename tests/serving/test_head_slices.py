@@ -78,7 +78,7 @@ def part_of(whole: Served, config: object, mixer: SSEMixer, rank: int, devices: 
 
 
 def test_heads_that_cannot_be_divided_are_refused() -> None:
-    dims = AttentionDims(hidden=8, query_heads=12, kv_heads=4, head_dim=8)
+    dims = AttentionDims(hidden=8, query_heads=12, kv_heads=4, head_dim=8, value_dim=8)
     assert [local_dims(dims, n).kv_heads for n in (1, 2, 4)] == [4, 2, 1]
     assert local_dims(dc.replace(dims, kv_heads=2), 4).query_heads == 3
     for devices in (3, 5, 8):
