@@ -6,6 +6,8 @@ bytes per bfloat16 logit for the divergence and 6 for the cross entropy, where t
 The logits z of a row are cap * tanh(scale * x / cap) of what is stored, or scale * x without a cap.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ def divergence_(
     scales: tuple[float, float],
     caps: tuple[float | None, float | None],
     answers: Tensor | None = None,
-    known: float = 0.0,
+    known: float = 0.5,
 ) -> Tensor:
     """KL(p || q) of each token, float32 [T], for p of y and q of x; x becomes its gradient.
 
@@ -40,8 +42,8 @@ def divergence_(
     losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
     if len(x):
         launch(
-            divergence_kernel, (len(x),), x, y, losses, answers, *scales, *(cap or 0.0 for cap in caps), known,
-            warps=WARPS, V=x.shape[1], CAPPED=caps[0] is not None, CAPPED_Y=caps[1] is not None, BV=TILE,
+            divergence_kernel, (len(x),), x, y, losses, answers, *scales, *(cap or 0.0 for cap in caps),
+            math.log(known), warps=WARPS, V=x.shape[1], CAPPED=caps[0] is not None, CAPPED_Y=caps[1] is not None, BV=TILE,
         )  # fmt: skip
     return losses
 
@@ -91,9 +93,16 @@ def log_sum_exp(x, scale, cap, V: tl.constexpr, CAPPED: tl.constexpr, BV: tl.con
     return most + tl.log(tl.sum(b_sum * tl.exp(b_most - most), 0))
 
 
-@triton.jit(do_not_specialize=["scale", "scale_y", "cap", "cap_y", "known"])
+@triton.jit
+def one_logit(x, at, scale, cap, V: tl.constexpr, CAPPED: tl.constexpr):
+    """z of one column."""
+    b_z, _ = load_logits(x, at + tl.arange(0, 1), scale, cap, V, CAPPED)
+    return tl.max(b_z, 0)
+
+
+@triton.jit(do_not_specialize=["scale", "scale_y", "cap", "cap_y", "log_known"])
 def divergence_kernel(
-    x, y, losses, answers, scale, scale_y, cap, cap_y, known,
+    x, y, losses, answers, scale, scale_y, cap, cap_y, log_known,
     V: tl.constexpr, CAPPED: tl.constexpr, CAPPED_Y: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """loss = sum_v p_v (log p_v - log q_v), x <- (q - p) dz/dx; where an answer is told, p is 1 there. Grid (T)."""
@@ -104,8 +113,7 @@ def divergence_kernel(
     answer, told = -1, False
     if answers is not None:
         answer = tl.load(answers + row)
-        b_y, _ = load_logits(y, tl.maximum(answer, 0) + tl.arange(0, 1), scale_y, cap_y, V, CAPPED_Y)
-        told = (answer >= 0) & (tl.exp(tl.max(b_y, 0) - whole_y) < known)
+        told = (answer >= 0) & (one_logit(y, tl.maximum(answer, 0), scale_y, cap_y, V, CAPPED_Y) < whole_y + log_known)
     v = tl.arange(0, BV)
     b_loss = tl.zeros([BV], tl.float32)
     for first in range(0, V, BV):

@@ -109,8 +109,10 @@ def project(inputs: int, outputs: int, bias: bool) -> None:
 def losses(vocabulary: int, dtype: torch.dtype, cap: float | None) -> None:
     """Gradients take the place of logits."""
     x = torch.zeros(2, vocabulary, dtype=dtype)
-    divergence_(x, x.clone(), (1.0, 0.5), (cap, None))
-    cross_entropy_(x, torch.zeros(2, dtype=torch.int64), 1.0, cap)
+    targets = torch.zeros(2, dtype=torch.int64)
+    for answers in (None, targets):
+        divergence_(x, x.clone(), (1.0, 0.5), (cap, None), answers, 0.5)
+    cross_entropy_(x, targets, 1.0, cap)
 
 
 BF16 = torch.bfloat16
