@@ -13,6 +13,9 @@ from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.compat import ignored_on_loading
 
+_MTP = re.compile(r"(^|\.)mtp(_layers)?\.")
+"""in names of multi-token-prediction layers"""
+
 
 def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     """The causal language model of a transformers configuration, on the meta device.
@@ -58,11 +61,25 @@ def idle_parameters(teacher: Teacher) -> int:
 
 
 def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
-    """Stored tensors that the family's class leaves out by name, such as layers that predict further tokens."""
+    """Stored tensors that a model leaves out by name: those its class names, and layers that predict further tokens."""
     patterns = ignored_on_loading(model)
-    found = [name for name in teacher.files.tensors if any(re.search(pattern, name) for pattern in patterns)]
+    found = [
+        name
+        for name in teacher.files.tensors
+        if predicts_further(teacher, name) or any(re.search(pattern, name) for pattern in patterns)
+    ]
     used = stored_shapes(teacher, model, teacher.files.tensors) if found else {}
     return [name for name in found if name not in used]
+
+
+def predicts_further(teacher: Teacher, name: str) -> bool:
+    """Whether a stored tensor is of a layer that predicts further tokens, by its name: of a part called `mtp`, or of a
+    layer beyond the model's own (DeepSeek, GLM)."""
+    layers = teacher.stored(f"{teacher.spec.layers_path}.")
+    if not name.startswith(layers):
+        return _MTP.search(name) is not None
+    index = name.removeprefix(layers).partition(".")[0]
+    return index.isdecimal() and int(index) >= teacher.num_layers
 
 
 def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:

@@ -376,6 +376,12 @@ class SSECausalLMMixin(SSEHeadMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
+        if getattr(generation_config, "use_mtp", None):
+            raise UsageError(
+                "use_mtp: drafts by layers that predict further tokens",
+                expected="such layers are not converted, and read the hidden states of the original model",
+                fix="leave use_mtp unset, or give generate an assistant_model",
+            )
         result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         self._sse_backbone().sse_install(cache)
