@@ -44,9 +44,9 @@ def does(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     return result
 
 
-def elsewhere(folder: Path) -> None:
+def elsewhere(folder: Path, script: str = ELSEWHERE) -> None:
     """Load, generate, save and load again in a process of its own that cannot import `sse_convert`."""
-    (folder / "elsewhere.py").write_text(BLOCKED + ELSEWHERE)
+    (folder / "elsewhere.py").write_text(BLOCKED + script)
     said = folder / "said.txt"
     modules = {"HF_MODULES_CACHE": str(folder / "modules")}
     code = warm.run(["elsewhere.py"], folder, {**os.environ, **modules}, said, said, timeout=120)

@@ -31,7 +31,7 @@ from sse_convert.console import Bar, progress
 from sse_convert.data.sample_text import Text, check_file, read_text
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL
-from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.architectures import backbone_of, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
 
@@ -72,7 +72,7 @@ def analyze_model(
     if out is not None:
         check_output(out)
     student = _load(model, place)
-    config = student.config
+    config = decoder_config(student.config)
     tokenizer = load_tokenizer(model)
     limit = context_limit(config)
     rows = read_text(text, tokenizer, tokens=tokens, length=length, limit=limit, vocab_size=config.vocab_size)

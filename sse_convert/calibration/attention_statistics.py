@@ -100,7 +100,7 @@ class Collector:
         windows: dict[int, tuple[int, int]] | None = None,
         students: dict[int, SSEAttention] | None = None,
     ) -> None:
-        heads = model.config.num_attention_heads
+        heads = attention_dims(model.config).query_heads
         self.model, self.spec, self.students = model, spec, students or {}
         self.windows, self.dims = windows or {}, attention_dims(model.config)
         self._values: dict[int, Tensor] = {}

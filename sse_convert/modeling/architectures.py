@@ -10,6 +10,8 @@ from sse_convert.errors import CheckpointError
 
 SSE_PREFIX = "sse_"
 """prefix of a converted model's model_type, and of every new tensor"""
+GUARD = "plain_class_guard"
+"""field of a converted model's config.json that stops source classes"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,13 +23,13 @@ class ArchSpec:
     config_class: str
     """configuration class in transformers"""
     backbone_class: str
-    """model class without the language-model head"""
+    """model class without the language-model head; of a model of images and text, with what sees images"""
     causal_lm_class: str
     """model class with the head"""
     classifier_class: str | None = None
     """model class that labels whole sequences; None if the family has none"""
     backbone: str = "model"
-    """attribute of the causal LM that holds the backbone"""
+    """path in the causal LM of the backbone, which holds the decoder layers"""
     layers: str = "layers"
     """attribute of the backbone that holds the decoder layers"""
     attention: str = "self_attn"
@@ -95,9 +97,14 @@ class ArchSpec:
     """other arguments of the attention's forward, which only its softmax uses"""
     switches: tuple[str, ...] = ()
     """other config fields that the attention reads, which need nothing of a converted layer"""
+    text_types: tuple[str, ...] = ()
+    """`model_type` of the language model, one of these, inside a model of images and text; none for a language model"""
+    masks_outside: bool = False
+    """masks are made around the backbone, which is handed them in place of the padding"""
 
     def of(self, config: Any, *, rotated: bool = True) -> "ArchSpec":
         """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not."""
+        config = decoder_config(config)
         changes: dict[str, Any] = {}
         switched_off = self.qk_norm_switch is not None and not getattr(config, self.qk_norm_switch)
         if switched_off or (self.normed_layers == "rotated" and not rotated):
@@ -125,7 +132,10 @@ class ArchSpec:
 
     @property
     def hybrid_causal_lm(self) -> str:
-        """Name of the derived causal LM class; always ends in ForCausalLM, by which transformers picks the loss."""
+        """Name of the derived class with the head. By its ending transformers picks the loss: ForCausalLM,
+        but in models of images and text."""
+        if self.text_types:
+            return f"SSE{self.causal_lm_class}"
         return f"SSE{self.causal_lm_class.removesuffix('LMHeadModel').removesuffix('ForCausalLM')}ForCausalLM"
 
     @property
@@ -134,9 +144,14 @@ class ArchSpec:
         return self.classifier_class and f"SSE{self.classifier_class}"
 
     @property
+    def auto_class(self) -> str:
+        """Which of transformers' auto classes serves models with the head, plain and converted."""
+        return "AutoModelForImageTextToText" if self.text_types else "AutoModelForCausalLM"
+
+    @property
     def auto_classes(self) -> dict[str, str]:
         """Each of transformers' auto classes that serves converted models -> name of the derived class."""
-        classes = {"AutoModel": self.hybrid_backbone, "AutoModelForCausalLM": self.hybrid_causal_lm}
+        classes = {"AutoModel": self.hybrid_backbone, self.auto_class: self.hybrid_causal_lm}
         if self.hybrid_classifier:
             classes["AutoModelForSequenceClassification"] = self.hybrid_classifier
         return classes
@@ -150,6 +165,11 @@ class ArchSpec:
     def layers_path(self) -> str:
         """Path of the decoder layers in the causal LM's state dict."""
         return f"{self.backbone}.{self.layers}"
+
+    def sees_images(self, parameter: str) -> bool:
+        """Whether a parameter of the causal LM, by name, is of what sees images and hands it on, which text does not
+        meet."""
+        return bool(self.text_types) and not parameter.startswith(f"{self.backbone}.") and "lm_head" not in parameter
 
     def attention_path(self, layer: int) -> str:
         """Path of a layer's attention there."""
@@ -207,12 +227,22 @@ LINEAR = "linear_attention"
 """what `layer_types` of a configuration says of a layer without softmax attention"""
 
 
+def decoder_config(config: Any) -> Any:
+    """The configuration of a model's decoder: that of the language model inside a model of images and text.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    return getattr(config, "text_config", config)
+
+
 def softmax_layers(config: Any) -> list[int]:
     """Indices of the layers with softmax attention, which can be converted.
 
     Args:
         config: a transformers configuration object.
     """
+    config = decoder_config(config)
     kinds = getattr(config, "layer_types", None) or []
     return [i for i in range(config.num_hidden_layers) if i >= len(kinds) or kinds[i] != LINEAR]
 
@@ -398,14 +428,62 @@ ARCHITECTURES: dict[str, ArchSpec] = {
 }  # fmt: skip
 
 
+INSIDE: dict[str, ArchSpec] = {
+    spec.model_type: spec
+    for spec in (
+        _llama_like(
+            "qwen3_vl_text", "Qwen3VL", config_class="Qwen3VLTextConfig", backbone_class="Qwen3VLTextModel",
+            classifier_class=None, qk_norm="head",
+        ),
+        _llama_like(
+            "qwen3_vl_moe_text", "Qwen3VLMoe", config_class="Qwen3VLMoeTextConfig",
+            backbone_class="Qwen3VLMoeTextModel", classifier_class=None, qk_norm="head",
+        ),
+    )
+}  # fmt: skip
+"""language models that exist inside models of images and text alone, without a class of their own that has a head"""
+
+
+def _around(model_type: str, stem: str, *text_types: str, **fields: Any) -> ArchSpec:
+    """A model of images and text around a language model of one of these types, whose entries describe decoder layers
+    alike."""
+    own = {
+        "config_class": f"{stem}Config",
+        "backbone_class": f"{stem}Model",
+        "causal_lm_class": f"{stem}ForConditionalGeneration",
+        "backbone": "model.language_model",
+        **fields,
+    }
+    inside = (ARCHITECTURES | INSIDE)[text_types[0]]
+    return dc.replace(inside, model_type=model_type, classifier_class=None, text_types=text_types, **own)
+
+
+IMAGE_TEXT: dict[str, ArchSpec] = {
+    spec.model_type: spec
+    for spec in (
+        _around("gemma3", "Gemma3", "gemma3_text", masks_outside=True),
+        _around(
+            "llama4", "Llama4", "llama4_text", backbone_class="Llama4ForConditionalGeneration",
+            backbone="language_model.model",
+        ),
+        _around("mistral3", "Mistral3", "mistral", "ministral3"),
+        _around("qwen3_5", "Qwen3_5", "qwen3_5_text"),
+        _around("qwen3_5_moe", "Qwen3_5Moe", "qwen3_5_moe_text"),
+        _around("qwen3_vl", "Qwen3VL", "qwen3_vl_text"),
+        _around("qwen3_vl_moe", "Qwen3VLMoe", "qwen3_vl_moe_text"),
+    )
+}  # fmt: skip
+"""models of images and text"""
+
+
 def spec_for(model_type: str) -> ArchSpec:
     """The family with this `model_type`.
 
     Raises:
         CheckpointError: the family is unknown, or the checkpoint is already converted.
     """
-    if model_type in ARCHITECTURES:
-        return ARCHITECTURES[model_type]
+    if (spec := ARCHITECTURES.get(model_type) or IMAGE_TEXT.get(model_type)) is not None:
+        return spec
     if model_type.startswith(SSE_PREFIX):
         raise CheckpointError(
             f"model_type is {model_type!r}: this checkpoint is already converted",
@@ -414,18 +492,44 @@ def spec_for(model_type: str) -> ArchSpec:
         )
     raise CheckpointError(
         f"model_type is {model_type!r}, a family sse-convert does not know",
-        expected=f"one of {', '.join(sorted(ARCHITECTURES))}",
+        expected=f"one of {', '.join(sorted(ARCHITECTURES | IMAGE_TEXT))}",
         fix="add an ArchSpec to sse_convert/modeling/architectures.py: where layers, attention and q, k, v are found",
     )
 
 
 def source_spec(model_type: str) -> ArchSpec:
-    """The family of a source or of a converted model: `qwen3` and `sse_qwen3` give the same entry.
+    """The family of a source or of a converted model: `qwen3` and `sse_qwen3` give the same entry. Knows the parts of
+    models of images and text too.
 
     Raises:
         CheckpointError: the family is unknown.
     """
-    return spec_for(model_type.removeprefix(SSE_PREFIX))
+    name = model_type.removeprefix(SSE_PREFIX)
+    return INSIDE.get(name) or spec_for(name)
+
+
+def check_text_type(spec: ArchSpec, model_type: str) -> None:
+    """Make sure that a language model inside a model of images and text is one that the entry names.
+
+    Raises:
+        CheckpointError: it is another.
+    """
+    if model_type not in spec.text_types:
+        raise CheckpointError(
+            f"the language model inside this {spec.model_type} model is a {model_type}",
+            expected=" or ".join(spec.text_types),
+            fix="convert another checkpoint",
+        )
+
+
+def source_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json, or what is nested in one, of a converted model as of its source."""
+    fields = {key: value for key, value in config.items() if key not in ("sse", "auto_map", GUARD, "architectures")}
+    if isinstance(name := fields.get("model_type"), str):
+        fields["model_type"] = name.removeprefix(SSE_PREFIX)
+    if isinstance(inside := fields.get("text_config"), dict):
+        fields["text_config"] = source_fields(inside)
+    return fields
 
 
 def backbone_of(model: Any) -> Any:
@@ -440,7 +544,7 @@ def has_experts(config: Any) -> bool:
     Args:
         config: a transformers configuration object.
     """
-    return getattr(config, source_spec(config.model_type).experts_per_token, None) is not None
+    return getattr(decoder_config(config), source_spec(config.model_type).experts_per_token, None) is not None
 
 
 def attention_dims(config: Any) -> AttentionDims:
@@ -449,6 +553,7 @@ def attention_dims(config: Any) -> AttentionDims:
     Args:
         config: a transformers configuration object.
     """
+    config = decoder_config(config)
     heads = config.num_attention_heads
     if source_spec(config.model_type).qkv_layout == "latent":
         return AttentionDims(

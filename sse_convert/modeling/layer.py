@@ -106,7 +106,7 @@ class SSEAttention(RoutedLayer):
             [B, tokens, hidden], zeros in the padding, and None for the attention weights.
 
         Raises:
-            UsageError: no `sse_layout` arrived.
+            UsageError: no `sse_layout` arrived, or no positions for a gate that reads them.
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
@@ -135,7 +135,7 @@ class SSEAttention(RoutedLayer):
         x = sse_layout.pack(hidden_states)
         inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch))
         if inputs["partition_gate"] is not None:
-            inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
+            inputs["positions"] = sse_layout.pack(self._positions(kwargs).expand(batch, -1))
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
@@ -143,6 +143,17 @@ class SSEAttention(RoutedLayer):
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
+
+    def _positions(self, kwargs: dict[str, Any]) -> Tensor:
+        """Positions [1 or B, tokens] in the row, for partition gates."""
+        positions: Tensor | None = kwargs["position_ids"]
+        if positions is None:
+            raise UsageError(
+                f"partition gate {self.mixer.partition_gate!r} of layer {self.layer_idx} reads positions in the row",
+                expected="position_ids [4, batch, tokens], the positions in the row first",
+                fix="pass these, or convert with a gate that reads no positions",
+            )
+        return positions
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Hold a parameter that only softmax uses: here it is data, which travels."""
@@ -169,15 +180,21 @@ class SSEAttention(RoutedLayer):
         cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in tables)
         return cos, sin
 
-    def operator_inputs(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    def operator_inputs(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        projected: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> dict[str, Any]:
         """Everything `sse_attention` needs of T tokens, except sequences and states.
 
         Args:
             x: [T, hidden].
             rotation: (cos, sin), each [T, 1, rotated dims]; None for no rotation.
+            projected: what `project` makes of x, where that is known; None to project here.
         """
         mixer = self.mixer
-        flat_q, flat_k, flat_v = self.project(x)
+        flat_q, flat_k, flat_v = self.project(x) if projected is None else projected
         side = self._side_path(x)
         offset_q, offset_k, offset_v = (
             self._offset(flat, x, name) for flat, name in ((flat_q, "q"), (flat_k, "k"), (flat_v, "v"))

@@ -43,7 +43,9 @@ class Geometry:
     parameters: int
     """stored parameters of the teacher"""
     idle_parameters: int = 0
-    """of these, what a token does not meet: experts that it is not sent to"""
+    """of these, what a token of text does not meet: experts that it is not sent to, and what sees images"""
+    image_parameters: int = 0
+    """of these, what sees images, which no stage trains"""
     embedding_parameters: int
     """of these, the input embedding"""
     tied: bool

@@ -18,7 +18,7 @@ from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, softmax_layers
+from sse_convert.modeling.architectures import ArchSpec, decoder_config, softmax_layers
 from sse_convert.modeling.layer import is_rotated, quarter_turn
 
 SIZES = (
@@ -98,13 +98,14 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
     """
     if model.config_class.__name__ != spec.config_class:
         return [f"class {type(model).__name__}, which belongs to {model.config_class.__name__}"]
-    layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
+    layers = dict(model.named_modules()).get(spec.layers_path)
     if not isinstance(layers, nn.ModuleList):
         return [f"no decoder layers at {spec.layers_path}"]
-    softmax = softmax_layers(model.config)
+    config = decoder_config(model.config)
+    softmax = softmax_layers(config)
     found: dict[str, int] = {}
     for index, layer in enumerate(layers):
-        for problem in _layer_problems(layer, model.config, spec, linear=index not in softmax):
+        for problem in _layer_problems(layer, config, spec, linear=index not in softmax):
             found.setdefault(problem, index)
     return [f"{problem} (layer {index})" for problem, index in found.items()]
 

@@ -118,10 +118,11 @@ def even_parts(rows: int) -> list[int]:
 
 
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
-    """Parameters that a stage trains: everything, or new tensors and projections of converted layers (plus LoRA)."""
+    """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
+    layers (plus LoRA)."""
     added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
     if stage.train == "all":
-        return geometry.parameters + added
+        return geometry.parameters - geometry.image_parameters + added
     converted = sum(mixer is not None for mixer in mixers)
     trained = added + converted * geometry.attention_parameters
     if stage.train == "lora":

@@ -98,7 +98,8 @@ class WholeModel(Objective):
         return {name: value.detach() for name, value in parts.items()}
 
     def close(self) -> None:
-        """Free what was recorded, and the objective from what refers to it."""
+        """Free what was recorded as well, and the objective from what refers to it."""
+        super().close()
         self._recorded = None
 
     def _recorder(self, stage: Stage) -> RecordedPass | None:
