@@ -12,10 +12,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.compat import ignored_on_loading
+from sse_convert.modeling.architectures import further_tokens
 from sse_convert.modeling.auto import auto_class
-
-_MTP = re.compile(r"(^|\.)mtp(_layers)?\.")
-"""in names of multi-token-prediction layers"""
 
 
 def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
@@ -84,13 +82,8 @@ def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
 
 
 def predicts_further(teacher: Teacher, name: str) -> bool:
-    """Whether a stored tensor is of a layer that predicts further tokens, by its name: of a part called `mtp`, or of a
-    layer beyond the model's own (DeepSeek, GLM)."""
-    layers = teacher.stored(f"{teacher.spec.layers_path}.")
-    if not name.startswith(layers):
-        return _MTP.search(name) is not None
-    index = name.removeprefix(layers).partition(".")[0]
-    return index.isdecimal() and int(index) >= teacher.num_layers
+    """Whether a stored tensor is of a layer that predicts further tokens, by its name."""
+    return re.search(further_tokens(teacher.config), name) is not None
 
 
 def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ Import-light on purpose: planning a conversion reads this without torch.
 """
 
 import dataclasses as dc
+import re
 from typing import Any, Literal
 
 from sse_convert.errors import CheckpointError
@@ -530,6 +531,19 @@ def source_fields(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(inside := fields.get("text_config"), dict):
         fields["text_config"] = source_fields(inside)
     return fields
+
+
+def further_tokens(config: Any) -> str:
+    """Pattern of the stored names of layers that predict further tokens, which no model loads: of a part called `mtp`,
+    or beyond the model's own layers (DeepSeek, GLM).
+
+    Args:
+        config: a transformers configuration object of a known family, converted or not.
+    """
+    spec = source_spec(config.model_type)
+    own = "|".join(map(str, range(decoder_config(config).num_hidden_layers)))
+    layers = rf"({re.escape(spec.backbone)}\.)?{re.escape(spec.layers)}"
+    return rf"(^|\.)mtp(_layers)?\.|^{layers}\.(?!({own})\.)\d+\."
 
 
 def backbone_of(model: Any) -> Any:

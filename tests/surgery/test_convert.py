@@ -359,7 +359,7 @@ def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):
         ("minimax_m2", "model.mtp.fc.weight"),
     ],
 )
-def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, tmp_path):
+def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, tmp_path, caplog):
     source = save_source(tmp_path / "teacher", model_type, shard_size="5GB")
     plain = make_plan(recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]}))
     state = load_file(source / "model.safetensors")
@@ -375,6 +375,8 @@ def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, 
     verify_checkpoint(tmp_path / "out", teacher=source)
     assert name in open_checkpoint(tmp_path / "out").tensors
     assert name not in load_pretrained(tmp_path / "out").state_dict()
+    assert "UNEXPECTED" not in caplog.text
+    assert name not in load_pretrained(source).state_dict()
 
 
 def test_drafts_of_layers_that_predict_further_tokens_are_refused(teacher, tmp_path):
