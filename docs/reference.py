@@ -80,12 +80,14 @@ What a conversion does with the rest of a model:
   experts alone.
 - **Layers of linear attention**, or with a state space, stay as they are; a pattern names them `full`. Documents
   packed into one row share their states, as they do in transformers.
-- **Layers that predict further tokens** (multi-token prediction) are not loaded by transformers. `convert` leaves
-  them in the files, training stages write checkpoints without them, and `plan` says so.
-- **Quantised checkpoints** are refused; for mxfp4 and fp8 the message has the call that makes a bfloat16 copy.
-- **Latent attention** (DeepSeek, Kimi) is refused. Its keys and values come from one latent of low rank, differ in
-  size, and are rotated in part, so there are no projections of the hidden states that an SSE layer could take over
-  to the bit."""
+- **Layers that predict further tokens** (multi-token prediction: parts called `mtp`, or layers beyond the model's own)
+  are neither converted nor loaded. `convert` names them and leaves their bytes in the files, `plan` counts them apart,
+  training stages write checkpoints without them, and `generate(use_mtp=True)` is refused.
+- **Quantised checkpoints** are refused. `sse-convert dequantize MODEL -o FOLDER` makes a bfloat16 copy of fp8 and mxfp4
+  ones, in the memory of one tensor. For other formats, such as GPTQ or AWQ, the message says what to do.
+- **Latent attention** (DeepSeek, Kimi Linear) keeps its low-rank projections as they are. They give each head its q, k
+  and v, and SSE takes these; values may have another size than keys. [Why so](../extend/family.md#latent-attention).
+- **Chunked attention** (Llama 4) is a window to its caches, and counted as one."""
 
 
 def families_page() -> str:

@@ -30,7 +30,7 @@ from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims, decoder_config
+from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims, decoder_config, further_tokens
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.remote_code import write_remote_code
@@ -171,7 +171,8 @@ def load_as_teacher(view: Teacher) -> PreTrainedModel:
     """
     source = source_class(view.spec)
     # name and module stay the source's: transformers looks up by them what it renames on loading
-    members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": [SSE_PREFIX]}
+    ignored = [SSE_PREFIX, further_tokens(view.config)]
+    members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": ignored}
     cls: Any = type(source.__name__, (source,), members)
     model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype="auto")
     require_finite(model, view.files.name)

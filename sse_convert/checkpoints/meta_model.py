@@ -12,6 +12,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.compat import ignored_on_loading
+from sse_convert.modeling.architectures import further_tokens
 from sse_convert.modeling.auto import auto_class
 
 
@@ -69,11 +70,20 @@ def idle_parameters(teacher: Teacher, model: PreTrainedModel) -> int:
 
 
 def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
-    """Stored tensors that the family's class leaves out by name, such as layers that predict further tokens."""
+    """Stored tensors that a model leaves out by name: those its class names, and layers that predict further tokens."""
     patterns = ignored_on_loading(model)
-    found = [name for name in teacher.files.tensors if any(re.search(pattern, name) for pattern in patterns)]
+    found = [
+        name
+        for name in teacher.files.tensors
+        if predicts_further(teacher, name) or any(re.search(pattern, name) for pattern in patterns)
+    ]
     used = stored_shapes(teacher, model, teacher.files.tensors) if found else {}
     return [name for name in found if name not in used]
+
+
+def predicts_further(teacher: Teacher, name: str) -> bool:
+    """Whether a stored tensor is of a layer that predicts further tokens, by its name."""
+    return re.search(further_tokens(teacher.config), name) is not None
 
 
 def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ Import-light on purpose: planning a conversion reads this without torch.
 """
 
 import dataclasses as dc
+import re
 from typing import Any, Literal
 
 from sse_convert.errors import CheckpointError
@@ -532,6 +533,19 @@ def source_fields(config: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def further_tokens(config: Any) -> str:
+    """Pattern of the stored names of layers that predict further tokens, which no model loads: of a part called `mtp`,
+    or beyond the model's own layers (DeepSeek, GLM).
+
+    Args:
+        config: a transformers configuration object of a known family, converted or not.
+    """
+    spec = source_spec(config.model_type)
+    own = "|".join(map(str, range(decoder_config(config).num_hidden_layers)))
+    layers = rf"({re.escape(spec.backbone)}\.)?{re.escape(spec.layers)}"
+    return rf"(^|\.)mtp(_layers)?\.|^{layers}\.(?!({own})\.)\d+\."
+
+
 def backbone_of(model: Any) -> Any:
     """The backbone of a causal language model of a known family, converted or not. transformers' `base_model` is
     that in most families, and the whole model in some."""
@@ -595,7 +609,7 @@ def document_attention_problem(config: Any) -> str | None:
         "attention has learned sinks": bool(spec.softmax_parameters),
         "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
-        f"heads are {dims.head_dim} wide": dims.head_dim > WIDEST_HEAD,
+        f"heads are {(widest := max(dims.head_dim, dims.value_dim))} wide": widest > WIDEST_HEAD,
         "some layers have masks of another kind": not set(getattr(config, "layer_types", None) or []) <= _MASKED_KINDS,
     }
     return next((problem for problem, holds in found.items() if holds), None)

@@ -5,6 +5,7 @@ family is loaded.
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.compat import add_config, add_model, is_loading
 from sse_convert.errors import CheckpointError, SSEConvertError
-from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec, further_tokens
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ def load_pretrained(
             expected="a causal language model checkpoint with config.json and safetensors weights",
             fix=f"sse-convert verify {path}",
         ) from error
+    if model_type.removeprefix(SSE_PREFIX) in ARCHITECTURES | IMAGE_TEXT:
+        further = further_tokens(model.config)
+        info["unexpected_keys"] = {name for name in info["unexpected_keys"] if not re.search(further, name)}
     problems = [
         f"{kind}: {', '.join(sorted(map(str, info[kind]))[:5])}"
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")

@@ -83,12 +83,12 @@ def attend_to_documents(
     scaling: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Causal softmax attention within documents: [T, Hq, D].
+    """Causal softmax attention within documents: [T, Hq, V].
 
     Args:
         q: [T, Hq, D].
         k: [T, H, D]; H divides Hq.
-        v: [T, H, D].
+        v: [T, H, V].
         offsets: integer [S + 1], where documents begin, then T, once or more.
         longest: no document has more tokens.
         scaling: of the products; None for D ** -0.5.
@@ -98,13 +98,25 @@ def attend_to_documents(
     if torch.is_autocast_enabled(kind):
         q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
     if _has_kernel(q):
-        return varlen_attention(q, k, v, offsets.to(q.device, torch.int32), longest, scaling, window)
+        return _by_kernel(q, k, v, offsets.to(q.device, torch.int32), longest, scaling, window)
     heads = [
         _attend(q[begin:end], k[begin:end], v[begin:end], scaling, window)
         for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
         if begin < end
     ]
     return torch.cat(heads)
+
+
+def _by_kernel(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
+    """The same by a kernel that wants keys and values of one size: the smaller ones end in zeros."""
+    key, value = q.shape[-1], v.shape[-1]
+    if key == value:
+        return varlen_attention(q, k, v, offsets, longest, scaling, window)
+    q, k, v = (F.pad(x, (0, max(key, value) - x.shape[-1])) for x in (q, k, v))
+    scaling = key**-0.5 if scaling is None else scaling
+    return varlen_attention(q, k, v, offsets, longest, scaling, window)[..., :value]
 
 
 def _has_kernel(q: Tensor) -> bool:

@@ -28,6 +28,7 @@ from sse_convert.modeling.architectures import (
     ArchSpec,
     backbone_of,
     decoder_config,
+    further_tokens,
     source_spec,
     spec_for,
 )
@@ -110,6 +111,7 @@ class SSEBaseMixin(SSEMixin):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
+        _leave_further_tokens(self)
         self._sse_surgery()
         self.post_init()
 
@@ -355,6 +357,7 @@ class SSEHeadMixin(SSEMixin):
             _convert(backbone)
         if not isinstance(body := self.base_model, SSEMixin):
             _change_class(body)
+        _leave_further_tokens(self)
         self.post_init()
 
     def sse_layers(self) -> dict[int, SSEAttention]:
@@ -410,6 +413,12 @@ class SSECausalLMMixin(SSEHeadMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
+        if getattr(generation_config, "use_mtp", None):
+            raise UsageError(
+                "use_mtp: drafts by layers that predict further tokens",
+                expected="such layers are not converted, and read the hidden states of the original model",
+                fix="leave use_mtp unset, or give generate an assistant_model",
+            )
         result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         self._sse_backbone().sse_install(cache)
@@ -463,6 +472,12 @@ def _make_known(config: Any) -> None:
     if type(inside) not in MODEL_MAPPING:
         source = getattr(transformers, source_spec(inside.model_type).backbone_class)
         AutoModel.register(type(inside), base_class_for(source))
+
+
+def _leave_further_tokens(model: Any) -> None:
+    """Let a model leave layers that predict further tokens in their files; families name theirs in part."""
+    named = model._keys_to_ignore_on_load_unexpected or ()
+    model._keys_to_ignore_on_load_unexpected = [*named, further_tokens(model.config)]
 
 
 def _convert(backbone: Any) -> None:

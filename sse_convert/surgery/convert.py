@@ -16,7 +16,7 @@ from torch import Tensor
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, without_code_keys
 from sse_convert.checkpoints.hub import SHA256_DIGITS, cached_blob
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
-from sse_convert.checkpoints.meta_model import check_complete
+from sse_convert.checkpoints.meta_model import check_complete, predicts_further
 from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import (
     Link,
@@ -66,6 +66,8 @@ class ConvertReport(FieldsReport):
     """tokenizer, licence and other files that were copied"""
     unused_tensors: list[str]
     """tensors of the teacher's shards that its model does not use"""
+    further_tensors: list[str]
+    """of these, those of layers that predict further tokens"""
     checked: bool
     """whether all weights were streamed and found finite"""
 
@@ -78,9 +80,20 @@ class ConvertReport(FieldsReport):
             f"wrote {self.out}: {converted} of {len(self.layers)} layers converted",
             f"{len(self.teacher_shards)} teacher shards {' and '.join(ways)}, "
             f"{self.added_tensors} new tensors with {format_number(self.added_parameters)} parameters",
-            *([f"unused by the model: {', '.join(self.unused_tensors[:3])}"] if self.unused_tensors else []),
+            *self._unused(),
             f"next: sse-convert verify {self.out}",
         ]
+
+    def _unused(self) -> list[str]:
+        lines = []
+        if self.further_tensors:
+            lines.append(
+                f"kept in the files, neither converted nor loaded: {len(self.further_tensors)} tensors of layers that "
+                f"predict further tokens ({self.further_tensors[0]}, ...); training stages write none of them"
+            )
+        if rest := [name for name in self.unused_tensors if name not in set(self.further_tensors)]:
+            lines.append(f"unused by the model: {', '.join(rest[:3])}")
+        return lines
 
 
 def convert_checkpoint(
@@ -159,6 +172,7 @@ def convert_layers(
         teacher_shards={name: how for name, (_, how) in placed.items()},
         companions=companions,
         unused_tensors=unused,
+        further_tensors=[name for name in unused if predicts_further(teacher, name)],
         checked=check,
     )
 

@@ -1,5 +1,7 @@
 """Attention within documents: what masks of all pairs of tokens say, without them."""
 
+import itertools
+
 import pytest
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -150,3 +152,20 @@ def test_layers_compile_whole_for_any_number_of_documents(monkeypatch: pytest.Mo
         found = model(ids, position_ids=where, use_cache=False).logits
         torch.testing.assert_close(found, logits, atol=1e-5, rtol=0)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("key", "value"), [(6, 4), (4, 6), (4, 4)])
+def test_a_kernel_gets_keys_and_values_of_one_size(key: int, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention has values of another size than keys, the kernel has none of it."""
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, *rest: object) -> torch.Tensor:
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == max(key, value)
+        parts = [slice(int(a), int(b)) for a, b in itertools.pairwise(offsets)]
+        return torch.cat([document_attention._attend(q[at], k[at], v[at], *rest[1:]) for at in parts])
+
+    q, k, v = (torch.randn(12, 2, size, dtype=torch.float64) for size in (key, key, value))
+    offsets = torch.tensor([0, 5, 12])
+    expected = attend_to_documents(q, k, v, offsets, 12)
+    monkeypatch.setattr(document_attention, "_has_kernel", lambda q: True)
+    monkeypatch.setattr(document_attention, "varlen_attention", kernel)
+    torch.testing.assert_close(attend_to_documents(q, k, v, offsets, 12), expected, atol=1e-12, rtol=0)

@@ -21,7 +21,7 @@ from sse_convert.checkpoints.teacher import is_new_tensor, open_teacher
 from sse_convert.checkpoints.tensor_data import file_pieces
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import CheckpointError, OutputError, RecipeError
+from sse_convert.errors import CheckpointError, OutputError, RecipeError, UsageError
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
@@ -349,17 +349,41 @@ def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):
     assert report.added_tensors == len(load_file(tmp_path / "out" / NEW_SHARD))
 
 
-def test_layers_that_predict_further_tokens_stay_in_the_files(tmp_path):
-    source = save_source(tmp_path / "teacher", "qwen3_next", shard_size="5GB")
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("qwen3_next", "mtp.fc.weight"),
+        ("qwen3_5_text", "mtp.fc.weight"),
+        ("glm4_moe", "model.layers.4.eh_proj.weight"),
+        ("deepseek_v3", "model.layers.4.eh_proj.weight"),
+        ("minimax_m2", "model.mtp.fc.weight"),
+    ],
+)
+def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, tmp_path, caplog):
+    source = save_source(tmp_path / "teacher", model_type, shard_size="5GB")
+    plain = make_plan(recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]}))
     state = load_file(source / "model.safetensors")
-    save_file(state | {"mtp.fc.weight": torch.ones(4, 8)}, source / "model.safetensors", {"format": "pt"})
+    save_file(state | {name: torch.ones(4, 8)}, source / "model.safetensors", {"format": "pt"})
     asked = recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]})
     plan = make_plan(asked)
-    assert any(note.startswith("1 tensors (32 parameters, such as mtp.fc.weight) are left out") for note in plan.notes)
+    assert any(note.startswith(f"1 tensors (32 parameters, such as {name}) are left out") for note in plan.notes)
+    assert plan.active_parameters == plain.active_parameters
     report = convert_checkpoint(asked, tmp_path / "out")
-    assert report.unused_tensors == ["mtp.fc.weight"]
+    assert report.unused_tensors == report.further_tensors == [name]
+    said = "kept in the files, neither converted nor loaded: 1 tensors of layers that predict further tokens"
+    assert any(line.startswith(said) for line in report.lines())
     verify_checkpoint(tmp_path / "out", teacher=source)
-    assert "mtp.fc.weight" in open_checkpoint(tmp_path / "out").tensors
+    assert name in open_checkpoint(tmp_path / "out").tensors
+    assert name not in load_pretrained(tmp_path / "out").state_dict()
+    assert "UNEXPECTED" not in caplog.text
+    assert name not in load_pretrained(source).state_dict()
+
+
+def test_drafts_of_layers_that_predict_further_tokens_are_refused(teacher, tmp_path):
+    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    model = load_pretrained(tmp_path / "out")
+    with pytest.raises(UsageError, match="use_mtp"):
+        model.generate(tokens(1, 4), max_new_tokens=2, use_mtp=True)
 
 
 def test_a_mixer_for_a_layer_of_linear_attention_is_refused(tmp_path):

@@ -126,6 +126,7 @@ class _Dims:
     query_heads: int = 2
     kv_heads: int = 2
     head_dim: int = 4
+    value_dim: int = 4
 
 
 def test_selection_biases_let_no_new_partition_overtake():
