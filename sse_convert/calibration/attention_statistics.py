@@ -157,7 +157,7 @@ class Collector:
         if layer in self.windows:
             seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
             sunk_BHT1 = 1 - weights_BHTT.sum(3, keepdim=True) if self.spec.softmax_parameters else 0.0
-            missed_NHD = _missed(weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims.head_dim)
+            missed_NHD = _missed(weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims.value_dim)
             statistics.missed_square_H += _sums(missed_NHD, missed_NHD)
             self._compare(layer, statistics, missed_NHD)
             weights_BHTT = weights_BHTT - seen_BHTT
@@ -174,7 +174,7 @@ class Collector:
         return training_mask(None, starts, shape, *self.windows[layer], like_BHTT.device)
 
     def _outputs(self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
-        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.head_dim)
+        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.value_dim)
         statistics.square_H += _sums(heads_NHD, heads_NHD)
         statistics.tokens += len(heads_NHD)
         if layer not in self.windows:
@@ -213,7 +213,7 @@ def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:
 
 
 def _missed(
-    weights_BHTT: Tensor, seen_BHTT: Tensor, sunk_BHT1: Tensor | float, values_BTC: Tensor, head_dim: int
+    weights_BHTT: Tensor, seen_BHTT: Tensor, sunk_BHT1: Tensor | float, values_BTC: Tensor, value_dim: int
 ) -> Tensor:
     """What a window misses of the heads W V, [N, Hq, D].
 
@@ -221,7 +221,7 @@ def _missed(
     sink takes of it.
     """
     batch, length = values_BTC.shape[:2]
-    values_BHTD = values_BTC.float().view(batch, length, -1, head_dim).transpose(1, 2)
+    values_BHTD = values_BTC.float().view(batch, length, -1, value_dim).transpose(1, 2)
     values_BHTD = values_BHTD.repeat_interleave(weights_BHTT.shape[1] // values_BHTD.shape[1], 1)
     total_BHT1 = (seen_BHTT.sum(3, keepdim=True) + sunk_BHT1).clamp_min(torch.finfo(torch.float32).tiny)
     missed_BHTD = (weights_BHTT - seen_BHTT / total_BHT1) @ values_BHTD

@@ -23,8 +23,8 @@ from sse_convert.modeling.architectures import (
 )
 from sse_convert.recipe.problems import shortened
 
-_DEQUANTISE = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""quantisation -> the transformers class whose `dequantize=True` undoes it"""
+DEQUANTISED = ("fp8", "mxfp4")
+"""quantisations that `sse-convert dequantize` undoes"""
 _OLDER_PREFIX = "language_model.model."
 
 
@@ -216,13 +216,8 @@ def native_windows(config: Any) -> list[int | None]:
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
-    if quantization := files.config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"{files.name} is quantised ({method})",
-            expected="float32, bfloat16 or float16 weights",
-            fix=_way_around(str(method), files.name, spec.auto_class),
-        )
+    if (method := quantization_method(files)) is not None:
+        raise quantised(files, method)
     classes = files.config.get("architectures") or [spec.causal_lm_class]
     if not isinstance(classes, list) or spec.causal_lm_class not in classes:
         found = shortened(", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes))
@@ -237,12 +232,29 @@ def _kind(spec: ArchSpec) -> str:
     return "model of images and text" if spec.text_types else "causal language model"
 
 
-def _way_around(method: str, name: str, auto_class: str) -> str:
-    if method not in _DEQUANTISE:
-        return "convert the original model and quantise the result"
-    return (
-        f"make a bfloat16 copy and convert that: {auto_class}.from_pretrained({name!r}, dtype='bfloat16', "
-        f"quantization_config=transformers.{_DEQUANTISE[method]}(dequantize=True)).save_pretrained(FOLDER)"
+def quantization_method(files: CheckpointFiles) -> str | None:
+    """How config.json says that weights are quantised, such as fp8, mxfp4 or gptq; None where they are not."""
+    quantization = files.config.get("quantization_config")
+    if not quantization:
+        return None
+    return shortened(
+        str(quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization)
+    )
+
+
+def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
+    """The refusal of a checkpoint whose weights are quantised."""
+    if method in DEQUANTISED:
+        fix = f"make a bfloat16 copy and convert that: sse-convert dequantize {files.name} -o FOLDER, and model: FOLDER"
+    elif method == "bitsandbytes":
+        fix = (
+            "convert the original model and quantise the result; without it, on a GPU: AutoModelForCausalLM."
+            f"from_pretrained({files.name!r}).dequantize().save_pretrained(FOLDER), and model: FOLDER"
+        )
+    else:
+        fix = "convert the original model, which the model card names, and quantise the result"
+    return CheckpointError(
+        f"{files.name} is quantised ({method})", expected="float32, bfloat16 or float16 weights", fix=fix
     )
 
 
@@ -256,7 +268,9 @@ def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:
 def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
     """Shapes of the teacher's projection weights of one layer, by name below the attention module."""
     query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
-    if spec.qkv_layout == "separate":
+    if spec.qkv_layout == "latent":
+        shapes = _latent_shapes(spec, dims)
+    elif spec.qkv_layout == "separate":
         shapes = dict(
             zip(
                 spec.qkv,
@@ -266,8 +280,17 @@ def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int
         )
     else:
         shapes = {spec.qkv[0]: (query + 2 * key, dims.hidden)}
-    shapes[spec.output] = (dims.hidden, query)
+    shapes[spec.output] = (dims.hidden, dims.query_heads * dims.value_dim)
     return {f"{name}.weight": shape[::-1] if spec.conv1d else shape for name, shape in shapes.items()}
+
+
+def _latent_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
+    assert dims.latent is not None
+    rank, shared, first = dims.latent.key_value, dims.latent.shared_key, dims.latent.query
+    query = dims.query_heads * dims.head_dim
+    of_query = ((query, dims.hidden),) if first is None else ((first, dims.hidden), (first,), (query, first))
+    expanded = dims.kv_heads * (dims.head_dim - shared + dims.value_dim)
+    return dict(zip(spec.qkv, (*of_query, (rank + shared, dims.hidden), (rank,), (expanded, rank)), strict=True))
 
 
 def _check_tensors(teacher: Teacher) -> None:

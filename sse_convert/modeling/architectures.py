@@ -37,9 +37,11 @@ class ArchSpec:
     embeddings: str = "embed_tokens"
     """attribute of the backbone that holds the token embeddings"""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """projection modules of the attention: three, or one fused"""
-    qkv_layout: Literal["separate", "blocks", "heads"] = "separate"
-    """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn"""
+    """projection modules of the attention: three, one fused, or those of `latent` in their order"""
+    qkv_layout: Literal["separate", "blocks", "heads", "latent"] = "separate"
+    """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn; `latent`: a
+    projection, a norm and a projection for q, the same for k and v, whose first one also makes the last channels of all
+    keys. q has one projection, `q_proj`, where the checkpoint says `q_lora_rank: null`"""
     output: str = "o_proj"
     """output projection module"""
     gated: bool = False
@@ -58,14 +60,18 @@ class ArchSpec:
     """q and k are rotated first and then normed"""
     normed_layers: Literal["all", "rotated"] = "all"
     """layers with norms of q and k: all, or those that rotate"""
-    rotary: Literal["full", "partial", "none"] = "full"
-    """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
+    rotary: Literal["full", "partial", "last", "none"] = "full"
+    """rotary embedding over all, the first or the last dimensions of a head; none for learned absolute positions, or no
+    positions at all"""
     rotary_pairs: Literal[
-        "halves", "halves_once", "backwards", "neighbours", "neighbours_once", "neighbours_from_halves"
-    ] = "halves"
+        "halves", "halves_once", "backwards", "neighbours", "neighbours_once", "neighbours_from_halves",
+        "neighbours_to_halves",
+    ] = "halves"  # fmt: skip
     """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
     (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` and
-    `neighbours_once` once in all, in the latter as complex numbers"""
+    `neighbours_once` once in all, in the latter as complex numbers. `neighbours_to_halves` leaves pairs in halves"""
+    pairs_switch: str | None = None
+    """config field that says whether a checkpoint has these pairs; `halves` if not. None if all have"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -98,10 +104,15 @@ class ArchSpec:
 
     def of(self, config: Any, *, rotated: bool = True) -> "ArchSpec":
         """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not."""
-        switched_off = self.qk_norm_switch is not None and not getattr(decoder_config(config), self.qk_norm_switch)
+        config, changes = decoder_config(config), dict[str, Any]()
+        switched_off = self.qk_norm_switch is not None and not getattr(config, self.qk_norm_switch)
         if switched_off or (self.normed_layers == "rotated" and not rotated):
-            return dc.replace(self, qk_norm="none")
-        return self
+            changes["qk_norm"] = "none"
+        if self.pairs_switch is not None and not getattr(config, self.pairs_switch):
+            changes["rotary_pairs"] = "halves"
+        if self.qkv_layout == "latent" and config.q_lora_rank is None:
+            changes["qkv"] = ("q_proj", *self.qkv[-3:])
+        return dc.replace(self, **changes) if changes else self
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -165,8 +176,20 @@ class ArchSpec:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class LatentDims:
+    """Sizes of low-rank projections of q, k and v."""
+
+    query: int | None
+    """rank of q's; None where q has one projection"""
+    key_value: int
+    """rank of that of k and v"""
+    shared_key: int
+    """last channels of a key, which all heads share"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionDims:
-    """Sizes of one attention layer. Values have the key's head size in every supported family."""
+    """Sizes of one attention layer."""
 
     hidden: int
     """width of the residual stream"""
@@ -175,7 +198,28 @@ class AttentionDims:
     kv_heads: int
     """heads of k and v"""
     head_dim: int
-    """D, and V"""
+    """D, size of a query and a key"""
+    value_dim: int
+    """V, size of a value; the same as D but for latent attention"""
+    latent: LatentDims | None = None
+    """sizes of low-rank projections, None for whole ones"""
+
+    @property
+    def cached(self) -> int:
+        """Elements that a softmax layer's cache keeps of a token: keys and values, or what they are made of."""
+        if self.latent is not None:
+            return self.latent.key_value + self.latent.shared_key
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def projected(self) -> int:
+        """Inputs and outputs of all projections, summed."""
+        query, output = self.query_heads * self.head_dim, self.query_heads * self.value_dim
+        if self.latent is None:
+            return 4 * self.hidden + query + self.kv_heads * (self.head_dim + self.value_dim) + output
+        rank, shared = self.latent.key_value, self.latent.shared_key
+        expanded = self.query_heads * (self.head_dim - shared + self.value_dim)
+        return 3 * self.hidden + 2 * (self.latent.query or 0) + query + 2 * rank + shared + expanded + output
 
 
 LINEAR = "linear_attention"
@@ -211,6 +255,13 @@ def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
         classifier_class=fields.pop("classifier_class", f"{stem}ForSequenceClassification"),
         **fields,
     )
+
+
+def _latent(model_type: str, stem: str, **fields: Any) -> ArchSpec:
+    """Multi-head latent attention, as in DeepSeek."""
+    qkv = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+    defaults = {"classifier_class": None, "rotary": "last", "qkv": qkv, "qkv_layout": "latent"}
+    return _llama_like(model_type, stem, **{**defaults, **fields})
 
 
 ARCHITECTURES: dict[str, ArchSpec] = {
@@ -346,6 +397,21 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             linear_layers=True, rotary="partial",
         ),
         _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
+        _latent("axk1", "AXK1", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
+        _latent(
+            "deepseek_v2", "DeepseekV2", classifier_class="DeepseekV2ForSequenceClassification",
+            rotary_pairs="neighbours_once",
+        ),
+        _latent(
+            "deepseek_v3", "DeepseekV3", classifier_class="DeepseekV3ForSequenceClassification",
+            rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave",
+        ),
+        _latent("glm4_moe_lite", "Glm4MoeLite", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
+        _latent("kimi_linear", "KimiLinear", rotary="none", linear_layers=True),
+        _latent(
+            "minicpm3", "MiniCPM3", classifier_class="MiniCPM3ForSequenceClassification", logits_over="logits_scaling",
+        ),
+        _latent("youtu", "Youtu", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",
@@ -488,9 +554,22 @@ def attention_dims(config: Any) -> AttentionDims:
     """
     config = decoder_config(config)
     heads = config.num_attention_heads
+    if source_spec(config.model_type).qkv_layout == "latent":
+        return AttentionDims(
+            hidden=config.hidden_size,
+            query_heads=heads,
+            kv_heads=heads,
+            head_dim=config.qk_nope_head_dim + config.qk_rope_head_dim,
+            value_dim=config.v_head_dim,
+            latent=LatentDims(
+                query=config.q_lora_rank, key_value=config.kv_lora_rank, shared_key=config.qk_rope_head_dim
+            ),
+        )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return AttentionDims(
         hidden=config.hidden_size,
         query_heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
     )

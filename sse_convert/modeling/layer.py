@@ -4,7 +4,9 @@ Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kep
 decays of gate logits, scale D^-1/2, write strengths under the delta rule) -> per-head RMS norm * sse_out_scale ->
 output gate -> output projection.
 
-Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key and value dim,
+Latent attention gives its per-head q, k and v as other families do, by its own low-rank projections.
+
+Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key dim, V value dim,
 N partitions.
 """
 
@@ -121,7 +123,7 @@ class SSEAttention(RoutedLayer):
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The heads [T, Hq * D] before the output projection, normed and scaled, in `dtype`, and the layout. For other
+        """The heads [T, Hq * V] before the output projection, normed and scaled, in `dtype`, and the layout. For other
         arguments and errors see `forward`."""
         if sse_layout is None:
             raise UsageError(
@@ -221,11 +223,11 @@ class SSEAttention(RoutedLayer):
         }
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The teacher's q [T, Hq*D], k and v [T, kv heads * D], before norm and rotation."""
+        """The teacher's q [T, Hq*D], k [T, kv heads * D] and v [T, kv heads * V], before norm and rotation."""
         return projections(self, self.spec, self.dims, x)
 
     def gated(self, heads: Tensor, x: Tensor) -> Tensor:
-        """Heads [T, Hq * D] under the source's own gate of x [T, hidden]; as they are in families without one."""
+        """Heads [T, Hq * V] under the source's own gate of x [T, hidden]; as they are in families without one."""
         if not self.spec.gated:
             return heads
         projected = _split(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
@@ -332,12 +334,12 @@ class SSEAttention(RoutedLayer):
         by_head = self.spec.qk_norm == "head"
         if by_head and not self.spec.norm_after_rotation:
             x = self._norm(which)(x)
-        x = _rotate(x, rotation, self.spec.rotary_pairs)
+        x = _rotate(x, rotation, self.spec)
         return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
 
     def _values(self, flat: Tensor) -> Tensor:
-        """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
-        v = self._per_state_head(_split(flat, self.dims.kv_heads, self.dims.head_dim))
+        """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
+        v = self._per_state_head(_split(flat, self.dims.kv_heads, self.dims.value_dim))
         return v.float() if v.dtype == torch.float16 else v
 
     def _per_state_head(self, heads: Tensor) -> Tensor:
@@ -388,9 +390,11 @@ class SSEAttention(RoutedLayer):
 
 
 def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A family's q [T, Hq*D], k and v [T, kv heads * D] of x [T, hidden], before norm and rotation."""
+    """A family's q [T, Hq*D], k [T, kv heads*D] and v [T, kv heads*V] of x [T, hidden], before norm and rotation."""
     modules = [getattr(attention, name) for name in spec.qkv]
-    if spec.qkv_layout == "separate":
+    if spec.qkv_layout == "latent":
+        q, k, v = _from_latents(modules, dims, x)
+    elif spec.qkv_layout == "separate":
         q, k, v = (module(x) for module in modules)
         if spec.gated:
             q = _split(q, dims.query_heads, 2, dims.head_dim).select(-2, 0).flatten(-2)
@@ -401,6 +405,20 @@ def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Te
         heads = _split(modules[0](x), dims.query_heads, 3, dims.head_dim)
         q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
     return q, k, v
+
+
+def _from_latents(modules: list[Any], dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of low-rank projections; every head's key ends in the same channels."""
+    assert dims.latent is not None
+    *query, down, norm, up = modules
+    rank, shared = dims.latent.key_value, dims.latent.shared_key
+    latent, key_end = torch.split(down(x), [rank, shared], dim=-1)
+    expanded = _split(up(norm(latent)), dims.kv_heads, dims.head_dim - shared + dims.value_dim)
+    key_start, v = torch.split(expanded, [dims.head_dim - shared, dims.value_dim], dim=-1)
+    k = torch.cat([key_start, key_end[..., None, :].expand(*key_start.shape[:-1], -1)], dim=-1)
+    for module in query:
+        x = module(x)
+    return x, k.flatten(-2), v.flatten(-2)
 
 
 def _split(x: Tensor, *sizes: int) -> Tensor:
@@ -418,12 +436,12 @@ def is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
     return bool(getattr(source, "use_rope", True))
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "halves") -> Tensor:
-    """x [T, (N,) heads, D] with its first dims rotated, as many as (cos, sin) [T, 1, dims] cover; for `pairs` see
-    `ArchSpec.rotary_pairs`."""
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, spec: ArchSpec) -> Tensor:
+    """x [T, (N,) heads, D] with its first dims rotated, or its last, as many as (cos, sin) [T, 1, dims] cover."""
     if rotation is None:
         return x
     cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
+    pairs = spec.rotary_pairs
     if pairs == "halves_once":
         cos, sin = (torch.cat([part, part], dim=-1) for part in (cos, sin))
     if pairs == "neighbours_once":
@@ -431,12 +449,21 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "hal
     dims = cos.shape[-1]
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
-    turned, kept = x[..., :dims], x[..., dims:]
-    return torch.cat([turned * cos + quarter_turn(turned, pairs) * sin, kept], dim=-1).to(x.dtype)
+    first = x.shape[-1] - dims if spec.rotary == "last" else 0
+    before, turning, after = torch.split(x, [first, dims, x.shape[-1] - first - dims], dim=-1)
+    turned = _in_halves(turning, pairs) * cos + quarter_turn(turning, pairs) * sin
+    return torch.cat([before, turned, after], dim=-1).to(x.dtype)
+
+
+def _in_halves(x: Tensor, pairs: str) -> Tensor:
+    """x [..., dims] with the first of each pair of neighbours in the first half, where `pairs` leave them so."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if pairs == "neighbours_to_halves" else x
 
 
 def quarter_turn(x: Tensor, pairs: str) -> Tensor:
     """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
+    if pairs == "neighbours_to_halves":
+        return torch.cat([-x[..., 1::2], x[..., ::2]], dim=-1)
     if pairs.startswith("neighbours"):
         return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)

@@ -26,6 +26,12 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "num_hidden_layers",
     "max_position_embeddings",
 )
@@ -106,7 +112,7 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
 
 def _layer_problems(layer: Any, config: Any, spec: ArchSpec, *, linear: bool) -> Iterator[str]:
     attention = getattr(layer, spec.attention, None)
-    if attention is None and spec.linear_layers and linear:
+    if linear and spec.linear_layers:
         return
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
@@ -149,17 +155,21 @@ def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
             yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
 
 
-_TURNS: dict[str, tuple[str, tuple[complex, ...]]] = {
-    "halves_once": ("apply_rotary_pos_emb", (0.0, 1.0)),
-    "neighbours_once": ("apply_rotary_emb", (1j,)),
+_TURNS: dict[str, tuple[str, tuple[complex, ...], int]] = {
+    "halves_once": ("apply_rotary_pos_emb", (0.0, 1.0), 2),
+    "neighbours_once": ("apply_rotary_emb", (1j,), 2),
+    "neighbours_to_halves": ("apply_rotary_pos_emb_interleave", (0.0, 1.0), 1),
 }
-"""rotations whose tables hold each angle once -> the family's function, and what its tables hold of a right angle"""
+"""rotations without `rotate_half` -> the family's function, what its tables hold of a right angle, and for how many
+dimensions each entry is"""
 
 
-def _quarter_turn_of(family: Any, function: str, entries: tuple[complex, ...], x: torch.Tensor) -> torch.Tensor:
+def _quarter_turn_of(
+    family: Any, function: str, entries: tuple[complex, ...], each: int, x: torch.Tensor
+) -> torch.Tensor:
     """x [D] as a family's rotation by a right angle gives it."""
     x = x[None, None, None]
-    tables = [torch.full((1, 1, x.shape[-1] // 2), entry, device=x.device) for entry in entries]
+    tables = [torch.full((1, 1, x.shape[-1] // each), entry, device=x.device) for entry in entries]
     turned: torch.Tensor = getattr(family, function)(x, x, *tables)[0]
     return turned.flatten()
 
@@ -188,7 +198,7 @@ def _known_arguments(spec: ArchSpec) -> frozenset[str]:
 
 @functools.cache
 def _known_fields(spec: ArchSpec) -> frozenset[str | None]:
-    named = {spec.output_dropout, spec.qk_norm_switch} - {None}
+    named = {spec.output_dropout, spec.qk_norm_switch, spec.pairs_switch} - {None}
     return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *named, *spec.switches))
 
 

@@ -231,6 +231,7 @@ NUMBERED = {
     ),
     "analyze": (["analyze", "hybrid", "train.txt"], ("tokens", "length", "device", "teacher", "out")),
     "convert": (["convert", "recipe.yaml", "-o", "made"], ("link",)),
+    "dequantize": (["dequantize", "qwen3", "-o", "made"], ("revision",)),
     "push": (["push", "hybrid", "a/b", "--dry-run"], ("revision",)),
     "inspect": (["inspect", "qwen3"], ("revision",)),
 }
@@ -281,6 +282,7 @@ PATH_COMMANDS: dict[str, Callable[[str], list[str]]] = {
         f"data.train.0.path={yaml_text(path)}",
     ],
     "checkpoint": lambda path: ["inspect", path],
+    "dequantize": lambda path: ["dequantize", path, "-o", "made"],
     "teacher": lambda path: ["verify", "hybrid", "--teacher", path],
     "recipe": lambda path: ["plan", path],
     "copy": lambda path: ["recipes", "copy", "qwen3-0.6b", path],
