@@ -294,7 +294,7 @@ def evaluate(
 ) -> "EvalReport":
     """Measure a checkpoint beside its teacher as the recipe's `eval` says.
 
-    Held-out loss, predictions, needles, RULER, lm-eval, memory and speed, as far as they are asked for.
+    Held-out loss, predictions, needles, RULER, questions, lm-eval, memory and speed, as far as they are asked for.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -308,8 +308,8 @@ def evaluate(
         RecipeError: the recipe is malformed; a length is beyond the teacher's context, unless a stage's `rope`
             stretches the student's; or the checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
-        DataError: there is no usable held-out text.
-        OutputError: the report or the plot cannot be written.
+        DataError: there is no usable held-out text, or a question cannot be used.
+        OutputError: the report, the plot or answers cannot be written.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
         DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """

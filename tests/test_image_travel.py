@@ -44,7 +44,13 @@ def test_a_checkpoint_with_older_names_and_fields_converts(tmp_path: Path) -> No
         assert torch.equal(made, tiny_image_source("qwen2_5_vl")(**inputs).logits)
 
 
-@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+LONG = ("qwen3_vl_moe", "qwen3_5_moe")
+"""nothing in them that the others have not"""
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in IMAGE_MODELS]
+)
 def test_a_model_of_images_and_text_travels(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,7 +104,8 @@ class ArchSpec:
 
     def of(self, config: Any, *, rotated: bool = True) -> "ArchSpec":
         """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not."""
-        config, changes = decoder_config(config), dict[str, Any]()
+        config = decoder_config(config)
+        changes: dict[str, Any] = {}
         switched_off = self.qk_norm_switch is not None and not getattr(config, self.qk_norm_switch)
         if switched_off or (self.normed_layers == "rotated" and not rotated):
             changes["qk_norm"] = "none"

@@ -180,15 +180,21 @@ class SSEAttention(RoutedLayer):
         cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in tables)
         return cos, sin
 
-    def operator_inputs(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    def operator_inputs(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        projected: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> dict[str, Any]:
         """Everything `sse_attention` needs of T tokens, except sequences and states.
 
         Args:
             x: [T, hidden].
             rotation: (cos, sin), each [T, 1, rotated dims]; None for no rotation.
+            projected: what `project` makes of x, where that is known; None to project here.
         """
         mixer = self.mixer
-        flat_q, flat_k, flat_v = self.project(x)
+        flat_q, flat_k, flat_v = self.project(x) if projected is None else projected
         side = self._side_path(x)
         offset_q, offset_k, offset_v = (
             self._offset(flat, x, name) for flat, name in ((flat_q, "q"), (flat_k, "k"), (flat_v, "v"))

@@ -140,7 +140,7 @@ def _data(files: CheckpointFiles, layout: Layout) -> Iterator[tuple[str, bytes |
             yield name, tensor_bytes(mxfp4_weights(blocks, scales))
         elif info.dtype == FLOAT8:
             weight, scale = (read_tensor(files.folder, files.tensors[name + end]) for end in ("", SCALE))
-            yield name, tensor_bytes(scaled(weight, scale, _block(files.config), name))
+            yield name, tensor_bytes(unscaled(weight, scale, _block(files.config), name))
         else:
             yield from named_chunks(files.folder, name, info)
 
@@ -160,7 +160,7 @@ def _block(config: dict[str, Any]) -> tuple[int, int] | None:
     return given[0], given[1]
 
 
-def scaled(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, name: str) -> Tensor:
+def unscaled(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, name: str) -> Tensor:
     """A float8 weight times its scales, in bfloat16; computed in float32, a block of rows at a time.
 
     Args:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 from sse_convert import api
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, OutputError
-from sse_convert.surgery.dequantize import scaled
+from sse_convert.surgery.dequantize import unscaled
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config
 
@@ -143,9 +143,9 @@ def test_mxfp4_experts_as_transformers_undoes_them(tmp_path: Path) -> None:
 def test_scales_of_rows_and_in_another_shape() -> None:
     weight = torch.randn(6, 5).to(torch.float8_e4m3fn)
     scale = torch.rand(6, 1) + 0.5
-    assert torch.equal(scaled(weight, scale, None, "w"), (weight.float() * scale).bfloat16())
+    assert torch.equal(unscaled(weight, scale, None, "w"), (weight.float() * scale).bfloat16())
     with pytest.raises(CheckpointError, match=r"w_scale_inv has shape \[6, 1\] for a weight of \[6, 5\]"):
-        scaled(weight, scale, (2, 2), "w")
+        unscaled(weight, scale, (2, 2), "w")
 
 
 def test_refusals(fp8: Path, tmp_path: Path) -> None:
