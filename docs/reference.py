@@ -165,8 +165,6 @@ processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
   layers that are left do.
 - **Attention in both directions**: in Gemma 3 the tokens of an image see each other. Softmax layers that are left do
   that as before. SSE layers and converted windows read an image from its first token to its last.
-- **A partition gate of your own** that reads positions needs those of the row. Qwen2.5-VL hands them to its layers in
-  `generate` alone and Qwen's other models where they are given; elsewhere such a gate is refused by name.
 - **CUDA graphs** are not used in generation: positions after an image are counted in Python.
 """
 

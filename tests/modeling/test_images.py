@@ -12,10 +12,12 @@ from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, 
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.kernels.gates import register_partition_gate
 from sse_convert.modeling.architectures import IMAGE_TEXT, backbone_of
 from sse_convert.modeling.auto import register
 from sse_convert.modeling.head import Head
 from tests.modeling.test_families import Spy
+from tests.modeling.test_layer import BY_POSITION
 from tests.modeling.tiny import prompts
 from tests.modeling.tiny_images import (
     IMAGE,
@@ -134,6 +136,21 @@ def test_kept_rotations_are_those_of_the_image(monkeypatch: pytest.MonkeyPatch) 
     query, key, _ = next(given for given in spy.given if given[0].shape[1:] == (4, 14, 8))
     torch.testing.assert_close(found[0]["q"].transpose(0, 1)[None], query)
     torch.testing.assert_close(found[0]["k"].transpose(0, 1)[None], key)
+
+
+@torch.no_grad()
+def test_partition_gates_get_positions_in_the_row() -> None:
+    """Qwen2.5-VL hands its layers those of images, or none; left padding does not count."""
+    register_partition_gate("by position", BY_POSITION)
+    mixers = {"counts": {"kind": "sse", "partition_gate": "by position"}}
+    model = tiny_image_model("qwen2_5_vl", ("counts",) * 4, mixers, dtype=torch.float64)
+    inputs = image_prompts("qwen2_5_vl", dtype=torch.float64)
+    choice = {"max_new_tokens": 3, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    made = model.generate(**inputs, **choice, suppress_tokens=[IMAGE])
+    one = alone(inputs, 1)
+    for step in range(3):
+        torch.testing.assert_close(made.logits[step][1].double(), model(**one).logits[0, -1], atol=1e-6, rtol=0)
+        one = extended(one, made.sequences[1, 14 + step])
 
 
 @pytest.mark.parametrize("model_type", IMAGE_MODELS)
