@@ -355,12 +355,11 @@ class SSEImageTextMixin(SSEMixin):
             _convert(self.language_model)
         self.post_init()
 
-    def forward(self, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         """As the source's."""
-        self.language_model.sse_install(past_key_values)  # masks that are made here ask the cache for lengths
         if source_spec(self.config.model_type).masks_outside:
             kwargs[PADDING] = attention_mask
-        return super().forward(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
+        return super().forward(*args, attention_mask=attention_mask, **kwargs)
 
 
 class SSEHeadMixin(SSEMixin):
