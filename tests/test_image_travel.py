@@ -11,10 +11,11 @@ import yaml
 from safetensors.torch import load_file
 
 from sse_convert import api
+from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.modeling.architectures import IMAGE_TEXT, has_experts
 from sse_convert.modeling.auto import load_pretrained
 from tests.modeling.tiny_images import IMAGE_MODELS, image_prompts, tiny_image_source
-from tests.surgery.models import recipe, recipe_data, save_teacher
+from tests.surgery.models import recipe, recipe_data, save_teacher, tokens
 from tests.test_family_travel import ELSEWHERE, TWO_STEPS, does, elsewhere
 
 PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -36,6 +37,9 @@ def test_a_checkpoint_with_older_names_and_fields_converts(tmp_path: Path) -> No
     report = api.convert(settings, tmp_path / "converted")
     assert report.unused_tensors == []
     api.verify(tmp_path / "converted", teacher=source)
+    rows = [{"input_ids": tokens(), "position_ids": torch.arange(24).expand(2, -1)}]
+    calibrate_checkpoint(settings, tmp_path / "converted", tmp_path / "calibrated", rows=rows)
+    api.verify(tmp_path / "calibrated", teacher=source)
     nothing = dc.replace(settings, layers=dc.replace(settings.layers, pattern=["full"]), mixers={})
     api.convert(nothing, tmp_path / "same")
     inputs = image_prompts("qwen2_5_vl")
@@ -62,7 +66,7 @@ def test_a_model_of_images_and_text_travels(
     (tmp_path / "text.txt").write_text(" ".join(f"w{(i * i) % 80 + 3}" for i in range(400)))
     file, final = tmp_path / "recipe.yaml", tmp_path / "final"
     data = {"train": [{"path": str(tmp_path / "text.txt")}]}
-    settings = recipe_data(source, stages=[{**TWO_STEPS, "train": "all"}], data=data)
+    settings = recipe_data(source, stages=[{**TWO_STEPS, "train": "all"}], data=data, calibrate={"enabled": False})
     file.write_text(yaml.safe_dump({**settings, "export": {"dir": str(final)}}))
     planned = does(capsys, "plan", file)
     sees = sum(p.numel() for name, p in teacher.named_parameters() if IMAGE_TEXT[model_type].sees_images(name))
@@ -71,8 +75,7 @@ def test_a_model_of_images_and_text_travels(
     does(capsys, "convert", file, "-o", tmp_path / "converted")
     proof = does(capsys, "verify", tmp_path / "converted", "--teacher", source)
     assert all(check["passed"] for check in proof["checks"])
-    does(capsys, "calibrate", file, "--checkpoint", tmp_path / "converted", "-o", tmp_path / "calibrated")
-    trained = does(capsys, "distill", file, "--checkpoint", tmp_path / "calibrated", "-o", tmp_path / "trained")
+    trained = does(capsys, "distill", file, "--checkpoint", tmp_path / "converted", "-o", tmp_path / "trained")
     assert trained["steps"] == 2
     does(capsys, "export", file, "--checkpoint", tmp_path / "trained", "-o", final)
     assert all((final / name).is_file() for name in (*PROCESSOR, "tokenizer.json", "chat_template.jinja"))
