@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from sse_convert import api
 from sse_convert.calibration.calibrate import calibrate_checkpoint
+from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import IMAGE_TEXT, has_experts
 from sse_convert.modeling.auto import load_pretrained
 from tests.modeling.tiny_images import IMAGE_MODELS, image_prompts, tiny_image_source
@@ -46,6 +48,25 @@ def test_a_checkpoint_with_older_names_and_fields_converts(tmp_path: Path) -> No
     with torch.no_grad():
         made = load_pretrained(tmp_path / "same")(**inputs).logits
         assert torch.equal(made, tiny_image_source("qwen2_5_vl")(**inputs).logits)
+
+
+@pytest.mark.parametrize(
+    ("inside", "told"),
+    [
+        ("x", "does not describe a gemma3 model"),
+        ({}, "lacks .* tensors that its config calls for"),
+        ({"model_type": "llama"}, "the language model inside this gemma3 model is a llama"),
+        ({"model_type": 5}, "the language model inside this gemma3 model is a 5"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers: -3 is too small"),
+    ],
+    ids=str,
+)
+def test_a_damaged_configuration_of_the_language_model_is_refused(inside: Any, told: str, tmp_path: Path) -> None:
+    source = save_teacher(tiny_image_source("gemma3"), tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "text_config": inside}))
+    with pytest.raises(CheckpointError, match=told):
+        open_teacher(source)
 
 
 LONG = ("qwen3_vl_moe", "qwen3_5_moe")

@@ -171,9 +171,9 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
     ):
         config = config_object(raw)
         config.to_dict()
-    decoder, dims = decoder_config(config), attention_dims(config)
-    if decoder is not config:
+    if (decoder := decoder_config(config)) is not config:
         check_text_type(source_spec(config.model_type), decoder.model_type)
+    dims = attention_dims(config)
     if dims.query_heads % dims.kv_heads:
         raise CheckpointError(
             f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
