@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from sse_convert.modeling.architectures import ARCHITECTURES
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT
 
 DATA = Path(__file__).with_name("causal_lms.yaml")
 
@@ -31,7 +31,7 @@ def left_out() -> dict[str, list[Group]]:
 def supported() -> dict[str, str]:
     """Model type -> that of the entry which serves it."""
     same: dict[str, str] = _data()["same"]
-    return {name: name for name in ARCHITECTURES} | same
+    return {name: name for name in ARCHITECTURES | IMAGE_TEXT} | same
 
 
 def _group(row: dict[str, Any]) -> Group:

@@ -4,6 +4,7 @@ import dataclasses as dc
 from collections.abc import Iterator
 from typing import Any
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from typer.main import get_command
 
 from docs.causal_lms import left_out, supported
@@ -11,7 +12,7 @@ from docs.markdown import prose, table
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
-from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec
 from sse_convert.recipe.jsonschema import field_docs
 
 
@@ -93,7 +94,6 @@ What a conversion does with the rest of a model:
 def families_page() -> str:
     """The model families that can be converted."""
     docs = field_docs(ArchSpec)
-    shown = [f for f in dc.fields(ArchSpec) if f.name not in ("config_class", "backbone_class", "model_type")]
     lines = [
         "# Model families",
         "",
@@ -102,19 +102,12 @@ def families_page() -> str:
         "",
     ]
     lines += [_REST, ""]
-    rows = []
-    for spec in ARCHITECTURES.values():
-        special = [
-            f"{f.name}: {getattr(spec, f.name)}"
-            for f in shown
-            if f.default is not dc.MISSING and getattr(spec, f.name) != f.default
-        ]
-        rows.append((f"`{spec.model_type}`", f"`{spec.causal_lm_class}`", f"`{spec.hybrid_causal_lm}`", special))
-    lines += table(
-        ("model_type", "class", "converted class", "what differs from the defaults"),
-        [(*row, "; ".join(f"`{s}`" for s in special)) for *row, special in rows],
-    )
-    lines += ["", "The fields of an entry:", ""]
+    rows = [
+        (f"`{spec.model_type}`", f"`{spec.causal_lm_class}`", f"`{spec.hybrid_causal_lm}`", _special(spec))
+        for spec in ARCHITECTURES.values()
+    ]
+    lines += table(("model_type", "class", "converted class", "what differs from the defaults"), rows)
+    lines += ["", *_images(), "The fields of an entry:", ""]
     defaults = [
         "required" if f.default is dc.MISSING else f"`{'none' if f.default is None else f.default}`"
         for f in dc.fields(ArchSpec)
@@ -124,6 +117,81 @@ def families_page() -> str:
     ]
     lines += [*table(("field", "default", "meaning"), fields), ""]
     return "\n".join([*lines, *_left_out()])
+
+
+def _special(spec: ArchSpec) -> str:
+    """What an entry says beside names and defaults."""
+    found = {f.name: getattr(spec, f.name) for f in dc.fields(ArchSpec) if f.name not in _NAMES}
+    defaults = {f.name: f.default for f in dc.fields(ArchSpec) if f.default is not dc.MISSING}
+    return "; ".join(f"`{name}: {value}`" for name, value in found.items() if value != defaults.get(name, value))
+
+
+_NAMES = ("config_class", "backbone_class", "model_type")
+_IMAGES = """\
+## Vision-language models
+
+The language model inside a model of images and text converts in place. A recipe names the whole checkpoint, and every
+command takes it as it takes a language model:
+
+```yaml
+model: Qwen/Qwen3-VL-2B-Instruct
+layers: {pattern: {sse: 3, full: 1}}
+```
+
+```bash
+sse-convert plan my-recipe.yaml
+sse-convert run my-recipe.yaml
+```
+
+The result is a model of images and text again. `AutoModelForImageTextToText` loads it, with the code that travels in
+the folder where `sse-convert` is not installed:
+
+```python
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=True)
+processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+```
+
+- **What converts**: decoder layers of the language model. With no layer converted, logits of images and text are the
+  teacher's to the bit.
+- **What stays**: the vision tower and the projector, byte for byte, through every stage, `train: all` and LoRA
+  included. Files of the processor travel with tokenizer and chat template. `plan` counts what sees images among the
+  parameters and not among those that a token of text meets.
+- **Training is on text.** Teacher and student read it through the language model alone. Rows with images are not
+  offered; `data` reads text. `calibrate`, `select`, `eval`, `analyze`, `generate` and `chat` read text as well.
+- **Features of an image** go to the layers where the teacher has them: into the embeddings, and with Qwen3-VL's
+  DeepStack behind the first layers, converted or not.
+- **Rotation by time, height and width** (M-RoPE): a mixer with `rope: keep` turns queries and keys by the teacher's
+  tables. With `rope: none`, the default, a converted layer does not know where in the image a token is; the softmax
+  layers that are left do.
+- **Attention in both directions**: in Gemma 3 the tokens of an image see each other. Softmax layers that are left do
+  that as before. SSE layers and converted windows read an image from its first token to its last.
+- **CUDA graphs** are not used in generation: positions after an image are counted in Python.
+"""
+
+
+def _images() -> list[str]:
+    """Models of images and text: what a conversion does with them, those with an entry, and the others."""
+    rows = [
+        (
+            f"`{spec.model_type}`",
+            ", ".join(f"`{name}`" for name in spec.text_types),
+            f"`{spec.causal_lm_class}`",
+            f"`{spec.hybrid_causal_lm}`",
+        )
+        for spec in IMAGE_TEXT.values()
+    ]
+    known = [name for name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if not name.startswith(SSE_PREFIX)]
+    others = [f"`{name}`" for name in known if name not in supported()]
+    return [
+        _IMAGES,
+        *table(("model_type", "language model inside", "class", "converted class"), rows),
+        "",
+        "Another language model inside one of these is refused by name. The other types that transformers loads with",
+        "`AutoModelForImageTextToText` have no entry, and are refused by name: " + ", ".join(others) + ".",
+        "",
+    ]
 
 
 def _left_out() -> list[str]:

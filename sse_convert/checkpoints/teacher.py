@@ -25,7 +25,7 @@ from sse_convert.recipe.problems import shortened
 
 DEQUANTISED = ("fp8", "mxfp4")
 """quantisations that `sse-convert dequantize` undoes"""
-_OLDER_PREFIX = "language_model.model."
+_OLDER_PREFIXES = ("language_model.model.", "model.")
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,9 +171,9 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
     ):
         config = config_object(raw)
         config.to_dict()
-    decoder, dims = decoder_config(config), attention_dims(config)
-    if decoder is not config:
+    if (decoder := decoder_config(config)) is not config:
         check_text_type(source_spec(config.model_type), decoder.model_type)
+    dims = attention_dims(config)
     if dims.query_heads % dims.kv_heads:
         raise CheckpointError(
             f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
@@ -261,8 +261,9 @@ def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
 def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:
     """`model.` and the like, or what transformers once called a language model inside another model; empty for
     checkpoints saved from the backbone alone, such as the original GPT-2."""
-    prefixes = (f"{spec.backbone}.", *([_OLDER_PREFIX] if spec.text_types else []))
-    return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in files.tensors)), "")
+    prefixes = (f"{spec.backbone}.", *(_OLDER_PREFIXES if spec.text_types else ()))
+    layers = {prefix: f"{prefix}{spec.layers}." for prefix in prefixes}
+    return next((p for p in prefixes if any(name.startswith(layers[p]) for name in files.tensors)), "")
 
 
 def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:

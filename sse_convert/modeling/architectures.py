@@ -433,6 +433,10 @@ INSIDE: dict[str, ArchSpec] = {
     spec.model_type: spec
     for spec in (
         _llama_like(
+            "qwen2_5_vl_text", "Qwen2_5_VL", config_class="Qwen2_5_VLTextConfig",
+            backbone_class="Qwen2_5_VLTextModel", classifier_class=None, separates_documents=False,
+        ),
+        _llama_like(
             "qwen3_vl_text", "Qwen3VL", config_class="Qwen3VLTextConfig", backbone_class="Qwen3VLTextModel",
             classifier_class=None, qk_norm="head",
         ),
@@ -468,6 +472,7 @@ IMAGE_TEXT: dict[str, ArchSpec] = {
             backbone="language_model.model",
         ),
         _around("mistral3", "Mistral3", "mistral", "ministral3"),
+        _around("qwen2_5_vl", "Qwen2_5_VL", "qwen2_5_vl_text"),
         _around("qwen3_5", "Qwen3_5", "qwen3_5_text"),
         _around("qwen3_5_moe", "Qwen3_5Moe", "qwen3_5_moe_text"),
         _around("qwen3_vl", "Qwen3VL", "qwen3_vl_text"),

@@ -20,6 +20,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 
 from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.kernels.gates import partition_gate
 from sse_convert.mixers import SlidingMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import (
     ARCHITECTURES,
@@ -57,6 +58,8 @@ _Source: Any = object
 LAYOUT = "sse_layout"
 PADDING = "sse_padding"
 """keyword argument of a backbone that is handed masks: the padding mask [B, past + T] they were made of, or None"""
+POSITIONS = "sse_positions"
+"""keyword argument that carries the positions [1 or B, T] in the row, where partition gates read them"""
 OFFSETS = "sse_offsets"
 """keyword argument of the model: int64 [S + 1], where documents begin in the flattened batch, as for `document_layout`;
 beside `position_ids` that restart it saves looking at them, for which one would wait for the device"""
@@ -77,7 +80,7 @@ class HandOn:
         attention.register_forward_pre_hook(self._give, with_kwargs=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.words = {name: kwargs[name] for name in (LAYOUT, MASKS) if name in kwargs}
+        self.words = {name: kwargs[name] for name in (LAYOUT, MASKS, POSITIONS) if name in kwargs}
 
     def _give(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -123,6 +126,7 @@ class SSEBaseMixin(SSEMixin):
             raise CheckpointError("config.json has add_cross_attention", expected="a decoder-only model")
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
+        self._sse_counts = False
         for index, mixer in enumerate(layer_mixers(config)):
             if mixer is None:
                 continue
@@ -141,6 +145,7 @@ class SSEBaseMixin(SSEMixin):
                 if handing is not None:
                     handing.reach(new)
                 self._sse_indices.append(index)
+                self._sse_counts |= partition_gate(mixer.partition_gate) is not None
                 if isinstance(mixer, SSESlidingMixer):
                     self._sse_windows[index] = mixer.window, mixer.sinks
 
@@ -220,6 +225,8 @@ class SSEBaseMixin(SSEMixin):
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )
+        if self._sse_counts:
+            kwargs[POSITIONS] = self._sse_positions(position_ids, attention_mask, past_key_values, tokens)
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask if made is None else made,
@@ -275,6 +282,17 @@ class SSEBaseMixin(SSEMixin):
             LAYOUT: layout,
             MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},
         }
+
+    def _sse_positions(self, position_ids: Tensor | None, mask: Any, cache: Any, tokens: Tensor) -> Tensor:
+        """Positions [1 or B, T] in the row. Arguments as of `forward`; `tokens` [B, T, ...] are the new ones."""
+        length = tokens.shape[1]
+        if (rows := text_positions(position_ids)) is not None:
+            return rows
+        if position_ids is not None and mask is not None:  # of images, beside padding: as `generate` counts
+            counted: Tensor = self._sse_filled(mask, length, cache).long().cumsum(-1) - 1
+            return counted.clamp(min=0)[:, -length:]
+        past = 0 if cache is None else cache.get_seq_length()
+        return (torch.arange(length, device=tokens.device) + past)[None]
 
     def _sse_filled(self, attention_mask: Any, length: int, cache: Any) -> Any:
         """The mask up to the new tokens, of one that has a column for every slot of a static cache."""
@@ -339,12 +357,11 @@ class SSEImageTextMixin(SSEMixin):
             _convert(self.language_model)
         self.post_init()
 
-    def forward(self, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         """As the source's."""
-        self.language_model.sse_install(past_key_values)  # masks that are made here ask the cache for lengths
         if source_spec(self.config.model_type).masks_outside:
             kwargs[PADDING] = attention_mask
-        return super().forward(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
+        return super().forward(*args, attention_mask=attention_mask, **kwargs)
 
 
 class SSEHeadMixin(SSEMixin):

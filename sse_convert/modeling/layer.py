@@ -100,13 +100,14 @@ class SSEAttention(RoutedLayer):
             position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept. Families whose
                 tables are complex have them in one tensor.
             sse_layout: made by the backbone; says which tokens are real and where sequences begin.
-            kwargs: the cache, and what only softmax attention needs.
+            kwargs: the cache, positions for partition gates (without them they count from where sequences begin), and
+                what only softmax attention needs.
 
         Returns:
             [B, tokens, hidden], zeros in the padding, and None for the attention weights.
 
         Raises:
-            UsageError: no `sse_layout` arrived, or no positions for a gate that reads them.
+            UsageError: no `sse_layout` arrived.
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
@@ -134,8 +135,9 @@ class SSEAttention(RoutedLayer):
         batch, length = hidden_states.shape[:2]
         x = sse_layout.pack(hidden_states)
         inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch))
-        if inputs["partition_gate"] is not None:
-            inputs["positions"] = sse_layout.pack(self._positions(kwargs).expand(batch, -1))
+        positions = kwargs.get("sse_positions", kwargs.get("position_ids"))
+        if inputs["partition_gate"] is not None and positions is not None:
+            inputs["positions"] = sse_layout.pack(positions.expand(batch, -1))
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
@@ -143,17 +145,6 @@ class SSEAttention(RoutedLayer):
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
-
-    def _positions(self, kwargs: dict[str, Any]) -> Tensor:
-        """Positions [1 or B, tokens] in the row, for partition gates."""
-        positions: Tensor | None = kwargs["position_ids"]
-        if positions is None:
-            raise UsageError(
-                f"partition gate {self.mixer.partition_gate!r} of layer {self.layer_idx} reads positions in the row",
-                expected="position_ids [4, batch, tokens], the positions in the row first",
-                fix="pass these, or convert with a gate that reads no positions",
-            )
-        return positions
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Hold a parameter that only softmax uses: here it is data, which travels."""

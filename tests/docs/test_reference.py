@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from typer.main import get_command
 
 from docs.api_pages import NOT_SHOWN, api_pages
@@ -20,7 +23,7 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
 from sse_convert.mixers import BUILT_IN
-from sse_convert.modeling.architectures import ARCHITECTURES, SSE_PREFIX, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec
 from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.presets import preset_names
 
@@ -77,13 +80,16 @@ def test_every_family_is_there_with_what_is_special_about_it() -> None:
     page = families_page()
     for model_type, spec in ARCHITECTURES.items():
         assert f"| `{model_type}` | `{spec.causal_lm_class}` | `{spec.hybrid_causal_lm}` |" in page
+    for model_type, spec in IMAGE_TEXT.items():
+        inside = ", ".join(f"`{name}`" for name in spec.text_types)
+        assert f"| `{model_type}` | {inside} | `{spec.causal_lm_class}` | `{spec.hybrid_causal_lm}` |" in page
     assert all(f"| `{field.name}` |" in page for field in dc.fields(ArchSpec))
     assert "`qkv: ('qkv_proj',)`; `qkv_layout: blocks`" in page
 
 
 def test_every_causal_lm_is_there_as_supported_or_with_a_reason() -> None:
     page = families_page()
-    names = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *supported()}
+    names = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *supported()}
     assert [name for name in names if f"`{name}`" not in page and not name.startswith(SSE_PREFIX)] == []
     for groups in left_out().values():
         assert all(f"| {group.reason} | `{group.families[0]}`" in page for group in groups)

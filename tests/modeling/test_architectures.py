@@ -8,7 +8,14 @@ from transformers import PreTrainedModel
 
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import BUILT_IN, DECAY_NORMALIZER, SSEMixer
-from sse_convert.modeling.architectures import ARCHITECTURES, attention_dims, softmax_layers, source_spec, spec_for
+from sse_convert.modeling.architectures import (
+    ARCHITECTURES,
+    IMAGE_TEXT,
+    attention_dims,
+    softmax_layers,
+    source_spec,
+    spec_for,
+)
 from sse_convert.modeling.initialise import decay_bias, fresh_sse_tensors
 from sse_convert.modeling.layer import is_rotated
 from sse_convert.modeling.tensors import new_tensors, state_shape
@@ -23,7 +30,7 @@ def test_an_unknown_family_says_what_to_add() -> None:
     with pytest.raises(CheckpointError) as caught:
         spec_for("mamba2")
     assert caught.value.what == "model_type is 'mamba2', a family sse-convert does not know"
-    assert ", ".join(sorted(ARCHITECTURES)) in caught.value.expected
+    assert ", ".join(sorted(ARCHITECTURES | IMAGE_TEXT)) in caught.value.expected
     assert "add an ArchSpec" in caught.value.fix
 
 

@@ -302,7 +302,7 @@ def test_a_configuration_that_does_not_fit_is_refused(sse: dict[str, Any], messa
         type(config)(**{**config.to_dict(), "sse": {**config.sse, **sse}})
 
 
-class _ByPosition:
+class ByPosition:
     """Even positions prefer partition 0, odd ones 1."""
 
     needs_state = False
@@ -314,7 +314,7 @@ class _ByPosition:
 
 @torch.no_grad()
 def test_a_registered_gate_sees_absolute_positions_with_a_cache() -> None:
-    register_partition_gate("by position", _BY_POSITION)
+    register_partition_gate("by position", BY_POSITION)
     model = tiny_model("llama", ONE, one_mixer({"partition_gate": "by position"}), dtype=torch.float64)
     ids = prompts((9,))[0]
     cache = DynamicCache(config=model.config)
@@ -325,7 +325,7 @@ def test_a_registered_gate_sees_absolute_positions_with_a_cache() -> None:
     assert model.sse_router_stats()[0]["load"].tolist() == pytest.approx([5 / 9, 4 / 9, 0, 0])
 
 
-_BY_POSITION = _ByPosition()
+BY_POSITION = ByPosition()
 
 
 @pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)

@@ -48,6 +48,13 @@ _GRID_TOKENS = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_tok
 _SQUARE = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, **_SIGHT}
 _MODELS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"text_config": {"rope_parameters": _ROTATION}, "vision_config": _GRID, **_GRID_TOKENS},
+    "qwen2_5_vl": {
+        "text_config": {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+        },
+        "vision_config": {**_PLAIN_GRID, "window_size": 8, "fullatt_block_indexes": [1]},
+        **_GRID_TOKENS,
+    },
     "qwen3_vl_moe": {
         "text_config": {"rope_parameters": _ROTATION, **_EXPERTS},
         "vision_config": _GRID,
@@ -103,7 +110,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     },
 }
 IMAGE_MODELS = tuple(_MODELS)
-_GRIDS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_GRIDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 def tiny_image_config(model_type: str) -> PreTrainedConfig:
