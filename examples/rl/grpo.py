@@ -1,19 +1,20 @@
 """The paper's RL stage in small: GRPO with TRL on a converted model and a task that a program can check.
 
-    sse-convert convert demo/recipe.yaml --set 'layers.pattern=[sse+sliding]' -o out/rl/converted
-    sse-convert calibrate demo/recipe.yaml --set 'layers.pattern=[sse+sliding]' -c out/rl/converted -o out/rl/start
-    python examples/rl/grpo.py out/rl/start --out out/rl/tuned --curve examples/rl/curve.json
+    sse-convert convert demo/recipe.yaml -o out/rl/converted
+    sse-convert calibrate demo/recipe.yaml -c out/rl/converted -o out/rl/start
+    python examples/rl/grpo.py out/rl/start --curve examples/rl/curve.json
 
-The demo's teacher without any softmax layer reads four sentences with a number each and is asked for one of them. After
-conversion alone it names the right one in two of five tries, its teacher nearly always. A reward for digits in their
-place, groups of eight answers and some minutes on a CPU bring much of that back, on keys that training never asks for.
+The demo's teacher writes seven digits behind "One of the special magic numbers for acorn is:". The task is to write
+them in rising order. A program checks that: the reward is the share of neighbours that rise, and one more for a number
+that rises throughout. Scores are of keys that training never shows.
 
 Two things are added to TRL's trainer. The loss keeps the balance loss of the routers, which the model adds by itself
 only where labels are given. Answers are generated through the cache of states, with CUDA graphs where the device has
-them. `curve.png` is drawn beside `curve.json` at the end.
+them; `--tokens` makes them as long as a task needs. `curve.png` is drawn beside `curve.json` at the end.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -34,53 +35,44 @@ from transformers import PreTrainedModel, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from sse_convert.checkpoints.load_model import load_model, load_tokenizer  # noqa: E402
-from sse_convert.data.needle import load_words, make_value, needle_text, question_text  # noqa: E402
+from sse_convert.data.needle import load_words  # noqa: E402
 from sse_convert.evaluation.intervals import wilson  # noqa: E402
 from sse_convert.evaluation.plot import blank_figure  # noqa: E402
 from sse_convert.inference.batch import continue_rows  # noqa: E402
 from sse_convert.inference.cuda_graphs import graphed  # noqa: E402
 from sse_convert.inference.generate import Sampling  # noqa: E402
 
-NEEDLES = 4
 DIGITS = 7
 GROUP = 8
 """answers to a question that are compared with each other"""
-ANSWER_TOKENS = 9
-HELD_OUT = 100
+HELD_OUT = 200
 
 
 def questions(count: int, seed: int, *, held_out: bool = False) -> list[dict[str, str]]:
-    """Questions as `{prompt, value}`: numbers hidden in sentences, one of them asked for.
+    """Prompts after which the model writes a number, as `{prompt}`.
 
     Args:
         count: how many.
-        seed: of the numbers and keys.
-        held_out: ask for keys that training never asks for.
+        seed: of the keys.
+        held_out: with keys that training never shows.
     """
     words, rng = load_words(None), random.Random(seed)
-    made = []
-    for _ in range(count):
-        keys = rng.sample(words.held_out if held_out else words.train, NEEDLES)
-        values = [make_value(rng, "number", words.train) for _ in keys]
-        asked = rng.randrange(NEEDLES)
-        told = "".join(needle_text("number", key, value) for key, value in zip(keys, values, strict=True))
-        made.append({"prompt": told + question_text("number", keys[asked]), "value": values[asked]})
-    return made
+    keys = words.held_out if held_out else words.train
+    return [{"prompt": f"One of the special magic numbers for {rng.choice(keys)} is:"} for _ in range(count)]
 
 
-def digits_in_place(completions: list[str], value: list[str], **_: Any) -> list[float]:
-    """The reward: the share of digits that stand where they should, and one more for the whole number.
+def rises(text: str) -> float:
+    """What a text earns: the share of neighbours among its first digits that rise, and 1 more if all of them do."""
+    digits = text.strip()[:DIGITS]
+    if len(digits) < DIGITS or not (digits.isascii() and digits.isdigit()):
+        return 0.0
+    pairs = [a < b for a, b in itertools.pairwise(digits)]
+    return sum(pairs) / len(pairs) + all(pairs)
 
-    Args:
-        completions: what the model wrote.
-        value: the right number of each.
-        _: what TRL passes besides.
-    """
-    rewards = []
-    for text, right in zip(completions, value, strict=True):
-        given = text.strip()[:DIGITS]
-        rewards.append(sum(a == b for a, b in zip(given, right, strict=False)) / DIGITS + (given == right))
-    return rewards
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    """The reward of each completion; TRL passes more than it needs."""
+    return [rises(text) for text in completions]
 
 
 class HybridGRPOTrainer(GRPOTrainer):
@@ -94,7 +86,7 @@ class HybridGRPOTrainer(GRPOTrainer):
         """The policy's loss and, as in every other stage, the loss that keeps partitions evenly used."""
         loss = super().compute_loss(model, inputs, *rest, **options)
         balance = self.accelerator.unwrap_model(model).sse_balance_loss()
-        self.balance.append(float(balance))
+        self.balance.append(float(balance.detach()))
         return loss + balance / self.current_gradient_accumulation_steps
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *rest: Any, **options: Any) -> Any:
@@ -105,17 +97,23 @@ class HybridGRPOTrainer(GRPOTrainer):
 
 
 @torch.no_grad()
-def held_out_score(model: PreTrainedModel, tokenizer: Any, asked: list[dict[str, str]]) -> dict[str, Any]:
-    """Greedy answers to held-out questions: how many are exactly right, with a 95% interval."""
+def held_out_score(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[str, Any]:
+    """One answer at temperature 1 to each held-out prompt: how many rise throughout, with a 95% interval.
+
+    Args:
+        model: the policy.
+        tokenizer: its tokenizer.
+        tokens: of an answer at most.
+    """
     training = model.training
     model.eval()
+    asked = questions(HELD_OUT, seed=10**6, held_out=True)
     prompts = [tokenizer(question["prompt"])["input_ids"] for question in asked]
-    new = continue_rows(model, prompts, Sampling(max_new_tokens=ANSWER_TOKENS))
+    new = continue_rows(model, prompts, Sampling(max_new_tokens=tokens, temperature=1.0), range(HELD_OUT))
     model.train(training)
-    texts = tokenizer.batch_decode(new, skip_special_tokens=True)
-    correct = sum(text.strip()[:DIGITS] == question["value"] for text, question in zip(texts, asked, strict=True))
-    low, high = wilson(correct, len(asked))
-    return {"correct": correct, "samples": len(asked), "low": low, "high": high}
+    correct = sum(rises(text) == 2 for text in tokenizer.batch_decode(new, skip_special_tokens=True))
+    low, high = wilson(correct, HELD_OUT)
+    return {"correct": correct, "samples": HELD_OUT, "low": low, "high": high}
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
@@ -153,16 +151,15 @@ def train(model: PreTrainedModel, tokenizer: Any, out: Path, given: argparse.Nam
         model: converted, float32; trained in place.
         tokenizer: its tokenizer.
         out: folder of the trainer's files.
-        given: `steps`, `questions`, `rate`, `every`, `seed`.
+        given: `steps`, `questions`, `tokens`, `rate`, `every`, `seed`.
     """
-    asked = questions(HELD_OUT, seed=10**6, held_out=True)
-    watch = Watch(lambda: held_out_score(model, tokenizer, asked), given.every)
+    watch = Watch(lambda: held_out_score(model, tokenizer, given.tokens), given.every)
     settings = GRPOConfig(
         output_dir=str(out),
         max_steps=given.steps,
         per_device_train_batch_size=GROUP * given.questions,
         num_generations=GROUP,
-        max_completion_length=ANSWER_TOKENS,
+        max_completion_length=given.tokens,
         temperature=1.0,
         learning_rate=given.rate,
         lr_scheduler_type="constant_with_warmup",
@@ -181,7 +178,7 @@ def train(model: PreTrainedModel, tokenizer: Any, out: Path, given: argparse.Nam
         args=settings,
         train_dataset=Dataset.from_list(questions(given.steps * given.questions, seed=given.seed)),
         processing_class=tokenizer,
-        reward_funcs=digits_in_place,
+        reward_funcs=reward,
         callbacks=[watch],
     )
     watch.trainer = trainer
@@ -201,11 +198,10 @@ def draw(curve: dict[str, Any], path: Path) -> None:
     y = [100 * score["correct"] / score["samples"] for score in curve["held_out"]]
     ends = [[100 * score[name] for score in curve["held_out"]] for name in ("low", "high")]
     errors = [[a - b for a, b in zip(y, ends[0], strict=True)], [b - a for a, b in zip(y, ends[1], strict=True)]]
-    right.errorbar(x, y, yerr=errors, capsize=3, color="#d55e00", label="hybrid without softmax layers")
-    teacher = curve["teacher"]
-    right.axhline(100 * teacher["correct"] / teacher["samples"], color="#444444", linestyle=":", label="its teacher")
-    right.set(title="held-out keys, greedy", xlabel="step", ylabel="numbers exactly right (%)", ylim=(-3, 103))
-    right.legend(fontsize=8, loc="lower right")
+    right.errorbar(x, y, yerr=errors, capsize=3, color="#d55e00")
+    right.set(title="held-out keys, one answer each", xlabel="step", ylabel="rising throughout (%)", ylim=(-3, 103))
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
     figure.savefig(path, dpi=110, format="png")
 
 
@@ -215,23 +211,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("model", help="converted checkpoint of the demo's teacher")
     parser.add_argument("--out", type=Path, default=Path("out/rl/tuned"), help="folder of the tuned checkpoint")
     parser.add_argument("--curve", type=Path, help="JSON file; the plot goes beside it. Unset: in the folder --out")
-    parser.add_argument("--teacher", default=str(ROOT / "demo" / "teacher"))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--questions", type=int, default=4, help="questions of a step, each answered eight times")
-    parser.add_argument("--rate", type=float, default=2e-4, help="learning rate")
-    parser.add_argument("--every", type=int, default=10, help="steps between held-out scores")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of an answer at most")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--every", type=int, default=20, help="steps between held-out scores")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     tokenizer = load_tokenizer(given.model)
-    teacher = load_model(given.teacher, dtype=torch.float32)
-    reached = held_out_score(teacher, tokenizer, questions(HELD_OUT, seed=10**6, held_out=True))
-    del teacher
     model = load_model(given.model, dtype=torch.float32)
     curve = {
         "command": "python examples/rl/grpo.py " + " ".join(arguments or sys.argv[1:]),
         "machine": f"{model.device.type}, {torch.get_num_threads()} threads",
         **{name: version(name) for name in ("torch", "transformers", "trl")},
-        "teacher": reached,
         **train(model, tokenizer, given.out, given),
     }
     model.save_pretrained(given.out)
@@ -240,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
     path.write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
     draw(curve, path.with_suffix(".png"))
     first, last = curve["held_out"][0]["correct"], curve["held_out"][-1]["correct"]
-    print(f"held-out answers exactly right: {first} to {last} of {HELD_OUT}, teacher {reached['correct']}")
+    print(f"held-out answers that rise throughout: {first} before, {last} after, of {HELD_OUT}")
 
 
 if __name__ == "__main__":
