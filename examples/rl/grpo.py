@@ -1,7 +1,7 @@
 """The paper's RL stage in small: GRPO with TRL on a converted model and a task that a program can check.
 
     sse-convert convert demo/recipe.yaml -o out/rl/converted
-    sse-convert calibrate demo/recipe.yaml -c out/rl/converted -o out/rl/start
+    sse-convert calibrate demo/recipe.yaml --set calibrate.rows=4 -c out/rl/converted -o out/rl/start
     python examples/rl/grpo.py out/rl/start --curve examples/rl/curve.json
 
 The demo's teacher writes seven digits behind "One of the special magic numbers for acorn is:". The task is to write
@@ -61,18 +61,17 @@ def questions(count: int, seed: int, *, held_out: bool = False) -> list[dict[str
     return [{"prompt": f"One of the special magic numbers for {rng.choice(keys)} is:"} for _ in range(count)]
 
 
-def rises(text: str) -> float:
-    """What a text earns: the share of neighbours among its first digits that rise, and 1 more if all of them do."""
+def rising(text: str) -> float:
+    """Share of the neighbours among a text's first digits that rise; 0 for a text that is no number."""
     digits = text.strip()[:DIGITS]
     if len(digits) < DIGITS or not (digits.isascii() and digits.isdigit()):
         return 0.0
-    pairs = [a < b for a, b in itertools.pairwise(digits)]
-    return sum(pairs) / len(pairs) + all(pairs)
+    return sum(a < b for a, b in itertools.pairwise(digits)) / (DIGITS - 1)
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
-    """The reward of each completion; TRL passes more than it needs."""
-    return [rises(text) for text in completions]
+    """The reward of each completion: its share, and one more where all rise. TRL passes more than it needs."""
+    return [share + (share == 1) for share in map(rising, completions)]
 
 
 class HybridGRPOTrainer(GRPOTrainer):
@@ -98,7 +97,7 @@ class HybridGRPOTrainer(GRPOTrainer):
 
 @torch.no_grad()
 def held_out_score(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[str, Any]:
-    """One answer at temperature 1 to each held-out prompt: how many rise throughout, with a 95% interval.
+    """One answer at temperature 1 to each held-out prompt: how much of them rises, with a 95% interval.
 
     Args:
         model: the policy.
@@ -111,9 +110,10 @@ def held_out_score(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[
     prompts = [tokenizer(question["prompt"])["input_ids"] for question in asked]
     new = continue_rows(model, prompts, Sampling(max_new_tokens=tokens, temperature=1.0), range(HELD_OUT))
     model.train(training)
-    correct = sum(rises(text) == 2 for text in tokenizer.batch_decode(new, skip_special_tokens=True))
-    low, high = wilson(correct, HELD_OUT)
-    return {"correct": correct, "samples": HELD_OUT, "low": low, "high": high}
+    shares = [rising(text) for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
+    low, high = wilson(sum(shares), HELD_OUT)
+    mean, whole = sum(shares) / HELD_OUT, sum(share == 1 for share in shares)
+    return {"rising": mean, "low": low, "high": high, "rising_throughout": whole, "samples": HELD_OUT}
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
@@ -195,11 +195,11 @@ def draw(curve: dict[str, Any], path: Path) -> None:
     left.plot([s["step"] for s in curve["steps"]], [s["reward"] for s in curve["steps"]], color="#0072b2")
     left.set(title="training", xlabel="step", ylabel=f"mean reward of {GROUP} answers (0 to 2)", ylim=(0, 2.05))
     x = [score["step"] for score in curve["held_out"]]
-    y = [100 * score["correct"] / score["samples"] for score in curve["held_out"]]
+    y = [100 * score["rising"] for score in curve["held_out"]]
     ends = [[100 * score[name] for score in curve["held_out"]] for name in ("low", "high")]
     errors = [[a - b for a, b in zip(y, ends[0], strict=True)], [b - a for a, b in zip(y, ends[1], strict=True)]]
     right.errorbar(x, y, yerr=errors, capsize=3, color="#d55e00")
-    right.set(title="held-out keys, one answer each", xlabel="step", ylabel="rising throughout (%)", ylim=(-3, 103))
+    right.set(title="held-out keys, one answer each", xlabel="step", ylabel="neighbours that rise (%)", ylim=(-3, 103))
     for axis in (left, right):
         axis.grid(alpha=0.25)
     figure.savefig(path, dpi=110, format="png")
@@ -231,8 +231,8 @@ def main(arguments: list[str] | None = None) -> None:
     path = given.curve or given.out / "curve.json"
     path.write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
     draw(curve, path.with_suffix(".png"))
-    first, last = curve["held_out"][0]["correct"], curve["held_out"][-1]["correct"]
-    print(f"held-out answers that rise throughout: {first} before, {last} after, of {HELD_OUT}")
+    first, last = curve["held_out"][0], curve["held_out"][-1]
+    print(f"neighbours that rise in held-out answers: {first['rising']:.0%} before, {last['rising']:.0%} after")
 
 
 if __name__ == "__main__":
