@@ -133,7 +133,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Keep what a step earned."""
         if "reward" in logs and self.trainer is not None:
             balance, self.trainer.balance = self.trainer.balance, []
-            kept = {"step": state.global_step, "reward": logs["reward"], "balance_loss": sum(balance) / len(balance)}
+            kept = {
+                "step": state.global_step,
+                "reward": logs["reward"],
+                "loss": logs["loss"],
+                "balance_loss": sum(balance) / len(balance),
+            }
             self.steps.append(kept)
             print(json.dumps(kept), flush=True)
 
@@ -211,11 +216,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("model", help="converted checkpoint of the demo's teacher")
     parser.add_argument("--out", type=Path, default=Path("out/rl/tuned"), help="folder of the tuned checkpoint")
     parser.add_argument("--curve", type=Path, help="JSON file; the plot goes beside it. Unset: in the folder --out")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--questions", type=int, default=4, help="questions of a step, each answered eight times")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of an answer at most")
     parser.add_argument("--rate", type=float, default=4e-4, help="learning rate")
-    parser.add_argument("--every", type=int, default=20, help="steps between held-out scores")
+    parser.add_argument("--every", type=int, default=10, help="steps between held-out scores")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     tokenizer = load_tokenizer(given.model)
