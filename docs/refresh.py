@@ -21,7 +21,7 @@ def refreshed(text: str, workplace: Workplace) -> str:
     for block in blocks(text):
         if block.title is not None:
             workplace.write(block)
-        elif block.language == "python" and block.is_run:
+        elif block.language == "python" and block.is_run_here:
             workplace.run_script(block)
         elif block.language == "console" and block.is_run_here:
             body = "".join(

@@ -44,6 +44,23 @@ def lora_targets(model: PreTrainedModel, settings: Lora, converted: set[str]) ->
     )
 
 
+def peft_targets(model: PreTrainedModel) -> list[str]:
+    """Endings of the module names that an adapter should stand beside: the teacher's own matrices of every layer.
+
+    `target_modules` of PEFT's configurations takes them as they are. Left out is what conversion added: routers choose
+    partitions and decays say what is forgotten, and a low-rank change moves both for all tokens at once. They are
+    small, so train them whole (`modules_to_save`) or not at all. The language-model head is left out too.
+
+    Args:
+        model: converted, or its teacher; from `AutoModelForCausalLM`, with or without this package.
+
+    Returns:
+        Sorted names such as `down_proj` and `q_proj`.
+    """
+    linear = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    return sorted({name.rpartition(".")[2] for name in linear if ".sse_" not in f".{name}"})
+
+
 def add_lora(model: PreTrainedModel, settings: Lora, targets: list[str], seed: int) -> None:
     """Put trainable adapters beside the target modules; everything else is frozen. The model's output is unchanged.
 

@@ -19,6 +19,8 @@ from sse_convert.recipe.presets import preset_names, preset_text
 LANGUAGES = {"console", "python", "yaml", "json"}
 TASKS = "tasks/"
 """where pages put files of the lm-evaluation-harness, whose YAML is no recipe"""
+TRAINERS = ("llamafactory/", "axolotl/")
+"""where pages put files of other trainers; `test_train_on.py` checks them"""
 SLOW = {"tutorial.md", "guide/evaluate.md", "guide/reasoning.md"}
 TEXTS = {str(path.relative_to(PAGES)): path.read_text(encoding="utf-8") for path in page_paths()}
 RECIPE: dict[str, Any] = {
@@ -47,7 +49,7 @@ def test_the_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
     for block in blocks(TEXTS[name]):
         if block.title is not None:
             place.write(block)
-        elif block.language == "python" and block.is_run:
+        elif block.language == "python" and block.is_run_here:
             place.run_script(block)
         elif block.language == "console" and block.is_run_here:
             for command in commands(block.body):
@@ -71,7 +73,9 @@ def test_commands_that_are_not_run_parse(block: Block) -> None:
 
 @pytest.mark.parametrize("block", blocks_of("yaml"))
 def test_recipes_load(block: Block) -> None:
-    if (block.title or "").startswith(TASKS):
+    if (block.title or "").startswith(TRAINERS):
+        assert yaml.safe_load(block.body)["trust_remote_code"] is True
+    elif (block.title or "").startswith(TASKS):
         assert yaml.safe_load(block.body)["task"] == Path(block.title or "").stem
     else:
         assert recipe_from_dict({**RECIPE, **yaml.safe_load(block.body)})

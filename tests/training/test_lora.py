@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import sse_convert
 from sse_convert.errors import TrainingError
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.schema import Lora
 from sse_convert.training.lora import add_lora, lora_targets, merge_lora
 from sse_convert.training.setup import converted_attention
-from tests.modeling.tiny import BESIDE, tiny_model
+from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, tiny_model
 from tests.training.conftest import losses, make_llama
 
 
@@ -99,3 +101,32 @@ def test_a_lora_stage_resumes(make, train, monkeypatch):
     folder, _ = train("distill", "stopped", recipe=recipe)
     assert losses(folder) == losses(whole)
     assert same(folder, whole)
+
+
+@pytest.mark.parametrize("layers", [LAYOUT, BESIDE, BASELINES])
+def test_peft_adapts_the_teachers_matrices_and_leaves_routers_and_decays(layers, tmp_path):
+    model = tiny_model("qwen3", layers, dtype=torch.float64)
+    targets = sse_convert.peft_targets(model)
+    assert targets == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    ids = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1))
+    before = model(ids).logits
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    assert torch.equal(adapted(ids).logits, before)
+    wrapped = {name for name, module in adapted.named_modules() if hasattr(module, "lora_A")}
+    assert len(wrapped) == len(targets) * 4
+    assert not any("sse_" in name for name in wrapped)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(2))
+    changed = adapted(ids).logits
+    assert not torch.allclose(changed, before, atol=1e-3)
+    torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, changed, atol=1e-10, rtol=0)
+
+
+def test_peft_targets_of_fused_projections():
+    assert sse_convert.peft_targets(gpt2()) == ["c_attn", "c_fc", "c_proj"]
+
+
+def test_the_package_has_no_other_names():
+    with pytest.raises(AttributeError, match="has no attribute 'peft_target'"):
+        sse_convert.peft_target  # noqa: B018
