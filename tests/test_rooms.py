@@ -27,6 +27,7 @@ ROOMS = [
     "calibration",
     "training",
     "inference",
+    "serving",
     "evaluation",
     "selection",
     "analysis",

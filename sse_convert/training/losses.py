@@ -78,9 +78,8 @@ def linear_kl(
         )
     dtype = compute_dtype(hidden)
     teacher = teacher_hidden.detach().to(dtype), teacher_head.in_dtype(dtype)
-    if answers is None and _fuses(hidden):
-        return summed(hidden.to(dtype), head, _FusedDivergence(*teacher))
-    return summed(hidden.to(dtype), head, _Divergence(*teacher, answers))
+    kind = _FusedDivergence if _fuses(hidden) else _Divergence
+    return summed(hidden.to(dtype), head, kind(*teacher, answers))
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,13 +168,16 @@ def _corrected(log_p: Tensor, p: Tensor, answers: Tensor) -> tuple[Tensor, Tenso
 class _FusedDivergence:
     hidden: Tensor
     teacher: Head
+    answers: Tensor | None
     logit_bytes: int = FUSED_BYTES
 
     def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         from sse_convert.kernels.triton.logit_losses import divergence_
 
         y = self.teacher.linear(self.hidden[part])
-        return divergence_(x, y, (head.scale, self.teacher.scale), (head.cap, self.teacher.cap)).sum(), x
+        answers = None if self.answers is None else self.answers[part]
+        scales, caps = (head.scale, self.teacher.scale), (head.cap, self.teacher.cap)
+        return divergence_(x, y, scales, caps, answers, KNOWN).sum(), x
 
 
 def summed(hidden: Tensor, head: Head, chunk_loss: ChunkLoss) -> Tensor:

@@ -126,6 +126,22 @@ def test_losses_in_one_kernel_equal_dense(kind, monkeypatch):
     compare_kl(kind, torch.float32, 1e-4)
 
 
+def test_answers_are_told_in_the_kernel_as_without(monkeypatch):
+    hidden, _ = hidden_and_targets(torch.float32)
+    teacher_hidden = 2 * hidden_and_targets(torch.float32, D + 3)[0].detach().flip(0)
+    head, teacher = head_of("all", 1, torch.float32), head_of("plain", 2, torch.float32, D + 3)
+    p, likeliest = dense_logits(teacher, teacher_hidden).softmax(-1).max(-1)
+    assert 0 < (p[::2] < 0.5).sum() < len(p[::2])
+    answers = torch.where(torch.arange(T) % 2 == 0, likeliest, -100)
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden, fused=fused: fused)
+        loss = linear_kl(hidden, head, teacher_hidden, teacher, answers)
+        found.append([loss.detach(), *gradients(loss, hidden, head.weight, head.bias)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert found[0][0] != linear_kl(hidden, head, teacher_hidden, teacher)
+
+
 def test_kl_of_a_model_with_itself_is_zero():
     hidden, _ = hidden_and_targets(torch.float64)
     head = head_of("plain", 1, torch.float64)

@@ -18,7 +18,14 @@ TILE = 2048
 WARPS = 8
 
 
-def divergence_(x: Tensor, y: Tensor, scales: tuple[float, float], caps: tuple[float | None, float | None]) -> Tensor:
+def divergence_(
+    x: Tensor,
+    y: Tensor,
+    scales: tuple[float, float],
+    caps: tuple[float | None, float | None],
+    answers: Tensor | None = None,
+    known: float = 0.0,
+) -> Tensor:
     """KL(p || q) of each token, float32 [T], for p of y and q of x; x becomes its gradient.
 
     Args:
@@ -26,11 +33,14 @@ def divergence_(x: Tensor, y: Tensor, scales: tuple[float, float], caps: tuple[f
         y: [T, V] the teacher's.
         scales: of student and teacher.
         caps: of student and teacher; None for none.
+        answers: int64 [T], a token that is sure to follow, or less than 0 for none. Where p gives it less than `known`,
+            it has all of p.
+        known: see `answers`.
     """
     losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
     if len(x):
         launch(
-            divergence_kernel, (len(x),), x, y, losses, *scales, *(cap or 0.0 for cap in caps),
+            divergence_kernel, (len(x),), x, y, losses, answers, *scales, *(cap or 0.0 for cap in caps), known,
             warps=WARPS, V=x.shape[1], CAPPED=caps[0] is not None, CAPPED_Y=caps[1] is not None, BV=TILE,
         )  # fmt: skip
     return losses
@@ -81,16 +91,21 @@ def log_sum_exp(x, scale, cap, V: tl.constexpr, CAPPED: tl.constexpr, BV: tl.con
     return most + tl.log(tl.sum(b_sum * tl.exp(b_most - most), 0))
 
 
-@triton.jit(do_not_specialize=["scale", "scale_y", "cap", "cap_y"])
+@triton.jit(do_not_specialize=["scale", "scale_y", "cap", "cap_y", "known"])
 def divergence_kernel(
-    x, y, losses, scale, scale_y, cap, cap_y,
+    x, y, losses, answers, scale, scale_y, cap, cap_y, known,
     V: tl.constexpr, CAPPED: tl.constexpr, CAPPED_Y: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """loss = sum_v p_v (log p_v - log q_v), x <- (q - p) dz/dx. Grid (T)."""
+    """loss = sum_v p_v (log p_v - log q_v), x <- (q - p) dz/dx; where an answer is told, p is 1 there. Grid (T)."""
     row = tl.program_id(0).to(tl.int64)
     x, y = x + row * V, y + row * V
     whole = log_sum_exp(x, scale, cap, V, CAPPED, BV)
     whole_y = log_sum_exp(y, scale_y, cap_y, V, CAPPED_Y, BV)
+    answer, told = -1, False
+    if answers is not None:
+        answer = tl.load(answers + row)
+        b_y, _ = load_logits(y, tl.maximum(answer, 0) + tl.arange(0, 1), scale_y, cap_y, V, CAPPED_Y)
+        told = (answer >= 0) & (tl.exp(tl.max(b_y, 0) - whole_y) < known)
     v = tl.arange(0, BV)
     b_loss = tl.zeros([BV], tl.float32)
     for first in range(0, V, BV):
@@ -99,6 +114,9 @@ def divergence_kernel(
         b_y, _ = load_logits(y, first + v, scale_y, cap_y, V, CAPPED_Y)
         b_log_q, b_log_p = b_z - whole, b_y - whole_y
         b_p = tl.exp(b_log_p)
+        if answers is not None:
+            b_log_p = tl.where(told, 0.0, b_log_p)
+            b_p = tl.where(told, (first + v == answer).to(tl.float32), b_p)
         b_loss += tl.where(b_p > 0.0, b_p * (b_log_p - b_log_q), 0.0)
         b_grad = (tl.exp(b_log_q) - b_p) * b_slope
         tl.store(x + first + v, b_grad.to(x.dtype.element_ty), mask=inside)
