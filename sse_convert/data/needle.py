@@ -1,7 +1,7 @@
 """The needle form: facts planted in running text, asked for at the end. Builds token rows; scoring is in `retrieval`.
 
-The form is one that small teachers can learn, a simplification of RULER's NIAH; training rows (`recall_rows`) never have
-it. For the kinds number (7 digits), word (two words joined by a hyphen) and code (12 hexadecimal digits):
+The form is one that small teachers can learn, a simplification of RULER's NIAH; training rows (`recall_rows`)
+never have it. For the kinds number (7 digits), word (two words joined by a hyphen) and code (12 hexadecimal digits):
 
     needle    ` One of the special magic {kind}s for {key} is: {value}.`   spliced between two tokens of the text
     question  `\\nWhat is the special magic {kind} for {key}? The special magic {kind} for {key} is:`   at the very end

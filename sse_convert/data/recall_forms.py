@@ -7,6 +7,7 @@ row's own text. `recall_rows` puts items into rows.
 
 import dataclasses as dc
 import itertools
+import math
 import random
 import uuid
 from collections.abc import Callable, Sequence
@@ -208,7 +209,8 @@ def _asked(draw: Draw, template: str, values: dict[str, str]) -> Asked:
 def _span(rng: random.Random, most: int) -> int:
     """Tokens of a passage; as many short as long ones by their logarithm."""
     low, high = SPAN
-    return max(2, min(round(low * (high / low) ** rng.random()), most // 4))
+    size = math.exp(rng.uniform(math.log(low), math.log(high)))
+    return max(2, min(round(size), most // 4))
 
 
 def _passages(draw: Draw) -> list[tuple[list[int], int]]:

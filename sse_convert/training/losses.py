@@ -97,8 +97,9 @@ def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 class ChunkLoss(Protocol):
     """Loss of a chunk of tokens."""
 
-    logit_bytes: int
-    """bytes per logit that it takes, the logits themselves among them"""
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes per logit that it takes, the logits themselves among them."""
 
     def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         """The loss, 0-d, and the gradient of x.
