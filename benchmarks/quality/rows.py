@@ -57,6 +57,8 @@ class Row:
     teacher_number_x8: int | None = None
     teacher_code_x1: int | None = None
     teacher_code_x8: int | None = None
+    ruler: str = ""
+    """scores of RULER's tasks, in words"""
     cache_bytes: int | None = None
     """keys, values and states of one sequence"""
     teacher_cache_bytes: int | None = None
@@ -119,7 +121,13 @@ def rows_of(run: str, report: Mapping[str, Any], about: Mapping[str, Any]) -> It
         report: its content.
         about: columns that the content does not tell.
     """
-    readers = {"after": _conversion, "variants": _swapped, "runs": _key_temperature, "compare": _selection}
+    readers = {
+        "after": _conversion,
+        "variants": _swapped,
+        "runs": _key_temperature,
+        "compare": _selection,
+        "ruler": _ruler,
+    }
     reader = next((reader for key, reader in readers.items() if key in report), _evaluation)
     for row in reader(run, report):
         yield dc.replace(row, **about)
@@ -142,7 +150,9 @@ def _conversion(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
         "training": words.training(recipe, layers, books=report.get("books")),
         "tokens": report["training_tokens"],
     }
-    yield from _models(run, "trained", report["after"], {**about, **trained})
+    asked = _ruler_words(report.get("ruler", ()))
+    for row in _models(run, "trained", report["after"], {**about, **trained}):
+        yield dc.replace(row, ruler=asked.get(row.context, ""))
     for control in (report.get("controls") or {}).get("runs", ()):
         if control["status"] == "measured":
             where = {"teacher": _teacher(report["after"]), "hardware": _device(report["after"])}
@@ -166,6 +176,25 @@ def _control(run: str, control: Mapping[str, Any], about: Mapping[str, Any]) -> 
                 gap_high=round(gap + half, 6),
                 notes=f"needles of all kinds together: {found}" if found else "",
             )
+
+
+def _ruler(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
+    """What `wordings` writes of a teacher."""
+    for context, text in _ruler_words(report["ruler"]).items():
+        about = {"commit": report["commit"], "date": report["date"], "softmax_layers": "all"}
+        device = report["ruler"][0]["device"]
+        yield Row(run=run, model="teacher", context=context, hardware=_place(device), ruler=text, **about)
+
+
+def _ruler_words(entries: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """Scores of RULER's tasks by context length."""
+    found: dict[int, list[str]] = {}
+    for entry in entries:
+        scores = entry["scores"]
+        found.setdefault(entry["length"], []).append(
+            f"{entry['task']} {sum(scores) / len(scores):.1%} of {len(scores)}"
+        )
+    return {length: ", ".join(texts) for length, texts in found.items()}
 
 
 def _evaluation(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
@@ -296,7 +325,10 @@ def _needles(needles: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
 
 
 def _device(report: Mapping[str, Any]) -> str:
-    name = str(report["conditions"]["device"])
+    return _place(str(report["conditions"]["device"]))
+
+
+def _place(name: str) -> str:
     return name.removeprefix("cuda (").removesuffix(")") if name.startswith("cuda") else name.replace("cpu", "CPU")
 
 

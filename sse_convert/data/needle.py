@@ -1,7 +1,7 @@
 """The needle form: facts planted in running text, asked for at the end. Builds token rows; scoring is in `retrieval`.
 
-The form is the one small teachers are trained on, a simplification of RULER's NIAH. For the kinds number (7 digits),
-word (two words joined by a hyphen) and code (12 hexadecimal digits):
+The form is one that small teachers can learn, a simplification of RULER's NIAH; training rows (`recall_rows`)
+never have it. For the kinds number (7 digits), word (two words joined by a hyphen) and code (12 hexadecimal digits):
 
     needle    ` One of the special magic {kind}s for {key} is: {value}.`   spliced between two tokens of the text
     question  `\\nWhat is the special magic {kind} for {key}? The special magic {kind} for {key} is:`   at the very end
@@ -154,7 +154,7 @@ def evaluation_sample(
     ((prompt, answer),) = _questions(tokenizer, kind, pairs[:1])
     bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + len(prompt) + len(answer)
-    hay = stretch(rng, haystack_ids, seq_len - used, seq_len)
+    hay = text_stretch(rng, haystack_ids, seq_len - used, seq_len)
     low, high = (round(d * len(hay)) for d in depths)
     cuts = [rng.randint(low, high), *(rng.randint(0, len(hay)) for _ in planted[1:])]
     row = bos + splice(hay, planted, cuts) + prompt + answer
@@ -187,7 +187,7 @@ def _questions(
     ]
 
 
-def stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len: int) -> list[int]:
+def text_stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len: int) -> list[int]:
     """A random stretch of `size` tokens of running text for a row of `seq_len`.
 
     Raises:

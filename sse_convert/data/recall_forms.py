@@ -7,6 +7,7 @@ row's own text. `recall_rows` puts items into rows.
 
 import dataclasses as dc
 import itertools
+import math
 import random
 import uuid
 from collections.abc import Callable, Sequence
@@ -107,21 +108,21 @@ class Draw:
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
-def facts(draw: Draw) -> list[Item]:
+def _facts(draw: Draw) -> list[Item]:
     """Sentences; asked for in their own words, after a question or without one, in other words, or by a question."""
     noun = draw.rng.choice(templates.NOUNS)
     said, asked = templates.sentence(draw.rng) if draw.rng.random() < SENTENCES else _listed(draw.rng)
     return [_item(draw, [said], asked, {"k": key, "v": draw.value(), "n": noun}) for key in draw.keys(draw.count)]
 
 
-def numbered(draw: Draw) -> list[Item]:
+def _numbered(draw: Draw) -> list[Item]:
     """Statements that have a number, and come again by it."""
     said = draw.rng.choice(templates.NUMBERED)
     numbers = draw.rng.sample(range(1, max(100, 3 * draw.count)), draw.count)
     return [_item(draw, [said], said, {"i": str(i), "v": draw.value()}) for i in numbers]
 
 
-def table(draw: Draw) -> list[Item]:
+def _table(draw: Draw) -> list[Item]:
     """One table of keys and values, of which some rows are asked for."""
     said = draw.rng.choice(templates.TABLES)
     asked = "\n" + draw.rng.choice((said, said, *templates.LOOK_UPS))
@@ -131,7 +132,7 @@ def table(draw: Draw) -> list[Item]:
     return [Item([encode(draw.tokenizer, text)], [_asked(draw, asked, row) for row in chosen])]
 
 
-def chain(draw: Draw) -> list[Item]:
+def _chain(draw: Draw) -> list[Item]:
     """Variables that get a value or that of another variable; asked for at any of its links."""
     first, link, asked = draw.rng.choice(templates.CHAINS)
     names, items = draw.keys(draw.size * draw.count), []
@@ -145,7 +146,7 @@ def chain(draw: Draw) -> list[Item]:
     return items
 
 
-def copy(draw: Draw) -> list[Item]:
+def _copy(draw: Draw) -> list[Item]:
     """Passages of random tokens that come again."""
     special = set(draw.tokenizer.all_special_ids)
     tokens = sorted(set(draw.text) - special) or list(draw.text)
@@ -153,13 +154,13 @@ def copy(draw: Draw) -> list[Item]:
     return [Item([passage], [_again(draw.rng, passage, [])]) for passage in passages]
 
 
-def quote(draw: Draw) -> list[Item]:
+def _quote(draw: Draw) -> list[Item]:
     """Passages of the row's own text that come again."""
     lead = encode(draw.tokenizer, draw.rng.choice(templates.QUOTES))
     return [Item([], [_again(draw.rng, passage, lead)], after=end) for passage, end in _passages(draw)]
 
 
-def questions(draw: Draw) -> list[Item]:
+def _questions(draw: Draw) -> list[Item]:
     """Questions about the row's own text: which words follow these?"""
     before, after = draw.rng.choice(templates.CONTINUATIONS).split("{c}")
     opening, closing = encode(draw.tokenizer, before), encode(draw.tokenizer, after)
@@ -178,7 +179,13 @@ def _listed(rng: random.Random) -> tuple[str, str]:
 
 
 FORMS: dict[str, Callable[[Draw], list[Item]]] = {
-    form.__name__: form for form in (facts, numbered, table, chain, copy, quote, questions)
+    "facts": _facts,
+    "numbered": _numbered,
+    "table": _table,
+    "chain": _chain,
+    "copy": _copy,
+    "quote": _quote,
+    "questions": _questions,
 }
 ABOUT_TEXT = ("quote", "questions")
 """forms that ask about the row's own text"""
@@ -202,7 +209,8 @@ def _asked(draw: Draw, template: str, values: dict[str, str]) -> Asked:
 def _span(rng: random.Random, most: int) -> int:
     """Tokens of a passage; as many short as long ones by their logarithm."""
     low, high = SPAN
-    return max(2, min(round(low * (high / low) ** rng.random()), most // 4))
+    size = math.exp(rng.uniform(math.log(low), math.log(high)))
+    return max(2, min(round(size), most // 4))
 
 
 def _passages(draw: Draw) -> list[tuple[list[int], int]]:

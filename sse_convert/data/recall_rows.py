@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sse_convert.data.documents import beginning_ids
-from sse_convert.data.needle import KeyWords, stretch, too_short
+from sse_convert.data.needle import KeyWords, text_stretch, too_short
 from sse_convert.data.recall_forms import ABOUT_TEXT, FORMS, Asked, Draw, Item
 from sse_convert.recipe.schema import Needles
 
@@ -62,7 +62,7 @@ def recall_row(
     form = rng.choices(list(needles.forms), list(needles.forms.values()))[0]
     kind, count = rng.choice(needles.kinds), min(rng.choice(needles.keys), len(words.train))
     room = seq_len - len(beginning)
-    text = stretch(rng, haystack_ids, room, seq_len)
+    text = text_stretch(rng, haystack_ids, room, seq_len)
     items, asked = _fitting(form, Draw(rng, count, kind, words.train, text, tokenizer), room)
     if (used := _size(items, asked)) > room:
         raise too_short(used + len(beginning), seq_len)

@@ -14,7 +14,7 @@ from sse_convert.data.rows import RowReader, stack
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Recipe, Source
-from sse_convert.selection.recall_probes import Material, Rows, recall_rows
+from sse_convert.selection.recall_probes import RecallMaterial, Rows, recall_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,7 +84,7 @@ def make_probe(
     special = set(tokenizer.all_special_ids)
     haystack = [token for token in read[count:].flatten().tolist() if token not in special]
     words = load_words(recipe.data.needles.words)
-    material = Material(haystack, tokenizer, words, samples=samples, length=length, seed=seed)
+    material = RecallMaterial(haystack, tokenizer, words, samples=samples, length=length, seed=seed)
     text = read[:count]
     return Probe(
         text=Rows(text, torch.ones(count, length - 1, dtype=torch.bool)),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.data.documents import beginning_ids
-from sse_convert.data.needle import KeyWords, encode_all, splice, stretch
+from sse_convert.data.needle import KeyWords, encode_all, splice, text_stretch
 from sse_convert.data.recall_rows import recall_row
 from sse_convert.errors import DataError
 from sse_convert.evaluation.retrieval import needle_samples
@@ -50,7 +50,7 @@ class Rows:
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Material:
+class RecallMaterial:
     """What rows are made of."""
 
     haystack: list[int]
@@ -71,7 +71,7 @@ class Material:
         return random.Random(f"{self.seed} {kind}")
 
 
-def recall_rows(material: Material) -> dict[str, Rows]:
+def recall_rows(material: RecallMaterial) -> dict[str, Rows]:
     """Rows of every kind of `NAMES` that fits into the length; needles must.
 
     Raises:
@@ -85,14 +85,14 @@ def recall_rows(material: Material) -> dict[str, Rows]:
     return {**rows, "copy": copy_rows(material.rng("copy"), material.haystack, material.samples, material.length)}
 
 
-def needle_rows(material: Material) -> Rows:
+def needle_rows(material: RecallMaterial) -> Rows:
     """The rows of the needle evaluation, with numbers."""
     settings = NeedleEval(lengths=[material.length], samples=material.samples, keys=[KEYS])
     (found,) = needle_samples(settings, material.haystack, material.tokenizer, material.words, material.seed)
     return _rows([(list(sample.token_ids), sample.answer_len) for sample in found])
 
 
-def ruler_rows(material: Material) -> Rows:
+def ruler_rows(material: RecallMaterial) -> Rows:
     """Four numbers in the wording of RULER, keys of two words; the answer follows a colon."""
     rng, found = material.rng("ruler"), []
     question, lead = (text.replace("{kind}", "number") for text in wording(1))
@@ -105,13 +105,13 @@ def ruler_rows(material: Material) -> Rows:
         start, asked, answer, *planted = encode_all(material.tokenizer, texts)
         start = beginning_ids(material.tokenizer) + start
         size = material.length - sum(map(len, (start, asked, answer, *planted)))
-        hay = stretch(rng, material.haystack, size, material.length)
+        hay = text_stretch(rng, material.haystack, size, material.length)
         cuts = [rng.randint(0, size) for _ in planted]
         found.append((start + splice(hay, planted, cuts) + asked + answer, len(answer)))
     return _rows(found)
 
 
-def form_rows(material: Material, form: str) -> Rows:
+def form_rows(material: RecallMaterial, form: str) -> Rows:
     """Training rows of one form, with numbers."""
     rng, needles, found = material.rng(form), Needles(forms={form: 1.0}, keys=[KEYS], kinds=["number"]), []
     for _ in range(material.samples):

@@ -20,8 +20,8 @@ from sse_convert.surgery.plan import geometry_of
 CACHE_LENGTH = 32768
 ANSWERED = 0.5
 """a teacher that answers this share of a form is judged by it"""
-SIGNAL_NATS = 0.1
-"""a form says nothing where replacing every layer costs less than this per token to be recalled"""
+SIGNAL = 0.5
+"""else by the form where its loss is the smallest share of the loss with every layer replaced, this share at most"""
 
 
 def select_layers(
@@ -79,20 +79,19 @@ def settle_recall(meter: Meter, weight: float) -> tuple[str, Measurement]:
     answered = [f"the teacher answers {found.recall_accuracy:.0%} of {NAMES[kind]}" for kind, found in tried.items()]
     if tried[meter.recall].recall_accuracy >= ANSWERED:
         return f"{NAMES[meter.recall]}: " + ", ".join(answered), meter.measure(())
-    lost = {kind: _lost(meter, kind, found) for kind, found in tried.items()}
-    meter.recall = max(lost, key=lambda kind: lost[kind])
-    costs = f"replacing every layer costs {lost[meter.recall]:.2f} nats per token"
+    lost = {kind: found.recall_loss / _without_all(meter, kind).recall_loss for kind, found in tried.items()}
+    meter.recall = min(lost, key=lambda kind: lost[kind])
     nothing = meter.measure(())
-    if lost[meter.recall] >= SIGNAL_NATS:
-        return f"{NAMES[meter.recall]}, where {costs} ({', '.join(answered)})", nothing
+    losses = f"{tried[meter.recall].recall_loss:.2f} nats per token, {nothing.recall_loss:.2f} without any layer"
+    if lost[meter.recall] <= SIGNAL:
+        return f"{NAMES[meter.recall]}, answered at {losses} ({', '.join(answered)})", nothing
     meter.recall_weight = 0.0
-    return f"none: {', '.join(answered)}, and {costs} recalled at most. Text alone decides", nothing
+    return f"none: {', '.join(answered)}; {NAMES[meter.recall]} at {losses}. Text alone decides", nothing
 
 
-def _lost(meter: Meter, kind: str, whole: Measurement) -> float:
-    """What replacing every layer costs, in nats per token that is to be recalled."""
+def _without_all(meter: Meter, kind: str) -> Measurement:
     meter.recall = kind
-    return meter.measure(()).recall_loss - whole.recall_loss
+    return meter.measure(())
 
 
 def _steps(settings: SelectSettings, layers: int) -> int:

@@ -100,7 +100,6 @@ class ChunkLoss(Protocol):
     @property
     def logit_bytes(self) -> int:
         """Bytes per logit that it takes, the logits themselves among them."""
-        raise NotImplementedError
 
     def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         """The loss, 0-d, and the gradient of x.

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.quality import collect, plots, rows, words
 from benchmarks.quality.rows import Row
+from benchmarks.quality.wordings import parts, shares
 
 TABLE = rows.read(collect.TABLE)
 REPORTS = collect.reports()
@@ -118,3 +119,29 @@ def test_the_plots_draw(tmp_path: Path) -> None:
     plots.draw_frontier(TABLE, tmp_path / "frontier.png")
     plots.draw_gains(TABLE, json.loads(plots.SPEED.read_text(encoding="utf-8")), tmp_path / "gains.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("runs.png", "frontier.png", "gains.png"))
+
+
+def test_ruler_stands_in_words(tmp_path: Path) -> None:
+    entries = [{"task": "niah_single_1", "length": n, "scores": [1.0, 0.5], "device": "cuda (X)"} for n in (2048, 8192)]
+    teacher = list(rows.rows_of("llama-teacher", {"ruler": entries, "commit": "a", "date": "b"}, {"teacher": "T"}))
+    assert [(row.model, row.context, row.hardware, row.teacher) for row in teacher] == [
+        ("teacher", 2048, "X", "T"), ("teacher", 8192, "X", "T"),
+    ]  # fmt: skip
+    assert teacher[0].ruler == "niah_single_1 75.0% of 2"
+
+
+def test_parts_in_held_out_wordings_have_names() -> None:
+    for name in parts.all_parts(["row", "text"], cheap=True) + parts.all_parts(["row"], cheap=False):
+        assert parts.parse(name).name == name
+    for wrong in ("qwen-all-row", "gpt-none-row", "qwen-none-other"):
+        with pytest.raises(ValueError, match="expected"):
+            parts.parse(wrong)
+
+
+def test_shares_of_the_teacher() -> None:
+    ruler = [{"task": "niah_single_2", "length": 2048, "scores": [1.0] * 8 + [0.0] * 2}]
+    teacher = {"ruler": [{**ruler[0], "scores": [1.0] * 20}, {**ruler[0], "task": "other", "scores": [1.0]}]}
+    (one,) = shares.tasks({"ruler": ruler}, teacher)
+    value, low, high = shares.share(one)
+    assert (one.name, one.teacher.samples, value) == ("niah_single_2 2048", 10, 0.8)
+    assert 0.4 < low < 0.8 < high < 1

@@ -11,7 +11,7 @@ import pytest
 
 from sse_convert.data import RowReader, SamplingTeacher, stack
 from sse_convert.data.documents import Document, Encoder
-from sse_convert.data.packing import Cursor, Packer
+from sse_convert.data.packing import IGNORED, Cursor, Packer
 from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.data.text_files import TextFiles, find_files
 from sse_convert.errors import DataError
@@ -151,6 +151,20 @@ def test_needle_rows_are_one_document(tokenizer, text_folder):
     assert 10 <= len(planted) <= 30
     assert all(row.position_ids.tolist() == list(range(256)) for row in planted)
     assert all(re.search(r"(\d{2,}).*\1", tokenizer.decode(row.input_ids), re.DOTALL) for row in planted)
+
+
+def test_rows_tell_answers_where_needles_say_so(tokenizer, text_folder):
+    source = Source(path=str(text_folder))
+    settings = {"kinds": ["number"], "keys": [1], "forms": {"numbered": 1.0, "quote": 1.0}}
+    plain = take(source, tokenizer, 30, needles=Needles(share=0.5, **settings), length=256)
+    assert all(row.answers is None for row in plain)
+    rows = take(source, tokenizer, 30, needles=Needles(share=0.5, answers="row", **settings), length=256)
+    assert all(np.array_equal(row.input_ids, before.input_ids) for row, before in zip(rows, plain, strict=True))
+    told = [row.answers != IGNORED for row in rows]
+    assert 3 < sum(map(np.any, told)) < 15  # of 15 planted rows, those that do not quote the text
+    for row, where in zip(rows, told, strict=True):
+        assert np.array_equal(row.answers[where], row.input_ids[where])
+        assert not where.any() or re.search(r"\d\d", tokenizer.decode(row.input_ids[where]))
 
 
 def test_rows_too_short_for_needles_are_refused_at_once(tokenizer, text_folder):

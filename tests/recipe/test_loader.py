@@ -238,6 +238,14 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ),
         ({"data": {"train": [{"path": "x"}], "needles": {"early": -1}}}, "data.needles.early: -1.0 is too small"),
         ({"data": {"train": [{"path": "x"}], "needles": {"keys": []}}}, "data.needles.keys: is empty"),
+        (
+            {"data": {"train": [{"path": "x"}], "needles": {"forms": {"fact": 1}}}},
+            "data.needles.forms.fact: unknown form; did you mean 'facts'?",
+        ),
+        (
+            {"data": {"train": [{"path": "x"}], "needles": {"forms": {"facts": 0}}}},
+            "data.needles.forms: no form has a weight above 0",
+        ),
         ({"eval": {"needle": {"lengths": []}}}, "eval.needle.lengths: is empty, name at least one"),
         ({"eval": {"ruler": {"tasks": ["niah_single_4"]}}}, "eval.ruler.tasks.0: expected one of niah_single_1,"),
         ({"eval": {"ruler": {}}}, "eval.ruler.text: niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue,"),

@@ -97,6 +97,26 @@ def compare_kl(kind, dtype, tolerance):
     assert teacher.weight.grad is None
 
 
+@pytest.mark.usefixtures("_chunk")
+def test_answers_take_the_place_of_a_teacher_that_does_not_know_them():
+    """Cross entropy where the teacher gives the answer less than half, KL everywhere else."""
+    hidden, _ = hidden_and_targets(torch.float64)
+    teacher_hidden = 20 * hidden_and_targets(torch.float64)[0].detach().flip(0)
+    head, teacher = head_of("plain", 1, torch.float64), head_of("plain", 2, torch.float64)
+    p = dense_logits(teacher, teacher_hidden).softmax(-1).detach()
+    answers = torch.full((len(hidden),), -100)
+    answers[::3], answers[1::3] = p.argmax(-1)[::3], p.argmin(-1)[1::3]
+    told = answers.clamp_min(0)
+    doubtful = (answers >= 0) & (p.gather(1, told[:, None])[:, 0] < 0.5)
+    assert 0 < int(doubtful.sum()) < int((answers >= 0).sum())
+    target = torch.where(doubtful[:, None], F.one_hot(told, V).double(), p)
+    loss = linear_kl(hidden, head, teacher_hidden, teacher, answers)
+    dense = F.kl_div(dense_logits(head, hidden).log_softmax(-1), target, reduction="sum")
+    torch.testing.assert_close(loss, dense, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(gradients(loss, hidden, head.weight), gradients(dense, hidden, head.weight), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", HEADS)
 def test_losses_in_one_kernel_equal_dense(kind, monkeypatch):
     monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden: True)

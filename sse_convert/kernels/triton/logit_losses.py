@@ -43,7 +43,8 @@ def divergence_(
     if len(x):
         launch(
             divergence_kernel, (len(x),), x, y, losses, answers, *scales, *(cap or 0.0 for cap in caps),
-            math.log(known), warps=WARPS, V=x.shape[1], CAPPED=caps[0] is not None, CAPPED_Y=caps[1] is not None, BV=TILE,
+            math.log(known),
+            warps=WARPS, V=x.shape[1], CAPPED=caps[0] is not None, CAPPED_Y=caps[1] is not None, BV=TILE,
         )  # fmt: skip
     return losses
 
