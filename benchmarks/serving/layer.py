@@ -149,7 +149,7 @@ def equal(parts: Parts) -> None:
         model = build(parts.options.shape, list(MIXERS), parts.device, dtype)
         rotary = TableRotary(model.model, 1024)
         for index, mixer in enumerate(MIXERS):
-            for state_name in (dtype_name, "bfloat16") if dtype_name == "float32" else STATES:
+            for state_name in STATES:
                 served = served_layer(model, index, rotary, 6, STATES[state_name])
                 rows = [layer_io(model, index, random_ids(model, 1, length)) for length in lengths]
                 found = run_steps(served, [x for x, _ in rows], steps, slots)
