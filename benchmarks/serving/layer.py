@@ -201,9 +201,13 @@ def _heads(source: Any, dims: Any, rotary: TableRotary, x: Tensor, positions: Te
 
 @torch.no_grad()
 def decode(parts: Parts) -> None:
-    """Microseconds of a layer in a step of one token per request, each a replayed CUDA graph."""
-    layers = [*MIXERS, FULL]
-    model = build(parts.options.shape, layers, parts.device)
+    """Microseconds of a layer in a step of one token per request, each a replayed CUDA graph; norms are one kernel."""
+    model = build(parts.options.shape, [*MIXERS, FULL], parts.device)
+    with fused_norms(model):
+        _decode_layers(parts, model, [*MIXERS, FULL])
+
+
+def _decode_layers(parts: Parts, model: Any, layers: list[str]) -> None:
     rotary = TableRotary(model.model, CONTEXT)
     for batch in BATCHES:
         x = torch.randn(batch, model.config.hidden_size, device=parts.device, dtype=model.dtype)
