@@ -149,7 +149,7 @@ def equal(parts: Parts) -> None:
         model = build(parts.options.shape, list(MIXERS), parts.device, dtype)
         rotary = TableRotary(model.model, 1024)
         for index, mixer in enumerate(MIXERS):
-            for state_name in (dtype_name, "bfloat16") if dtype_name == "float32" else STATES:
+            for state_name in STATES:
                 served = served_layer(model, index, rotary, 6, STATES[state_name])
                 rows = [layer_io(model, index, random_ids(model, 1, length)) for length in lengths]
                 found = run_steps(served, [x for x, _ in rows], steps, slots)
@@ -201,9 +201,13 @@ def _heads(source: Any, dims: Any, rotary: TableRotary, x: Tensor, positions: Te
 
 @torch.no_grad()
 def decode(parts: Parts) -> None:
-    """Microseconds of a layer in a step of one token per request, each a replayed CUDA graph."""
-    layers = [*MIXERS, FULL]
-    model = build(parts.options.shape, layers, parts.device)
+    """Microseconds of a layer in a step of one token per request, each a replayed CUDA graph; norms are one kernel."""
+    model = build(parts.options.shape, [*MIXERS, FULL], parts.device)
+    with fused_norms(model):
+        _decode_layers(parts, model, [*MIXERS, FULL])
+
+
+def _decode_layers(parts: Parts, model: Any, layers: list[str]) -> None:
     rotary = TableRotary(model.model, CONTEXT)
     for batch in BATCHES:
         x = torch.randn(batch, model.config.hidden_size, device=parts.device, dtype=model.dtype)

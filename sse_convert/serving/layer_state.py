@@ -121,7 +121,7 @@ class ServedAttention(SSEAttention):
         inputs = self.operator_inputs(x, self._rotation_at(positions, x.dtype), projected)
         if inputs["partition_gate"] is not None:
             inputs["positions"] = positions.long()
-        o = torch.cat([self._recur(inputs, part, first, pages[0]) for first, part in _parts(batch)])
+        o = _joined([self._recur(inputs, part, first, pages[0]) for first, part in _parts(batch)])
         if self.window is None:
             return self.scaled(o, x, x.dtype)
         heads = self.scaled(o, x, precise_dtype(x))
@@ -178,7 +178,7 @@ def window_heads(
     for first, part in _parts(batch):
         tokens, attend = slice(first, first + part.tokens), window_steps if part.decodes else window_rows
         found.append(attend(window, q[tokens], k[tokens], v[tokens], rows, part))
-    return torch.cat(found)
+    return _joined(found)
 
 
 PER_TOKEN = (
@@ -191,6 +191,11 @@ def _of_tokens(value: Any, tokens: slice) -> Any:
     if isinstance(value, tuple):
         return tuple(part[tokens] for part in value)
     return None if value is None else value[tokens]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One after the other; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _parts(batch: Batch) -> list[tuple[int, Batch]]:

@@ -88,7 +88,9 @@ class EngineLayer(MambaBase):
         metadata = get_forward_context().attn_metadata
         if metadata is None:
             heads.zero_()
-            if heads.is_cuda:  # vLLM measures how much memory a step takes
+            if (
+                heads.is_cuda and not torch.cuda.is_current_stream_capturing()
+            ):  # vLLM measures how much memory a step takes
                 self._rehearse(hidden_states, qkv, positions)
             return
         batch = metadata[self.prefix].batch

@@ -18,7 +18,6 @@ from sse_convert.serving.layer_state import state_shapes
 SERVED = {
     "llama": "llama:LlamaForCausalLM",
     "mistral": "mistral:MistralForCausalLM",
-    "ministral3": "mistral:MistralForCausalLM",
     "qwen2": "qwen2:Qwen2ForCausalLM",
     "qwen2_moe": "qwen2_moe:Qwen2MoeForCausalLM",
     "qwen3": "qwen3:Qwen3ForCausalLM",

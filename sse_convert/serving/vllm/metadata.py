@@ -41,7 +41,7 @@ class StateMetadataBuilder(LinearAttentionMetadataBuilder):
             past = self.past[:requests].copy_(past)
         batch = Batch(
             decodes=made.num_decodes, prefills=made.num_prefills,
-            tokens=made.num_decode_tokens + made.num_prefill_tokens, offsets=offsets, slots=slots, past=past,
+            tokens=made.num_decodes + made.num_prefill_tokens, offsets=offsets, slots=slots, past=past,
         )  # fmt: skip
         fields = {field.name: getattr(made, field.name) for field in dc.fields(made)}
         return StateMetadata(**fields, batch=batch)

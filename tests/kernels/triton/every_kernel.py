@@ -15,6 +15,7 @@ from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.kernels.triton.generation.token_attention import token_attention
 from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
+from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
 from tests.kernels.cases import SHARED_NAMES
 from tests.kernels.triton.trials import Trial, results
 
@@ -55,6 +56,9 @@ def step(trial: Trial, device: str) -> None:
     divergence_(logits, logits.flip(0), (1.0, 1.0), (None, 30.0))
     cross_entropy_(logits, torch.tensor([0, 4999, 7], device=device), 1.0, None)
     precise_linear(o.flatten(1), torch.ones(9, o[0].numel(), device=device, dtype=o.dtype), None)
+    pages, slots = torch.zeros(4, 3, 700, device=device, dtype=o.dtype), torch.tensor([2, -1, 0], device=device)
+    write_rows(pages, slots, read_rows(pages, slots) + 1)
+    clear_rows(pages, slots, torch.tensor([0, 0, 5], device=device))
 
 
 def main(device: str = "cuda") -> None:

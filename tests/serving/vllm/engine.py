@@ -12,7 +12,7 @@ import transformers
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
 from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
@@ -27,6 +27,8 @@ MIXERS: dict[str, Mixer] = {
     "gla": SSEMixer(**SMALL),
     "sse+sliding": SSESlidingMixer(**SMALL, **DELTA, window=16, sinks=2),
     "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", balance="bias", output_gate=True, window=16, sinks=2),
+    "gdn": BUILT_IN["gdn"],
+    "mom": BUILT_IN["mom"],
     "sliding": SlidingMixer(window=16, sinks=2),
 }
 SIZES: dict[str, Any] = {
