@@ -44,18 +44,24 @@ def does(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     return result
 
 
-def elsewhere(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where transformers keeps the code of checkpoints: common to all, as on a user's machine, so compiled once."""
+    return tmp_path_factory.mktemp("modules")
+
+
+def elsewhere(folder: Path, modules: Path) -> None:
     """Load, generate, save and load again in a process of its own that cannot import `sse_convert`."""
     (folder / "elsewhere.py").write_text(BLOCKED + ELSEWHERE)
     said = folder / "said.txt"
-    modules = {"HF_MODULES_CACHE": str(folder / "modules")}
-    code = warm.run(["elsewhere.py"], folder, {**os.environ, **modules}, said, said, timeout=120)
+    cache = {"HF_MODULES_CACHE": str(modules)}
+    code = warm.run(["elsewhere.py"], folder, {**os.environ, **cache}, said, said, timeout=120)
     assert code == 0, said.read_text()[-3000:]
     assert (folder / "arrived").is_file()
 
 
 @pytest.mark.parametrize("model_type", ENTRIES)
-def test_a_family_travels(model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_travels(model_type: str, tmp_path: Path, modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Convert, verify, train two steps, export; then, elsewhere, load, generate with left padding, save and load."""
     source = save_source(tmp_path / "teacher", model_type)
     (tmp_path / "text.txt").write_text(" ".join(f"w{(i * i) % 90 + 3}" for i in range(400)))
@@ -75,4 +81,4 @@ def test_a_family_travels(model_type: str, tmp_path: Path, capsys: pytest.Captur
         logits = model(**inputs).logits
     made = model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
     torch.save({"inputs": inputs, "logits": logits, "made": made}, tmp_path / "expected.pt")
-    elsewhere(tmp_path)
+    elsewhere(tmp_path, modules)

@@ -2,19 +2,19 @@
 
 import re
 from collections.abc import Container
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.compat import ignored_on_loading
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
+
+def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
     """The causal language model of a transformers configuration, on the meta device.
 
     Args:
@@ -24,6 +24,9 @@ def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     Raises:
         CheckpointError: transformers cannot build a model of it.
     """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
     with (
         refusing(
             f"config.json does not make a {config.model_type} model",
@@ -36,7 +39,7 @@ def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     return model
 
 
-def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def model_shapes(model: "PreTrainedModel") -> dict[str, tuple[int, ...]]:
     """Shapes of what a checkpoint of `model` must hold: parameters and persistent buffers, tied ones once."""
     persistent = model.state_dict().keys()
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -57,7 +60,7 @@ def idle_parameters(teacher: Teacher) -> int:
     return left_out + idle
 
 
-def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
+def left_out_tensors(teacher: Teacher, model: "PreTrainedModel") -> list[str]:
     """Stored tensors that the family's class leaves out by name, such as layers that predict further tokens."""
     patterns = ignored_on_loading(model)
     found = [name for name in teacher.files.tensors if any(re.search(pattern, name) for pattern in patterns)]
@@ -65,7 +68,7 @@ def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
     return [name for name in found if name not in used]
 
 
-def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:
+def stored_shapes(teacher: Teacher, model: "PreTrainedModel", stored: Container[str]) -> dict[str, tuple[int, ...]]:
     """The same by the names that a checkpoint uses.
 
     Args:
@@ -74,6 +77,8 @@ def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[st
         stored: names in the checkpoint. What is not among them by the model's own name is expected as transformers
             saves it: GPT-NeoX's head under another name, merged experts one by one.
     """
+    from transformers.core_model_loading import revert_weight_conversion
+
     shapes = model_shapes(model)
     own = {name: shape for name, shape in shapes.items() if teacher.stored(name) in stored}
     others = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if name not in own}

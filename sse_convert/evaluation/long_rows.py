@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, sharded
 from sse_convert.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ class LongRows:
             input_ids: [R, T], the same on each process.
             position_ids: [R, T] on the CPU, restarting with each document.
         """
+        from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, sharded
+
         shard = Shard.of(self.group, position_ids, model.device)
         config, ids = model.config, shard.own(input_ids).to(model.device)
         before, config._attn_implementation = config._attn_implementation, CONTEXT_ATTENTION

@@ -19,7 +19,6 @@ from sse_convert.console import Bar
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.retrieval import by_depth, depth_entries
 from sse_convert.evaluation.ruler_rows import NEW_TOKENS, RulerSample
-from sse_convert.inference.cuda_graphs import graphed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -102,6 +101,8 @@ def string_match_all(text: str, answers: Sequence[str]) -> float:
 @torch.no_grad()
 def answer(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", samples: Sequence[RulerSample]) -> list[str]:
     """What a model writes after each prompt, greedily."""
+    from sse_convert.inference.cuda_graphs import graphed
+
     rows, mask = _left_padded(samples, model.device)
     end = model.generation_config.eos_token_id
     pad = end[0] if isinstance(end, list) else end

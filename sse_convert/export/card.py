@@ -8,6 +8,10 @@ from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, format_rate
 
+CARD = "README.md"
+EVALUATION = "evaluation.json"
+RECIPE = "recipe.yaml"
+"""files that an export writes beside weights and code"""
 TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
 CITATION = """```bibtex
 @article{pan2025sse,
