@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -20,8 +22,9 @@ PRELOADED = (
     "accelerate",
     "typer",
     "rich",
+    "docs.preload",
 )
-"""what nearly every command imports; nothing of ours, so that our own imports are those of a fresh process"""
+"""what nearly every command imports; nothing of the package, so that its imports are those of a fresh process"""
 FIXED = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -48,7 +51,7 @@ def run(
         TimeoutError: it ran longer.
     """
     context = multiprocessing.get_context("forkserver")
-    with _environment({**environment, **FIXED}):
+    with _environment({**environment, **FIXED, "HF_MODULES_CACHE": _modules().name}):
         context.set_forkserver_preload(list(PRELOADED))
         forkserver.ensure_running()
     process = context.Process(target=_main, args=(list(arguments), folder, {**environment, **FIXED}, out, error))
@@ -58,6 +61,12 @@ def run(
         process.kill()
         raise TimeoutError(f"not finished after {timeout:.0f} s: python {' '.join(arguments)}")
     return process.exitcode
+
+
+@cache
+def _modules() -> "tempfile.TemporaryDirectory[str]":
+    """Where transformers keeps the code of checkpoints, for all processes of the server: compiled once, as at home."""
+    return tempfile.TemporaryDirectory(prefix="hf-modules-")
 
 
 @contextmanager
