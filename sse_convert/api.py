@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sse_convert.pipeline import RunReport
     from sse_convert.selection.selection_report import SelectReport
     from sse_convert.surgery.convert import ConvertReport
+    from sse_convert.surgery.dequantize import DequantizeReport
     from sse_convert.surgery.expand import ExpandReport
     from sse_convert.surgery.inspect import InspectReport
     from sse_convert.surgery.plan_report import Plan
@@ -293,7 +294,7 @@ def evaluate(
 ) -> "EvalReport":
     """Measure a checkpoint beside its teacher as the recipe's `eval` says.
 
-    Held-out loss, predictions, needles, RULER, lm-eval, memory and speed, as far as they are asked for.
+    Held-out loss, predictions, needles, RULER, questions, lm-eval, memory and speed, as far as they are asked for.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -307,8 +308,8 @@ def evaluate(
         RecipeError: the recipe is malformed; a length is beyond the teacher's context, unless a stage's `rope`
             stretches the student's; or the checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
-        DataError: there is no usable held-out text.
-        OutputError: the report or the plot cannot be written.
+        DataError: there is no usable held-out text, or a question cannot be used.
+        OutputError: the report, the plot or answers cannot be written.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
         DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
@@ -583,6 +584,25 @@ def expand(
 
     growth = Growth(num_partitions=num_partitions, top_k=top_k, init=init, shift=shift, seed=seed)
     return expand_checkpoint(checkpoint, Path(out), growth, layers=layers, text=None if text is None else Path(text))
+
+
+def dequantize(model: Path | str, out: Path | str, *, revision: str | None = None) -> "DequantizeReport":
+    """Make a bfloat16 copy of a model whose weights are quantised (fp8 or mxfp4), which can be converted.
+
+    Weights are read and written one by one: memory does not grow with the model.
+
+    Args:
+        model: folder or hub id.
+        out: the folder to make.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        CheckpointError, HubError: the model cannot be read, is not quantised, or is so in another way.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+    """
+    from sse_convert.surgery.dequantize import dequantize_checkpoint
+
+    return dequantize_checkpoint(model, Path(out), revision=revision)
 
 
 def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "VerifyReport":

@@ -42,6 +42,19 @@ def ignored_on_loading(model: Any) -> list[str]:
     return list(model._keys_to_ignore_on_load_unexpected or ())
 
 
+def mxfp4_weights(blocks: "torch.Tensor", scales: "torch.Tensor") -> "torch.Tensor":
+    """Weights of experts as transformers unpacks them: bfloat16 [experts, columns, rows].
+
+    Args:
+        blocks: uint8 [experts, rows, groups, 16], two 4-bit numbers each.
+        scales: uint8 [experts, rows, groups], exponents of two.
+    """
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    weights: torch.Tensor = convert_moe_packed_tensors(blocks, scales)
+    return weights
+
+
 def command_line_error() -> type[Exception]:
     """Click's ClickException, or that of the copy inside newer typers."""
     import typer

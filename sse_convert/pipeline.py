@@ -37,8 +37,9 @@ from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
-from sse_convert.evaluation.evaluate import Evaluator, check_texts, measures, publish
+from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, check_texts, measures, publish
 from sse_convert.evaluation.long_rows import splits_rows
+from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.files import is_leftover
@@ -118,7 +119,8 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
     teacher = open_teacher(recipe.model, recipe.revision)
     runs = {"": recipe, **chosen_controls(recipe, teacher)}
     warnings = _check(runs, teacher, main, resume)
-    evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
+    make = functools.partial(Evaluator, recipe, answers=main.answers)
+    evaluator = functools.cache(make)  # made when first needed; shared by all runs
     figures: Path | None = None
     with _opened(main):
         for control, chosen in runs.items():
@@ -282,6 +284,11 @@ class _Steps:
         self.done: list[dict[str, Any]] = []
         self.text: list[str] = []
 
+    @property
+    def answers(self) -> Path | None:
+        """File of generated answers, which outlives an unfinished step; of the main process."""
+        return self.root / ANSWERS if self.accelerator.is_main_process else None
+
     def announce(self, name: str) -> Path:
         """Folder of the next step; says its name unless it is finished."""
         folder = self.root / f"{len(self.done):02d}-{name}"
@@ -360,6 +367,7 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
             "words": recipe.data.needles.words,
         },
         "text": text_digests(recipe.data.valid),
+        **({"questions": file_digests(recipe.eval.generation)} if recipe.eval.generation else {}),
     }
 
 

@@ -53,9 +53,9 @@ def does(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     return result
 
 
-def elsewhere(folder: Path) -> None:
+def elsewhere(folder: Path, script: str = ELSEWHERE) -> None:
     """Load, generate, save and load again where `sse_convert` cannot be imported."""
-    without_package(ELSEWHERE, folder)
+    without_package(script, folder)
     assert (folder / "arrived").is_file()
 
 

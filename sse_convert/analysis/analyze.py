@@ -31,6 +31,7 @@ from sse_convert.console import Bar, progress
 from sse_convert.data.sample_text import Text, check_file, read_text
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL
+from sse_convert.modeling.architectures import backbone_of, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
 
@@ -71,7 +72,7 @@ def analyze_model(
     if out is not None:
         check_output(out)
     student = _load(model, place)
-    config = student.config
+    config = decoder_config(student.config)
     tokenizer = load_tokenizer(model)
     limit = context_limit(config)
     rows = read_text(text, tokenizer, tokens=tokens, length=length, limit=limit, vocab_size=config.vocab_size)
@@ -116,7 +117,7 @@ def measure_layers(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[
 
     for ids, index in text.batches(_rows_per_pass(text)):
         with watching(layers, index, add):
-            student.base_model(input_ids=ids.to(student.device), use_cache=False)
+            backbone_of(student)(input_ids=ids.to(student.device), use_cache=False)
         bar.update(len(ids))
     return found
 

@@ -34,7 +34,9 @@ class Sizes:
     query_heads: int
     """Hq"""
     head_dim: int
-    """D = V"""
+    """D"""
+    value_dim: int
+    """V"""
     device: torch.device
     """where the layer is"""
 
@@ -47,6 +49,7 @@ class Sizes:
             heads=layer.state_heads,
             query_heads=layer.dims.query_heads,
             head_dim=layer.dims.head_dim,
+            value_dim=layer.dims.value_dim,
             device=layer.sse_out_scale.device,
         )
 

@@ -57,8 +57,8 @@ class Clustering(Quantity):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        H, D, classes = self.sizes.heads, self.sizes.head_dim, self.sizes.partitions * self.sizes.head_dim
-        self._sum = self.sizes.zeros(H * classes, D)
+        H, classes = self.sizes.heads, self.sizes.partitions * self.sizes.head_dim
+        self._sum = self.sizes.zeros(H * classes, self.sizes.value_dim)
         self._count, self._square = self.sizes.zeros(H * classes), self.sizes.zeros(H)
         self._points: list[Tensor] = []
         self._classes: list[Tensor] = []
@@ -86,9 +86,9 @@ class Clustering(Quantity):
 
     def result(self) -> dict[str, Any]:
         """Explained variance by head and its mean; rows used by any token, mean over heads; what the plane shows."""
-        H, D = self.sizes.heads, self.sizes.head_dim
+        H, V = self.sizes.heads, self.sizes.value_dim
         count_HC = self._count.view(H, -1)
-        explained_H = explained_variance(self._sum.view(H, -1, D), count_HC, self._square)
+        explained_H = explained_variance(self._sum.view(H, -1, V), count_HC, self._square)
         return {
             "explained": float(explained_H.nanmean()),
             "explained_by_head": explained_H.tolist(),

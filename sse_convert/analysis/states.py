@@ -54,7 +54,7 @@ class StateEntropy(Quantity):
         self._count += entropy_SEH.isfinite().sum((0, 2))
 
     def _entropy(self, gram: Tensor, partitions: int) -> Tensor:
-        rows, columns = partitions * self.sizes.head_dim, self.sizes.head_dim
+        rows, columns = partitions * self.sizes.head_dim, self.sizes.value_dim
         return singular_value_entropy(gram, min(rows, columns))
 
     def result(self) -> dict[str, Any]:

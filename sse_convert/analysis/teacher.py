@@ -14,7 +14,7 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import Bar
 from sse_convert.data.sample_text import Text
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import softmax_layers, source_spec
+from sse_convert.modeling.architectures import backbone_of, decoder_config, softmax_layers, source_spec
 from sse_convert.training.align import converted_arguments
 from sse_convert.training.setup import converted_attention
 
@@ -105,7 +105,7 @@ def output_errors(
         for batch, _ in text.batches(rows):
             positions = torch.arange(text.length, device=student.device).expand(len(batch), -1)
             extra.update(converted_arguments(student, positions))
-            teacher.base_model(input_ids=batch.to(teacher.device), use_cache=False)
+            backbone_of(teacher)(input_ids=batch.to(teacher.device), use_cache=False)
             bar.update(len(batch))
     finally:
         for handle in handles:
@@ -138,9 +138,9 @@ def attention_distances(teacher: PreTrainedModel, text: Text, *, bar: Bar) -> tu
     Returns:
         Index of each layer -> mean distance of its query heads; and the tokens used of each row.
     """
-    config = teacher.config
+    config = decoder_config(teacher.config)
     length = min(text.length, math.isqrt(ATTENTION_AT_ONCE // config.num_attention_heads))
-    collector = Collector(teacher, source_spec(config.model_type), softmax_layers(config))
+    collector = Collector(teacher, source_spec(teacher.config.model_type), softmax_layers(config))
     positions = torch.arange(length, device=teacher.device)[None]
     for row, _ in text.batches(1):
         collector.run({"input_ids": row[:, :length].to(teacher.device), "position_ids": positions})

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
-from sse_convert.modeling.layer import SSEAttention, projections
+from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
 from sse_convert.modeling.window.sliding import training_mask
 
@@ -62,21 +62,17 @@ class LayerStatistics:
 
 
 def layer_inputs(
-    layer: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout
+    layer: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None, layout: SequenceLayout
 ) -> dict[str, Any]:
     """What a layer hands to its operator, but for sequences and states.
 
     Args:
         layer: an SSE or GLA layer.
         x_BTC: its input.
-        embeddings: (cos, sin), each [1 or B, T, rotated dims], as its model makes them.
+        embeddings: as its model makes them.
         layout: of the batch.
     """
-    rotation = None
-    if layer.rotates and embeddings is not None:
-        cos, sin = (layout.pack(part.expand(len(x_BTC), -1, -1))[:, None] for part in embeddings)
-        rotation = cos, sin
-    return layer.operator_inputs(layout.pack(x_BTC), rotation)
+    return layer.operator_inputs(layout.pack(x_BTC), layer.rotation(embeddings, layout, len(x_BTC)))
 
 
 class Collector:
@@ -104,11 +100,11 @@ class Collector:
         windows: dict[int, tuple[int, int]] | None = None,
         students: dict[int, SSEAttention] | None = None,
     ) -> None:
-        heads = model.config.num_attention_heads
+        heads = attention_dims(model.config).query_heads
         self.model, self.spec, self.students = model, spec, students or {}
         self.windows, self.dims = windows or {}, attention_dims(model.config)
         self._values: dict[int, Tensor] = {}
-        self._given: dict[int, tuple[Tensor, tuple[Tensor, Tensor] | None]] = {}
+        self._given: dict[int, tuple[Tensor, RotaryTables | None]] = {}
         self.statistics = {
             layer: LayerStatistics(
                 distance_H=torch.zeros(heads, dtype=torch.float64),
@@ -161,7 +157,7 @@ class Collector:
         if layer in self.windows:
             seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
             sunk_BHT1 = 1 - weights_BHTT.sum(3, keepdim=True) if self.spec.softmax_parameters else 0.0
-            missed_NHD = _missed(weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims.head_dim)
+            missed_NHD = _missed(weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims.value_dim)
             statistics.missed_square_H += _sums(missed_NHD, missed_NHD)
             self._compare(layer, statistics, missed_NHD)
             weights_BHTT = weights_BHTT - seen_BHTT
@@ -178,7 +174,7 @@ class Collector:
         return training_mask(None, starts, shape, *self.windows[layer], like_BHTT.device)
 
     def _outputs(self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
-        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.head_dim)
+        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.value_dim)
         statistics.square_H += _sums(heads_NHD, heads_NHD)
         statistics.tokens += len(heads_NHD)
         if layer not in self.windows:
@@ -200,7 +196,7 @@ class Collector:
         if layer in self.students:
             self._given[layer] = x_BTC, kwargs.get("position_embeddings")
 
-    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None) -> Tensor:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
         layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
@@ -217,7 +213,7 @@ def _sums(one_NHD: Tensor, other_NHD: Tensor) -> Tensor:
 
 
 def _missed(
-    weights_BHTT: Tensor, seen_BHTT: Tensor, sunk_BHT1: Tensor | float, values_BTC: Tensor, head_dim: int
+    weights_BHTT: Tensor, seen_BHTT: Tensor, sunk_BHT1: Tensor | float, values_BTC: Tensor, value_dim: int
 ) -> Tensor:
     """What a window misses of the heads W V, [N, Hq, D].
 
@@ -225,7 +221,7 @@ def _missed(
     sink takes of it.
     """
     batch, length = values_BTC.shape[:2]
-    values_BHTD = values_BTC.float().view(batch, length, -1, head_dim).transpose(1, 2)
+    values_BHTD = values_BTC.float().view(batch, length, -1, value_dim).transpose(1, 2)
     values_BHTD = values_BHTD.repeat_interleave(weights_BHTT.shape[1] // values_BHTD.shape[1], 1)
     total_BHT1 = (seen_BHTT.sum(3, keepdim=True) + sunk_BHT1).clamp_min(torch.finfo(torch.float32).tiny)
     missed_BHTD = (weights_BHTT - seen_BHTT / total_BHT1) @ values_BHTD

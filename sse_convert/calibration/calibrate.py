@@ -30,7 +30,7 @@ from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims
+from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims, decoder_config
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.remote_code import write_remote_code
@@ -94,7 +94,7 @@ def calibrate_checkpoint(
     check_output(out)
     files = open_checkpoint(checkpoint)
     teacher = source_view(files)
-    mixers = _check_input(recipe, files, limit=teacher.config.max_position_embeddings if rows is None else None)
+    mixers = _check_input(recipe, files, limit=teacher.text.max_position_embeddings if rows is None else None)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load_as_teacher(teacher)
     model.to(device)
@@ -211,7 +211,7 @@ def _student(
     output scales of one."""
     spec = teacher.spec
     source = model.get_submodule(spec.attention_path(layer))
-    student = attention_layer(source, model.config, layer, spec=spec, mixer=mixer)
+    student = attention_layer(source, decoder_config(model.config), layer, spec=spec, mixer=mixer)
     stored = {
         new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
         for new in new_tensors(teacher.dims, mixer)
@@ -234,7 +234,7 @@ def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[d
         recipe.data.seed,
         needles=recipe.data.needles,
         teacher=SamplingTeacher(recipe.model, recipe.revision),
-        vocab_size=model.config.vocab_size,
+        vocab_size=decoder_config(model.config).vocab_size,
     )
     return (stack([row]) for row in reader.rows())
 

@@ -65,7 +65,7 @@ def output_scale(
     else:
         target_H = statistics.missed_rms() if isinstance(mixer, SSESlidingMixer) else statistics.output_rms()
         scale_H = target_H / statistics.student_rms().clamp_min(MIN_SCALE)
-    return {"sse_out_scale": scale_H.clamp_min(MIN_SCALE).float().repeat_interleave(dims.head_dim)}
+    return {"sse_out_scale": scale_H.clamp_min(MIN_SCALE).float().repeat_interleave(dims.value_dim)}
 
 
 def half_lives(distance_Q: Tensor, heads: int) -> Tensor:

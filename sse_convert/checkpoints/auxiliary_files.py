@@ -1,4 +1,4 @@
-"""The small files that follow a checkpoint: tokenizer, chat template, generation config, licence. Data, never code."""
+"""The small files that follow a checkpoint: tokenizer, processor, chat template, licence. Data, never code."""
 
 import json
 import shutil
@@ -23,6 +23,9 @@ PATTERNS = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
     "LICENSE*",
     "LICENCE*",
     "NOTICE*",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
 from sse_convert.errors import CheckpointError, HardwareError
+from sse_convert.modeling.architectures import decoder_config
 from sse_convert.recipe.problems import shortened
 from sse_convert.trust import trusts_code
 
@@ -118,7 +119,7 @@ def context_limit(config: Any) -> int | None:
     Args:
         config: a transformers config, converted or not.
     """
-    limit: int | None = getattr(config, "max_position_embeddings", None)
+    limit: int | None = getattr(decoder_config(config), "max_position_embeddings", None)
     if limit is None or not hasattr(config, "sse") or config.model_type.endswith("gpt2"):
         return limit
     from sse_convert.modeling.configuration import layer_mixers

@@ -9,13 +9,14 @@ import torch
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.compat import ignored_on_loading
+from sse_convert.modeling.auto import auto_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
-    """The causal language model of a transformers configuration, on the meta device.
+    """The model with a language-model head of a transformers configuration, on the meta device.
 
     Args:
         config: the configuration.
@@ -25,7 +26,6 @@ def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
         CheckpointError: transformers cannot build a model of it.
     """
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
     with (
         refusing(
@@ -35,7 +35,7 @@ def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
         ),
         init_empty_weights() if buffers else torch.device("meta"),
     ):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = auto_class(config.model_type).from_config(config)
     return model
 
 
@@ -46,12 +46,22 @@ def model_shapes(model: "PreTrainedModel") -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def idle_parameters(teacher: Teacher) -> int:
-    """Elements that a token does not meet: of each layer's routed experts, all but those it is sent to, and all of what
-    transformers leaves out."""
-    model = skeleton(teacher.config)
+def image_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
+    """Elements of what sees images in the teacher's skeleton, which stages do not train."""
+    return sum(int(p.numel()) for name, p in model.named_parameters() if teacher.spec.sees_images(name))
+
+
+def idle_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
+    """Elements that a token of text does not meet: of each layer's routed experts, all but those it is sent to, and all
+    of what sees images or what transformers leaves out.
+
+    Args:
+        teacher: the source.
+        model: its skeleton.
+    """
     left_out = sum(teacher.files.tensors[name].numel for name in left_out_tensors(teacher, model))
-    met: int | list[int] | None = getattr(teacher.config, teacher.spec.experts_per_token, None)
+    left_out += image_parameters(teacher, model)
+    met: int | list[int] | None = getattr(teacher.text, teacher.spec.experts_per_token, None)
     if met is None:
         return left_out
     most = max(met) if isinstance(met, list) else met

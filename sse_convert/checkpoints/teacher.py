@@ -14,15 +14,18 @@ from sse_convert.modeling.architectures import (
     ArchSpec,
     AttentionDims,
     attention_dims,
+    check_text_type,
+    decoder_config,
     softmax_layers,
+    source_fields,
     source_spec,
     spec_for,
 )
 from sse_convert.recipe.problems import shortened
 
-_DEQUANTISE = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""quantisation -> the transformers class whose `dequantize=True` undoes it"""
-_CONVERTED_FIELDS = ("sse", "auto_map", "plain_class_guard", "architectures")
+DEQUANTISED = ("fp8", "mxfp4")
+"""quantisations that `sse-convert dequantize` undoes"""
+_OLDER_PREFIX = "language_model.model."
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +41,18 @@ class Teacher:
     dims: AttentionDims
     """sizes of an attention layer"""
     stored_prefix: str
-    """what stored tensor names begin with where the causal LM's begin with the backbone: the same, or nothing"""
+    """what stored tensor names begin with where the causal LM's begin with the backbone: the same, an older name, or
+    nothing"""
 
     @property
     def num_layers(self) -> int:
         """Number of decoder layers."""
-        return int(self.config.num_hidden_layers)
+        return int(self.text.num_hidden_layers)
+
+    @property
+    def text(self) -> Any:
+        """Configuration of the decoder: `config`, but in models of images and text."""
+        return decoder_config(self.config)
 
     @property
     def windows(self) -> list[int | None]:
@@ -114,8 +123,7 @@ def source_view(files: CheckpointFiles) -> Teacher:
         CheckpointError: the family is unknown, or config and tensors do not fit together.
     """
     spec = source_spec(files.model_type)
-    raw = {key: value for key, value in files.config.items() if key not in _CONVERTED_FIELDS}
-    raw["model_type"] = spec.model_type
+    raw = source_fields(files.config)
     config = build_source_config(raw, files.name)
     kept = {name: info for name, info in files.tensors.items() if not is_new_tensor(name)}
     view = Teacher(
@@ -154,6 +162,8 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
         )
     family = CONFIG_MAPPING[raw["model_type"]]
     check_sizes(raw, family.attribute_map, name)
+    if isinstance(inside := raw.get("text_config"), dict):
+        check_sizes(inside, {}, name)
     with refusing(
         f"config.json of {name} does not describe a {raw['model_type']} model",
         expected="a configuration that transformers can build",
@@ -161,16 +171,18 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
     ):
         config = config_object(raw)
         config.to_dict()
-    dims = attention_dims(config)
+    decoder, dims = decoder_config(config), attention_dims(config)
+    if decoder is not config:
+        check_text_type(source_spec(config.model_type), decoder.model_type)
     if dims.query_heads % dims.kv_heads:
         raise CheckpointError(
             f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
             expected="num_attention_heads divisible by num_key_value_heads",
             fix="correct config.json",
         )
-    if (types := getattr(config, "layer_types", None)) is not None and len(types) != config.num_hidden_layers:
+    if (types := getattr(decoder, "layer_types", None)) is not None and len(types) != decoder.num_hidden_layers:
         raise CheckpointError(
-            f"config.json of {name}: {len(types)} layer_types for {config.num_hidden_layers} layers",
+            f"config.json of {name}: {len(types)} layer_types for {decoder.num_hidden_layers} layers",
             expected="one for each layer",
             fix="correct config.json, or download it again",
         )
@@ -194,50 +206,71 @@ def _with_floats(value: Any) -> Any:
 
 
 def native_windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer of a source model, as transformers' caches see it; None for full attention."""
+    """The sliding window, or chunk, of each layer of a source model, as transformers' caches see it; None for full
+    attention."""
+    config = decoder_config(config)
     window = getattr(config, "sliding_window", None)
+    bounds = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
     types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    types = types * (config.num_hidden_layers // len(types))
-    return [window if kind == "sliding_attention" else None for kind in types]
+    return [bounds.get(kind) for kind in types * (config.num_hidden_layers // len(types))]
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
-    if quantization := files.config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"{files.name} is quantised ({method})",
-            expected="float32, bfloat16 or float16 weights",
-            fix=_way_around(str(method), files.name),
-        )
+    if (method := quantization_method(files)) is not None:
+        raise quantised(files, method)
     classes = files.config.get("architectures") or [spec.causal_lm_class]
     if not isinstance(classes, list) or spec.causal_lm_class not in classes:
         found = shortened(", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes))
         raise CheckpointError(
             f"{files.name} is a {found}",
-            expected=f"a causal language model: {spec.causal_lm_class}",
+            expected=f"a {_kind(spec)}: {spec.causal_lm_class}",
             fix="use the checkpoint with a language-model head",
         )
 
 
-def _way_around(method: str, name: str) -> str:
-    if method not in _DEQUANTISE:
-        return "convert the original model and quantise the result"
-    return (
-        f"make a bfloat16 copy and convert that: AutoModelForCausalLM.from_pretrained({name!r}, dtype='bfloat16', "
-        f"quantization_config=transformers.{_DEQUANTISE[method]}(dequantize=True)).save_pretrained(FOLDER)"
+def _kind(spec: ArchSpec) -> str:
+    return "model of images and text" if spec.text_types else "causal language model"
+
+
+def quantization_method(files: CheckpointFiles) -> str | None:
+    """How config.json says that weights are quantised, such as fp8, mxfp4 or gptq; None where they are not."""
+    quantization = files.config.get("quantization_config")
+    if not quantization:
+        return None
+    return shortened(
+        str(quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization)
+    )
+
+
+def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
+    """The refusal of a checkpoint whose weights are quantised."""
+    if method in DEQUANTISED:
+        fix = f"make a bfloat16 copy and convert that: sse-convert dequantize {files.name} -o FOLDER, and model: FOLDER"
+    elif method == "bitsandbytes":
+        fix = (
+            "convert the original model and quantise the result; without it, on a GPU: AutoModelForCausalLM."
+            f"from_pretrained({files.name!r}).dequantize().save_pretrained(FOLDER), and model: FOLDER"
+        )
+    else:
+        fix = "convert the original model, which the model card names, and quantise the result"
+    return CheckpointError(
+        f"{files.name} is quantised ({method})", expected="float32, bfloat16 or float16 weights", fix=fix
     )
 
 
 def _stored_prefix(files: CheckpointFiles, spec: ArchSpec) -> str:
-    """`model.` and the like; empty for checkpoints saved from the backbone alone, such as the original GPT-2."""
-    prefix = f"{spec.backbone}."
-    return prefix if any(name.startswith(prefix) for name in files.tensors) else ""
+    """`model.` and the like, or what transformers once called a language model inside another model; empty for
+    checkpoints saved from the backbone alone, such as the original GPT-2."""
+    prefixes = (f"{spec.backbone}.", *([_OLDER_PREFIX] if spec.text_types else []))
+    return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in files.tensors)), "")
 
 
 def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
     """Shapes of the teacher's projection weights of one layer, by name below the attention module."""
     query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
-    if spec.qkv_layout == "separate":
+    if spec.qkv_layout == "latent":
+        shapes = _latent_shapes(spec, dims)
+    elif spec.qkv_layout == "separate":
         shapes = dict(
             zip(
                 spec.qkv,
@@ -247,8 +280,17 @@ def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int
         )
     else:
         shapes = {spec.qkv[0]: (query + 2 * key, dims.hidden)}
-    shapes[spec.output] = (dims.hidden, query)
+    shapes[spec.output] = (dims.hidden, dims.query_heads * dims.value_dim)
     return {f"{name}.weight": shape[::-1] if spec.conv1d else shape for name, shape in shapes.items()}
+
+
+def _latent_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, ...]]:
+    assert dims.latent is not None
+    rank, shared, first = dims.latent.key_value, dims.latent.shared_key, dims.latent.query
+    query = dims.query_heads * dims.head_dim
+    of_query = ((query, dims.hidden),) if first is None else ((first, dims.hidden), (first,), (query, first))
+    expanded = dims.kv_heads * (dims.head_dim - shared + dims.value_dim)
+    return dict(zip(spec.qkv, (*of_query, (rank + shared, dims.hidden), (rank,), (expanded, rank)), strict=True))
 
 
 def _check_tensors(teacher: Teacher) -> None:
@@ -257,7 +299,7 @@ def _check_tensors(teacher: Teacher) -> None:
         for layer in teacher.softmax_layers
         for name, shape in attention_shapes(teacher.spec, teacher.dims).items()
     }
-    expected[teacher.embedding] = (teacher.config.vocab_size, teacher.dims.hidden)
+    expected[teacher.embedding] = (teacher.text.vocab_size, teacher.dims.hidden)
     check_shapes(teacher.files, expected)
     check_floats(
         teacher.files, [name for name in teacher.files.tensors if name in expected or name.endswith(".weight")]
@@ -302,7 +344,7 @@ def check_shapes(files: CheckpointFiles, expected: dict[str, tuple[int, ...]]) -
 
 def _check_vocabulary(teacher: Teacher) -> None:
     size = tokenizer_size(teacher.files.folder)
-    rows = teacher.config.vocab_size
+    rows = teacher.text.vocab_size
     if size is not None and size > rows:
         raise CheckpointError(
             f"the tokenizer of {teacher.files.name} has ids up to {size - 1}, the embedding has {rows} rows",

@@ -55,13 +55,15 @@ class SamplingTeacher:
         """
         import torch
         from accelerate import PartialState
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig
 
         from sse_convert.checkpoints.weights import require_finite
+        from sse_convert.modeling.auto import auto_class
 
         device = PartialState().device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(self.model, revision=self.revision, trust_remote_code=trusts_code())
+        model: Any = auto_class(config.model_type).from_pretrained(
             self.model, revision=self.revision, dtype=dtype, trust_remote_code=trusts_code()
         )
         frozen: PreTrainedModel = model.eval().requires_grad_(False).to(device)

@@ -62,7 +62,7 @@ def control_table(recipe: Recipe, teacher: Teacher, figures: Mapping[str, Any], 
 
 
 def _controls(recipe: Recipe, teacher: Teacher) -> dict[str, Recipe | str]:
-    return control_recipes(recipe, teacher.num_layers, teacher.config.max_position_embeddings)
+    return control_recipes(recipe, teacher.num_layers, teacher.text.max_position_embeddings)
 
 
 def _runs(controls: Mapping[str, Recipe | str], command: str) -> Iterator[ControlRun]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import (
     context_limit,
     device_name,
@@ -30,19 +31,21 @@ from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
+from sse_convert.evaluation.generation import AnswerFile, GenerationScore, generation_score, sampling_of, slots_at_once
 from sse_convert.evaluation.harness import Harness
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.plot import plot as draw
+from sse_convert.evaluation.questions import QuestionSet, file_digests, read_questions
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
 from sse_convert.evaluation.retrieval import needle_samples, needle_score
 from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.architectures import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
-from sse_convert.recipe.schema import Recipe
+from sse_convert.recipe.schema import GenerationEval, Recipe
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.plan import geometry_of
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = {"cpu": 8192}
 """tokens of one forward pass by device type"""
 TOKENS_PER_PASS_ELSEWHERE = 65536
+ANSWERS = "answers.jsonl"
+"""file of generated answers, beside what an evaluation writes"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -72,6 +77,12 @@ class Tasks:
     """whether RULER's values are also compared by likelihood"""
     tokenizer: "PreTrainedTokenizerBase | None" = None
     """reads what the models generate"""
+    questions: tuple[QuestionSet, ...] = ()
+    """questions answered by generation, one entry per file"""
+    generation: GenerationEval | None = None
+    """how they are answered"""
+    seed: int = 0
+    """of the answers"""
     harness: Harness | None = None
     """tasks of the lm-evaluation-harness"""
 
@@ -80,6 +91,8 @@ class Tasks:
         """Units of work, for the progress bar."""
         rows = sum(len(windows.input_ids) for windows in self.windows)
         samples = sum(map(len, (*self.needles, *self.ruler)))
+        if self.generation:
+            samples += sampling_of(self.generation)[1] * sum(len(asked.questions) for asked in self.questions)
         return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
 
 
@@ -102,7 +115,7 @@ def evaluate_checkpoint(
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)
-    evaluator = Evaluator(recipe, device)
+    evaluator = Evaluator(recipe, device, answers=out and out.with_name(f"{out.stem}.{ANSWERS}"))
     report = evaluator.report(checkpoint)
     if measures(recipe):
         report = dc.replace(report, controls=control_table(recipe, evaluator.source, report.to_dict(), command))
@@ -122,7 +135,8 @@ def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
 def measures(recipe: Recipe) -> bool:
     """Whether the recipe asks for any measurement."""
     asked = recipe.eval
-    return bool(asked.perplexity or asked.needle or asked.ruler or asked.lm_eval or asked.throughput)
+    tasks = (asked.needle, asked.ruler, asked.generation, asked.lm_eval)
+    return bool(asked.perplexity or asked.throughput or any(tasks))
 
 
 class Evaluator:
@@ -131,13 +145,15 @@ class Evaluator:
     Args:
         recipe: as for `evaluate`.
         device: as for `evaluate`.
+        answers: file that keeps generated answers as they come, for a restart and for reading; unset keeps none.
 
     Raises:
         RecipeError, CheckpointError, HubError, HardwareError: see `evaluate`.
     """
 
-    def __init__(self, recipe: Recipe, device: str | None = None) -> None:
+    def __init__(self, recipe: Recipe, device: str | None = None, *, answers: Path | None = None) -> None:
         self._recipe = recipe
+        self._answers = answers
         self._place = pick_device(device)
         self.source = open_teacher(recipe.model, recipe.revision)
         self._sizes = geometry_of(self.source)
@@ -156,7 +172,8 @@ class Evaluator:
             CheckpointError, HubError, DataError: see `evaluate`.
         """
         if self._tasks is None:
-            self._tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), self.source.config.vocab_size)
+            tokenizer, vocabulary = load_tokenizer(checkpoint), decoder_config(self.source.config).vocab_size
+            self._tasks = make_tasks(self._recipe, tokenizer, vocabulary, self._context)
         tasks = self._tasks
         teacher, mixers, states = self._teacher
         watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
@@ -168,7 +185,7 @@ class Evaluator:
             limits=self._recipe.eval.gate,
             conditions={
                 **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
-                "vocab_size": self.source.config.vocab_size,
+                "vocab_size": decoder_config(self.source.config).vocab_size,
             },
         )
 
@@ -192,6 +209,7 @@ class Evaluator:
                 tasks,
                 name=str(source),
                 sizes=self._sizes,
+                answers=self._answer_file(source, revision),
                 bar=bar,
                 watchers=watchers,
                 together=self._together,
@@ -201,12 +219,17 @@ class Evaluator:
         gc.collect()
         return scores, mixers
 
+    def _answer_file(self, source: str | Path, revision: str | None) -> AnswerFile | None:
+        if self._recipe.eval.generation is None:
+            return None
+        return AnswerFile(self._answers, f"{checkpoint_identity(source, revision)} {self._dtype}")
+
 
 def model_mixers(model: "PreTrainedModel") -> Mixers:
     """The mixer of each layer, None for softmax attention; all None for a model that is not converted."""
     if hasattr(model.config, "sse"):
         return layer_mixers(model.config)
-    return [None] * model.config.num_hidden_layers
+    return [None] * decoder_config(model.config).num_hidden_layers
 
 
 def measure_model(
@@ -215,6 +238,7 @@ def measure_model(
     *,
     name: str,
     sizes: Geometry,
+    answers: AnswerFile | None = None,
     bar: Bar | None = None,
     watchers: Sequence[TeacherStates | Comparison] = (),
     together: LongRows | None = None,
@@ -226,6 +250,7 @@ def measure_model(
         tasks: from `make_tasks`.
         name: for the report.
         sizes: of the teacher, for the cache formula.
+        answers: generated before, and kept as they come.
         bar: advanced by one per window, sample, timed length and task of the harness.
         watchers: see the hidden states of `tasks.windows`; one each, or none.
         together: windows that several processes read together, each of which calls this.
@@ -249,27 +274,51 @@ def measure_model(
             ruler_score(model, tokenizer, samples, likelihood=tasks.likelihood, batch_tokens=batch, bar=bar)
             for samples in tasks.ruler
         ),
+        generation=_generation(model, tasks, sizes, answers or AnswerFile(None, name), bar),
         tasks=tasks.harness.score(model, tokenizer, bar) if tasks.harness else (),
         speed=tuple(dc.replace(s, formula_bytes=cache_bytes(sizes, mixers, s.length)) for s in speed),
     )
 
 
-def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> Tasks:
-    """Read the held-out text and plant the needles.
+def _generation(
+    model: "PreTrainedModel", tasks: Tasks, sizes: Geometry, answers: AnswerFile, bar: Bar | None
+) -> tuple[GenerationScore, ...]:
+    """The scores on every set of questions, in batches as large as the cache allows."""
+    settings = tasks.generation
+    if settings is None:
+        return ()
+    prompts = [len(question.token_ids) for asked in tasks.questions for question in asked.questions]
+    longest = max(prompts) + settings.max_new_tokens
+    slots = slots_at_once(model, cache_bytes(sizes, model_mixers(model), longest) / longest)
+    tokenizer: Any = tasks.tokenizer
+    return tuple(
+        generation_score(
+            model, tokenizer, asked, settings, seed=tasks.seed, batch_slots=slots, answers=answers, bar=bar
+        )
+        for asked in tasks.questions
+    )
+
+
+def make_tasks(
+    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int, context: int | None = None
+) -> Tasks:
+    """Read the held-out text and the questions, and plant the needles.
 
     Args:
         recipe: `eval` and `data` are used.
         tokenizer: the models' tokenizer.
         vocab_size: rows of the embedding, to refuse a foreign tokenizer.
+        context: positions that the teacher was trained for; None for no limit.
 
     Raises:
-        DataError: there is no usable held-out text, or too little of it; or a task's data cannot be loaded.
+        DataError: there is no usable held-out text, or too little of it; or a task's data or a question cannot be used.
         RecipeError: the lm-evaluation-harness does not know a task.
         DependencyError: a package of the extra `eval` is asked for and not installed.
     """
     settings = recipe.eval
     harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
     material = load_material(settings.ruler.text) if settings.ruler else None
+    questions = _questions(recipe, tokenizer, context)
     windows = []
     if settings.perplexity:
         for length in window_lengths(recipe):
@@ -295,8 +344,18 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
         ruler=tuple(map(tuple, ruler)),
         likelihood=settings.ruler is not None and settings.ruler.likelihood,
         tokenizer=tokenizer,
+        questions=tuple(questions),
+        generation=settings.generation,
+        seed=recipe.data.seed,
         harness=harness,
     )
+
+
+def _questions(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: int | None) -> list[QuestionSet]:
+    if recipe.eval.generation is None:
+        return []
+    limit = None if context is None else stretched_context(recipe, context)
+    return read_questions(recipe.eval.generation, tokenizer, limit)
 
 
 def check_texts(recipe: Recipe, source: CheckpointFiles) -> None:
@@ -309,7 +368,7 @@ def check_texts(recipe: Recipe, source: CheckpointFiles) -> None:
         source: the teacher, whose tokenizer reads the text.
 
     Raises:
-        DataError: the held-out text does not fill a row, or a file cannot be used.
+        DataError: the held-out text does not fill a row, or a file or a question cannot be used.
         DependencyError: RULER is asked for and its word lists are not installed.
         CheckpointError, HubError: the tokenizer cannot be loaded.
     """
@@ -318,6 +377,8 @@ def check_texts(recipe: Recipe, source: CheckpointFiles) -> None:
         load_words(recipe.data.needles.words)
     if settings.ruler is not None:
         load_material(settings.ruler.text)
+    if settings.generation is not None:
+        _questions(recipe, tokenizer_of(source), source.config.get("max_position_embeddings"))
     lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
     if not lengths or not all(map(is_local, recipe.data.valid)):
         return
@@ -384,6 +445,7 @@ def _conditions(
     recipe: Recipe, context: int | None, device: torch.device, dtype: torch.dtype, tasks: Tasks
 ) -> dict[str, Any]:
     settings, ruler, harness = recipe.eval.needle, recipe.eval.ruler, recipe.eval.lm_eval
+    asked = recipe.eval.generation
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -397,5 +459,6 @@ def _conditions(
         "teacher_context": context,
         "seed": recipe.data.seed,
         **({"ruler": dc.asdict(ruler)} if ruler else {}),
+        **({"generation": {**dc.asdict(asked), "files": file_digests(asked)}} if asked else {}),
         **({"lm_eval": {"version": version("lm_eval"), **dc.asdict(harness)}} if harness else {}),
     }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, DependencyError, RecipeError
+from sse_convert.inference.cuda_graphs import graphed
 from sse_convert.recipe.schema import LMEval, RulerName
 from sse_convert.report import FieldsReport
 from sse_convert.trust import OPTION, trusts_code
@@ -28,6 +29,7 @@ PAPER = (
     *("fda", "swde", "squad_completion"),
     *NIAH,
     "gsm8k",
+    *("mmlu", "mmlu_pro", "ceval-valid", "agieval", "triviaqa", "bbh", "drop"),
 )
 """what the paper's tables report, under the harness's names"""
 ALIASES = {"paper": PAPER, "niah": NIAH, "arc": ("arc_easy", "arc_challenge"), "siqa": ("social_iqa",)}
@@ -94,10 +96,9 @@ class Harness:
             bar: advanced by one per task or group.
         """
         from lm_eval import simple_evaluate
-        from lm_eval.models.huggingface import HFLM
 
         with _quiet():
-            wrapped = HFLM(
+            wrapped = _generator()(
                 pretrained=model,
                 tokenizer=tokenizer,
                 batch_size=self._settings.batch_size,
@@ -110,6 +111,7 @@ class Harness:
                 num_fewshot=self._settings.num_fewshot,
                 limit=self._settings.limit,
                 apply_chat_template=self._settings.chat_template,
+                gen_kwargs=dict(self._settings.gen_kwargs) or None,
                 bootstrap_iters=BOOTSTRAP,
                 log_samples=False,
             )
@@ -154,6 +156,19 @@ class Harness:
                 fix="or write a task over a local file and name its folder in eval.lm_eval.include_path",
             ) from error
         return [loaded["groups"][name]] if name in loaded["groups"] else list(loaded["tasks"].values())
+
+
+@functools.cache
+def _generator() -> type[Any]:
+    """The harness's class of models, whose generation steps are replayed as graphs where the device has them."""
+    from lm_eval.models.huggingface import HFLM
+
+    class Generator(HFLM):  # type: ignore[misc]
+        def _model_generate(self, context: Any, max_length: int, stop: list[str], **settings: Any) -> Any:
+            with graphed(self.model, slots=max_length):
+                return super()._model_generate(context, max_length, stop, **settings)
+
+    return Generator
 
 
 def _refuse_functions(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class LongRows:
         before, config._attn_implementation = config._attn_implementation, CONTEXT_ATTENTION
         try:
             with sharded(shard), torch.no_grad():
-                found = model.base_model(input_ids=ids, position_ids=shard.own(shard.positions), use_cache=False)
+                found = backbone_of(model)(input_ids=ids, position_ids=shard.own(shard.positions), use_cache=False)
                 whole = shard.whole(found.last_hidden_state.flatten(0, 1)).view(*shard.shape, -1)
         finally:
             config._attn_implementation = before

@@ -17,6 +17,7 @@ from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation.intervals import Z95, ratio_standard_error
 from sse_convert.evaluation.long_rows import LongRows
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.head import Head, token_chunks
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tens
         [R, T - 1, D], the last token's left out.
     """
     positions = {} if position_ids is None else {"position_ids": position_ids.to(model.device)}
-    out = model.base_model(input_ids=input_ids.to(model.device), use_cache=False, **positions)
+    out = backbone_of(model)(input_ids=input_ids.to(model.device), use_cache=False, **positions)
     hidden: Tensor = out.last_hidden_state[:, :-1]
     return hidden
 
@@ -260,7 +261,7 @@ def _losses(hidden: Tensor, head: Head, input_ids: Tensor) -> Tensor:
 def _check_head(model: "PreTrainedModel", input_ids: Tensor) -> None:
     input_ids = input_ids.to(model.device)
     expected = model(input_ids=input_ids, use_cache=False).logits
-    actual = Head.of(model).logits(model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state)
+    actual = Head.of(model).logits(backbone_of(model)(input_ids=input_ids, use_cache=False).last_hidden_state)
     if not torch.allclose(actual, expected.to(actual.dtype), rtol=1e-2, atol=1e-3):
         raise CheckpointError(
             f"{type(model).__name__} changes its logits in a way this evaluation does not know",

@@ -3,8 +3,8 @@
 JSON (schema 1), all losses in nats per token, all intervals 95%:
 
     schema, conditions {device, dtype, threads, versions, text, seed ...}
-    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], ruler: [...], agreement: [...],
-                        tasks: [...], speed: [...]}
+    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], ruler: [...], generation: [...],
+                        agreement: [...], tasks: [...], speed: [...]}
                        held_out: length, windows, tokens, loss, loss_se, loss_low, loss_high, bits_per_byte,
                                  buckets: [{start, stop, tokens, loss, loss_se, bits_per_byte}]  by tokens of context
                        needles:  kind, keys, length, samples, correct, accuracy, low, high,
@@ -12,6 +12,8 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
                        ruler:    task, length, samples, correct, accuracy, low, high (string_match_all, generated),
                                  likelihood: {samples, correct, accuracy, low, high} or null,
                                  depths: as in needles, empty where several values are asked for
+                       generation: task, scorer, repeats (n), samples (questions), correct, accuracy, low, high (avg@n),
+                                 passes: [{k, samples, correct, accuracy, low, high}] (pass@k), tokens (mean), ended
                        agreement (student): length, windows, tokens, kl, kl_se, kl_low, kl_high, top1, top1_se ...,
                                  buckets: [{start, stop, tokens, kl, kl_se, top1, top1_se}]    KL(teacher || student)
                        tasks:    task, metric, value, stderr, samples, higher_is_better       lm-evaluation-harness
@@ -32,11 +34,20 @@ from typing import Any
 from sse_convert.errors import VerificationError
 from sse_convert.evaluation.agreement import Agreement
 from sse_convert.evaluation.comparison import ControlTable
+from sse_convert.evaluation.generation import GenerationScore
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
 from sse_convert.evaluation.ruler_score import RulerScore
-from sse_convert.evaluation.tables import agreement_lines, interval, percent, ruler_lines, spread, task_lines
+from sse_convert.evaluation.tables import (
+    agreement_lines,
+    generation_lines,
+    interval,
+    percent,
+    ruler_lines,
+    spread,
+    task_lines,
+)
 from sse_convert.evaluation.throughput import Speed
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.files import write_json
@@ -61,6 +72,8 @@ class ModelScores:
     """retrieval, one entry per length, kind and number of keys"""
     ruler: tuple[RulerScore, ...] = ()
     """RULER needle tasks, one entry per length and task"""
+    generation: tuple[GenerationScore, ...] = ()
+    """questions answered by generation, one entry per file"""
     agreement: tuple[Agreement, ...] = ()
     """KL and top-1 agreement with the teacher, one entry per window length; none for the teacher"""
     tasks: tuple[TaskScore, ...] = ()
@@ -213,6 +226,7 @@ class EvalReport:
             agreement_lines(self.student.agreement),
             self._needle_lines(),
             ruler_lines(self.teacher.ruler, self.student.ruler),
+            generation_lines(self.teacher.generation, self.student.generation),
             [f"note: {note}" for note in verdict.notes],
             task_lines(self.teacher.tasks, self.student.tasks),
             self._speed_lines(),

@@ -98,32 +98,21 @@ def string_match_all(text: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in clean for answer in answers) / len(answers)
 
 
-@torch.no_grad()
 def answer(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", samples: Sequence[RulerSample]) -> list[str]:
     """What a model writes after each prompt, greedily."""
-    from sse_convert.inference.cuda_graphs import graphed
+    from sse_convert.inference.batch import continue_rows
+    from sse_convert.inference.generate import Sampling
 
-    rows, mask = _left_padded(samples, model.device)
-    end = model.generation_config.eos_token_id
-    pad = end[0] if isinstance(end, list) else end
-    with graphed(model, slots=rows.shape[1] + NEW_TOKENS):
-        out = model.generate(  # type: ignore[operator]
-            rows,
-            attention_mask=mask,
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            pad_token_id=0 if pad is None else pad,
-        )
-    return [str(text) for text in tokenizer.batch_decode(out[:, rows.shape[1] :], skip_special_tokens=True)]
+    new = continue_rows(model, [sample.token_ids for sample in samples], Sampling(max_new_tokens=NEW_TOKENS))
+    return [str(text) for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
 
 
 @torch.no_grad()
 def _preferred(model: "PreTrainedModel", samples: Sequence[RulerSample]) -> list[float]:
     """Share of each sample's answers that are likelier than all its wrong values."""
-    rows, mask = _left_padded(samples, model.device)
+    from sse_convert.inference.batch import left_padded
+
+    rows, mask = left_padded([sample.token_ids for sample in samples], model.device)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     out = model(input_ids=rows, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     first = torch.log_softmax(out.logits[:, -1].float(), -1)
@@ -165,14 +154,3 @@ def _continuations(
     ).logits
     later = torch.log_softmax(logits.float(), -1).gather(2, ids[:, 1:, None])[:, :, 0]
     return total + (later * there[:, 1:]).sum(1)
-
-
-def _left_padded(samples: Sequence[RulerSample], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and mask [B, T] of prompts that end together."""
-    longest = max(len(sample.token_ids) for sample in samples)
-    rows = torch.zeros(len(samples), longest, dtype=torch.long)
-    mask = torch.zeros_like(rows)
-    for i, sample in enumerate(samples):
-        rows[i, longest - len(sample.token_ids) :] = torch.tensor(sample.token_ids)
-        mask[i, longest - len(sample.token_ids) :] = 1
-    return rows.to(device), mask.to(device)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sse_convert.evaluation.agreement import Agreement
+from sse_convert.evaluation.generation import GenerationScore
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
 from sse_convert.evaluation.ruler_score import RulerScore
@@ -41,6 +42,26 @@ def ruler_lines(teacher: Sequence[RulerScore], student: Sequence[RulerScore]) ->
     header = ("length", "task", "samples", "teacher", "likelihood", "student", "likelihood", "student by depth")
     title = "RULER needles: answers hold the values; values are likelier than nine wrong ones (95% interval)"
     return [title, *table(header, rows)] if rows else []
+
+
+def generation_lines(teacher: Sequence[GenerationScore], student: Sequence[GenerationScore]) -> list[str]:
+    """Questions answered by generation: avg@n and, of several answers, pass@n; what the student's answers are like."""
+    rows = [
+        (
+            s.task,
+            s.scorer,
+            s.mean.samples,
+            s.repeats,
+            *(interval(score.mean) for score in (t, s)),
+            *(interval(score.passes[-1][1]) if score.repeats > 1 else None for score in (t, s)),
+            round(s.tokens),
+            f"{s.ended:.0%}",
+        )
+        for t, s in zip(teacher, student, strict=True)
+    ]
+    averages, best = ("teacher avg@n", "student avg@n"), ("teacher pass@n", "student pass@n")
+    header = ("questions", "check", "count", "n", *averages, *best, "tokens", "ended")
+    return ["questions answered by generation (95% interval over questions)", *table(header, rows)] if rows else []
 
 
 def pooled(scores: Sequence[RulerScore]) -> RulerScore:

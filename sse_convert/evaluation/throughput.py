@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.console import Bar
+from sse_convert.modeling.architectures import decoder_config
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def throughput(
     results = []
     for length in lengths:
         prompt = max(1, length - decode_tokens)
-        ids = torch.randint(model.config.vocab_size, (1, length), generator=generator).to(device)
+        ids = torch.randint(decoder_config(model.config).vocab_size, (1, length), generator=generator).to(device)
         _run(model, ids[:, : prompt + 1], prompt)
         runs = [_run(model, ids, prompt) for _ in range(repeats)]
         results.append(

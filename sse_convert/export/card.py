@@ -6,6 +6,7 @@ from typing import Any
 
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
+from sse_convert.modeling.architectures import source_spec
 from sse_convert.report import format_bytes, format_number, format_rate
 
 CARD = "README.md"
@@ -41,10 +42,11 @@ def model_card(
         parameters: number of parameters.
         pictures: path in the model's folder and description of each figure.
     """
+    images = _sees_images(config)
     sections = [
         f"# {name}",
         _introduction(config, recipe, parameters),
-        _loading(name),
+        _loading(name, images=images),
         "## Layers\n\n" + _table(("layers", "kind", "settings"), list(_layer_rows(config["sse"]))),
         _results(report),
         _training(recipe),
@@ -53,7 +55,11 @@ def model_card(
         "## Recipe\n\n`recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it.",
         "## Citation\n\n" + CITATION,
     ]
-    return f"---\n{_metadata(name, recipe)}\n---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+    return (
+        f"---\n{_metadata(name, recipe, images=images)}\n---\n\n"
+        + "\n\n".join(section for section in sections if section)
+        + "\n"
+    )
 
 
 def base_model(recipe: dict[str, Any]) -> str | None:
@@ -62,7 +68,11 @@ def base_model(recipe: dict[str, Any]) -> str | None:
     return None if Path(model).expanduser().exists() or model.startswith((".", "/", "~")) else model
 
 
-def _metadata(name: str, recipe: dict[str, Any]) -> str:
+def _sees_images(config: dict[str, Any]) -> bool:
+    return bool(source_spec(str(config["model_type"])).text_types)
+
+
+def _metadata(name: str, recipe: dict[str, Any], *, images: bool) -> str:
     from huggingface_hub import ModelCardData
 
     base = base_model(recipe)
@@ -74,7 +84,7 @@ def _metadata(name: str, recipe: dict[str, Any]) -> str:
         datasets=[path for path in on_hub if path.count("/") <= 1 and not Path(path).suffix] or None,
         library_name="transformers",
         license=recipe["export"]["license"],
-        pipeline_tag="text-generation",
+        pipeline_tag="image-text-to-text" if images else "text-generation",
         tags=list(TAGS),
         model_name=name,
     )
@@ -94,17 +104,29 @@ def _introduction(config: dict[str, Any], recipe: dict[str, Any], parameters: in
     )
 
 
-def _loading(name: str) -> str:
-    return f"""## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+_TEXT = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "{name}"  # this folder, or the hub id
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 inputs = tokenizer("Once upon a time", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))"""
+_IMAGES = """from transformers import AutoModelForImageTextToText, AutoProcessor
+
+folder = "{name}"  # this folder, or the hub id
+model = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=True)
+processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+content = [{{"type": "image", "path": "photo.jpg"}}, {{"type": "text", "text": "What is this?"}}]
+options = {{"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}}
+inputs = processor.apply_chat_template([{{"role": "user", "content": content}}], **options)
+print(processor.decode(model.generate(**inputs, max_new_tokens=40)[0]))"""
+
+
+def _loading(name: str, *, images: bool) -> str:
+    return f"""## Use
+
+```python
+{(_IMAGES if images else _TEXT).format(name=name)}
 ```
 
 Only `torch` and `transformers` are needed. Where `sse-convert` is installed, `import sse_convert` registers the model
@@ -161,6 +183,13 @@ def _results(report: dict[str, Any] | None) -> str:
     if needles:
         header = ("context", "value", "needles", "samples", "teacher", "this model", "retention")
         parts += ["Needle retrieval, exact answers, 95% intervals in brackets:", _table(header, needles)]
+    answers = [
+        (t["task"], t["samples"], t["repeats"], _share(t), _share(s), _share(t["passes"][-1]), _share(s["passes"][-1]))
+        for t, s in zip(teacher.get("generation", []), student.get("generation", []), strict=True)
+    ]
+    if answers:
+        header = ("questions", "count", "n", "teacher avg@n", "avg@n", "teacher pass@n", "pass@n")
+        parts += ["Questions answered by generation, 95% intervals in brackets:", _table(header, answers)]
     cache = [
         (row["length"], format_bytes(row["teacher_bytes"]), format_bytes(row["student_bytes"]))
         for row in report["cache"]
@@ -187,6 +216,11 @@ def _pictures(pictures: Sequence[tuple[str, str]]) -> str:
     return "## Figures\n\n" + "\n\n".join(f"{about}\n\n![{about}]({path})" for path, about in pictures)
 
 
+_IMAGES_LIMIT = """- Conversion trains on text alone. What sees images is the original model's. Converted layers read
+  the tokens of an image from first to last, also where the original layers see all of them at once.
+"""
+
+
 def _limits(config: dict[str, Any]) -> str:
     softmax = sum(layer == "full" for layer in config["sse"]["layers"])
     memory = (
@@ -200,7 +234,7 @@ def _limits(config: dict[str, Any]) -> str:
 - {memory}
 - Tensor, context and sequence parallelism are refused. Batches with padding give the results of single rows exactly in
   float64; in lower precision a rounding difference can send a token to another partition.
-- Biases and licence terms of the original model carry over."""
+{_IMAGES_LIMIT if _sees_images(config) else ""}- Biases and licence terms of the original model carry over."""
 
 
 def _counted(softmax: int) -> str:

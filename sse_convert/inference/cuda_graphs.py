@@ -23,7 +23,7 @@ from sse_convert.errors import UsageError
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
-from sse_convert.modeling.architectures import has_experts
+from sse_convert.modeling.architectures import decoder_config, has_experts, source_spec
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 
@@ -158,10 +158,11 @@ def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
 def runs_graphs(model: PreTrainedModel) -> bool:
     """Whether the steps of a model can be recorded: it is on one CUDA device, which it asks for neither positions nor
     where tokens go."""
-    rope = getattr(model.config, "rope_parameters", None) or {}
+    rope = getattr(decoder_config(model.config), "rope_parameters", None) or {}
     kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]
     spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
-    asks = set(kinds) & set(_MOVING_ROPE) or has_experts(model.config)
+    around = bool(source_spec(model.config.model_type).text_types)  # counts positions of images, in Python
+    asks = around or set(kinds) & set(_MOVING_ROPE) or has_experts(model.config)
     return model.device.type == "cuda" and not spread and not asks
 
 

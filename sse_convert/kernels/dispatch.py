@@ -1,5 +1,6 @@
 """The SSE operator: checks its arguments, then runs one of the backends. All backends compute the same thing."""
 
+import dataclasses as dc
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.state_slots import read_states, write_states
 from sse_convert.kernels.torch.masked import sse_attention_masked
 from sse_convert.kernels.torch.operands import Operands, operands_of
 from sse_convert.kernels.torch.recurrent import sse_attention_recurrent
@@ -59,6 +61,7 @@ def sse_attention(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     initial_state: Tensor | None = None,
+    state_slots: Tensor | None = None,
     output_final_state: bool = False,
     router_bias: Tensor | None = None,
     partition_gate: PartitionGate | None = None,
@@ -101,6 +104,9 @@ def sse_attention(
             checked on the CPU only.
         max_seqlen: no sequence is longer; lets auto see from offsets on a device that every sequence has one token.
         initial_state: [S, N + 1, H, D, V], partition N is the shared one ([S, N, ...] without it); None for zeros.
+        state_slots: [S] integers; the states are in these rows of initial_state, which has any number of them, float32
+            or bfloat16 and apart from each other, and become the final ones there; needs inplace_state. A negative one
+            stands for a sequence of padding, which has no state.
         output_final_state: return the final state.
         router_bias: [N], added to e for the selection only.
         partition_gate: computes e instead of softmax; one with `needs_state` runs on reference and recurrent only.
@@ -129,13 +135,15 @@ def sse_attention(
             shared_write_strength=shared_write_strength, write_gate=write_gate, read_gate=read_gate,
             renormalise=renormalise, scale=scale,
             k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen, initial_state=initial_state, router_bias=router_bias,
+            max_seqlen=max_seqlen, initial_state=initial_state, state_slots=state_slots, router_bias=router_bias,
             partition_gate=partition_gate, positions=positions,
         )  # fmt: skip
         if inplace_state:
             _check_inplace(x)
         chosen = _chosen(backend, x)
-        if chosen == "triton":
+        if x.state_slots is not None:
+            o, final = _in_slots(chosen, x, inplace_state), x.initial_state
+        elif chosen == "triton":
             o, final = sse_attention_on_triton(x, output_final_state=output_final_state, inplace_state=inplace_state)
         elif output_final_state or not _can_split(x):
             o, final = _on_torch(chosen, x, inplace_state)
@@ -178,6 +186,25 @@ def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor,
     return o_THGV.flatten(1, 2).to(given.v.dtype), final_SMHDV
 
 
+def _in_slots(backend: str, x: Inputs, inplace_state: bool) -> Tensor:
+    """The outputs, with states in some rows of a larger tensor, which are overwritten."""
+    if not inplace_state:
+        raise UsageError("state_slots without inplace_state", expected="inplace_state=True: rows are overwritten")
+    slots, pages = x.state_slots, x.initial_state
+    assert slots is not None
+    assert pages is not None
+    if backend == "triton" and x.one_token_each:
+        return sse_attention_on_triton(x, output_final_state=True, inplace_state=True)[0]
+    own = dc.replace(x, initial_state=read_states(pages, slots), state_slots=None)
+    if backend == "triton":
+        o, final = sse_attention_on_triton(own, output_final_state=True, inplace_state=False)
+    else:
+        o, final = _on_torch(backend, own, backend == "recurrent")
+    assert final is not None
+    write_states(pages, slots, final)
+    return o
+
+
 def _can_split(x: Inputs) -> bool:
     """Whether heads can be computed in turn: no state goes in, no gradient comes back, and no gate sees all heads."""
     stateful = x.partition_gate is not None and x.partition_gate.needs_state
@@ -194,7 +221,7 @@ def _in_head_groups(backend: str, x: Inputs) -> Tensor:
 
 
 def _check_inplace(x: Inputs) -> None:
-    if x.initial_state is None or x.initial_state.dtype != x.dtype:
+    if x.initial_state is None or (x.initial_state.dtype != x.dtype and x.state_slots is None):
         given = "None" if x.initial_state is None else str(x.initial_state.dtype)
         raise UsageError(f"inplace_state with initial_state {given}", expected=f"an initial_state in {x.dtype}")
     if x.wants_grad():

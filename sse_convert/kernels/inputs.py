@@ -53,6 +53,8 @@ class Inputs:
     """no sequence is longer; None where only the device knows"""
     initial_state: Tensor | None
     """[S, M, H, D, V], the shared partition last; None for zeros"""
+    state_slots: Tensor | None = None
+    """[S] rows of `initial_state`, which has more of them, where the states are; below 0 for none"""
     top_k: int
     """partitions written"""
     read_top_k: int

@@ -65,7 +65,8 @@ def _run(x: Inputs, output_final_state: bool, inplace_state: bool) -> tuple[Tens
     if x.one_token_each and not x.wants_grad():
         from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 
-        overwrites = inplace_state and x.initial_state is not None and x.initial_state.is_contiguous()
+        strided = x.state_slots is not None
+        overwrites = inplace_state and x.initial_state is not None and (strided or x.initial_state.is_contiguous())
         o, final = sse_attention_decode(x, inplace_state=overwrites)
     else:
         from sse_convert.kernels.triton.autograd import sse_attention_triton

@@ -37,6 +37,7 @@ def build_inputs(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     initial_state: Tensor | None = None,
+    state_slots: Tensor | None = None,
     router_bias: Tensor | None = None,
     partition_gate: PartitionGate | None = None,
     positions: Tensor | None = None,
@@ -58,7 +59,8 @@ def build_inputs(
         raise UsageError(f"max_seqlen is {max_seqlen}", expected=f"at least the longest sequence ({longest})")
     tensors = _expected_shapes(q, k, v, log_decay, router_logits, shared)
     (H, D), V, M = k.shape[-2:], v.shape[-1], N + (shared is not None)
-    tensors["initial_state"] = (initial_state, (offsets.shape[0] - 1, M, H, D, V))
+    rows = _state_rows(initial_state, state_slots, offsets.shape[0] - 1)
+    tensors["initial_state"] = (initial_state, (rows, M, H, D, V))
     tensors["router_bias"] = (router_bias, (N,))
     tensors["k_scale"] = (k_scale, (H,))
     tensors["write_strength"] = (write_strength, (T, H))
@@ -83,6 +85,7 @@ def build_inputs(
         cu_seqlens=offsets,
         max_seqlen=max_seqlen if longest is None else longest,
         initial_state=initial_state,
+        state_slots=state_slots,
         top_k=top_k,
         read_top_k=read_top_k,
         write_gate=write_gate,
@@ -95,6 +98,18 @@ def build_inputs(
         k_scale=k_scale,
         decay_normalizer=decay_normalizer,
     )
+
+
+def _state_rows(state: Tensor | None, slots: Tensor | None, sequences: int) -> int:
+    """How many rows the initial state should have: any, where slots say which."""
+    if slots is None:
+        return sequences
+    if slots.shape != (sequences,) or slots.is_floating_point():
+        raise ShapeError(f"state_slots is {slots.dtype} {list(slots.shape)}", expected=f"integer [{sequences}]")
+    if state is None or state.dtype == torch.float64:
+        given = "None" if state is None else "float64"
+        raise UsageError(f"state_slots with initial_state {given}", expected="an initial_state in float32 or bfloat16")
+    return state.shape[0]
 
 
 def _per_partition(x: Tensor) -> Tensor:

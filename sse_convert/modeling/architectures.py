@@ -10,6 +10,8 @@ from sse_convert.errors import CheckpointError
 
 SSE_PREFIX = "sse_"
 """prefix of a converted model's model_type, and of every new tensor"""
+GUARD = "plain_class_guard"
+"""field of a converted model's config.json that stops source classes"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,13 +23,13 @@ class ArchSpec:
     config_class: str
     """configuration class in transformers"""
     backbone_class: str
-    """model class without the language-model head"""
+    """model class without the language-model head; of a model of images and text, with what sees images"""
     causal_lm_class: str
     """model class with the head"""
     classifier_class: str | None = None
     """model class that labels whole sequences; None if the family has none"""
     backbone: str = "model"
-    """attribute of the causal LM that holds the backbone"""
+    """path in the causal LM of the backbone, which holds the decoder layers"""
     layers: str = "layers"
     """attribute of the backbone that holds the decoder layers"""
     attention: str = "self_attn"
@@ -35,9 +37,11 @@ class ArchSpec:
     embeddings: str = "embed_tokens"
     """attribute of the backbone that holds the token embeddings"""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """projection modules of the attention: three, or one fused"""
-    qkv_layout: Literal["separate", "blocks", "heads"] = "separate"
-    """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn"""
+    """projection modules of the attention: three, one fused, or those of `latent` in their order"""
+    qkv_layout: Literal["separate", "blocks", "heads", "latent"] = "separate"
+    """`blocks`: one module, all of q, then k, then v; `heads`: one module, q, k and v of each head in turn; `latent`: a
+    projection, a norm and a projection for q, the same for k and v, whose first one also makes the last channels of all
+    keys. q has one projection, `q_proj`, where the checkpoint says `q_lora_rank: null`"""
     output: str = "o_proj"
     """output projection module"""
     gated: bool = False
@@ -54,11 +58,20 @@ class ArchSpec:
     """config field that says whether a checkpoint has these norms; None if all have"""
     norm_after_rotation: bool = False
     """q and k are rotated first and then normed"""
-    rotary: Literal["full", "partial", "none"] = "full"
-    """rotary embedding over all, or the first, dimensions of a head; none for learned absolute positions"""
-    rotary_pairs: Literal["halves", "halves_once", "backwards", "neighbours", "neighbours_from_halves"] = "halves"
+    normed_layers: Literal["all", "rotated"] = "all"
+    """layers with norms of q and k: all, or those that rotate"""
+    rotary: Literal["full", "partial", "last", "none"] = "full"
+    """rotary embedding over all, the first or the last dimensions of a head; none for learned absolute positions, or no
+    positions at all"""
+    rotary_pairs: Literal[
+        "halves", "halves_once", "backwards", "neighbours", "neighbours_once", "neighbours_from_halves",
+        "neighbours_to_halves",
+    ] = "halves"  # fmt: skip
     """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
-    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` once in all"""
+    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` and
+    `neighbours_once` once in all, in the latter as complex numbers. `neighbours_to_halves` leaves pairs in halves"""
+    pairs_switch: str | None = None
+    """config field that says whether a checkpoint has these pairs; `halves` if not. None if all have"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -84,17 +97,28 @@ class ArchSpec:
     """other arguments of the attention's forward, which only its softmax uses"""
     switches: tuple[str, ...] = ()
     """other config fields that the attention reads, which need nothing of a converted layer"""
+    text_types: tuple[str, ...] = ()
+    """`model_type` of the language model, one of these, inside a model of images and text; none for a language model"""
+    masks_outside: bool = False
+    """masks are made around the backbone, which is handed them in place of the padding"""
 
-    def of(self, config: Any) -> "ArchSpec":
-        """The entry as it is for one checkpoint, by its transformers configuration."""
-        if self.qk_norm_switch is None or getattr(config, self.qk_norm_switch):
-            return self
-        return dc.replace(self, qk_norm="none")
+    def of(self, config: Any, *, rotated: bool = True) -> "ArchSpec":
+        """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not."""
+        config = decoder_config(config)
+        changes: dict[str, Any] = {}
+        switched_off = self.qk_norm_switch is not None and not getattr(config, self.qk_norm_switch)
+        if switched_off or (self.normed_layers == "rotated" and not rotated):
+            changes["qk_norm"] = "none"
+        if self.pairs_switch is not None and not getattr(config, self.pairs_switch):
+            changes["rotary_pairs"] = "halves"
+        if self.qkv_layout == "latent" and config.q_lora_rank is None:
+            changes["qkv"] = ("q_proj", *self.qkv[-3:])
+        return dc.replace(self, **changes) if changes else self
 
     @property
     def children(self) -> tuple[str, ...]:
         """Modules of the attention that a converted layer uses."""
-        return (*self.qkv, self.output, *(() if self.qk_norm == "none" else self.qk_norms))
+        return (*self.qkv, self.output, *(() if self.qk_norm == "none" else dict.fromkeys(self.qk_norms)))
 
     @property
     def hybrid_config(self) -> str:
@@ -108,7 +132,10 @@ class ArchSpec:
 
     @property
     def hybrid_causal_lm(self) -> str:
-        """Name of the derived causal LM class; always ends in ForCausalLM, by which transformers picks the loss."""
+        """Name of the derived class with the head. By its ending transformers picks the loss: ForCausalLM,
+        but in models of images and text."""
+        if self.text_types:
+            return f"SSE{self.causal_lm_class}"
         return f"SSE{self.causal_lm_class.removesuffix('LMHeadModel').removesuffix('ForCausalLM')}ForCausalLM"
 
     @property
@@ -117,9 +144,14 @@ class ArchSpec:
         return self.classifier_class and f"SSE{self.classifier_class}"
 
     @property
+    def auto_class(self) -> str:
+        """Which of transformers' auto classes serves models with the head, plain and converted."""
+        return "AutoModelForImageTextToText" if self.text_types else "AutoModelForCausalLM"
+
+    @property
     def auto_classes(self) -> dict[str, str]:
         """Each of transformers' auto classes that serves converted models -> name of the derived class."""
-        classes = {"AutoModel": self.hybrid_backbone, "AutoModelForCausalLM": self.hybrid_causal_lm}
+        classes = {"AutoModel": self.hybrid_backbone, self.auto_class: self.hybrid_causal_lm}
         if self.hybrid_classifier:
             classes["AutoModelForSequenceClassification"] = self.hybrid_classifier
         return classes
@@ -134,14 +166,31 @@ class ArchSpec:
         """Path of the decoder layers in the causal LM's state dict."""
         return f"{self.backbone}.{self.layers}"
 
+    def sees_images(self, parameter: str) -> bool:
+        """Whether a parameter of the causal LM, by name, is of what sees images and hands it on, which text does not
+        meet."""
+        return bool(self.text_types) and not parameter.startswith(f"{self.backbone}.") and "lm_head" not in parameter
+
     def attention_path(self, layer: int) -> str:
         """Path of a layer's attention there."""
         return f"{self.layers_path}.{layer}.{self.attention}"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class LatentDims:
+    """Sizes of low-rank projections of q, k and v."""
+
+    query: int | None
+    """rank of q's; None where q has one projection"""
+    key_value: int
+    """rank of that of k and v"""
+    shared_key: int
+    """last channels of a key, which all heads share"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionDims:
-    """Sizes of one attention layer. Values have the key's head size in every supported family."""
+    """Sizes of one attention layer."""
 
     hidden: int
     """width of the residual stream"""
@@ -150,11 +199,41 @@ class AttentionDims:
     kv_heads: int
     """heads of k and v"""
     head_dim: int
-    """D, and V"""
+    """D, size of a query and a key"""
+    value_dim: int
+    """V, size of a value; the same as D but for latent attention"""
+    latent: LatentDims | None = None
+    """sizes of low-rank projections, None for whole ones"""
+
+    @property
+    def cached(self) -> int:
+        """Elements that a softmax layer's cache keeps of a token: keys and values, or what they are made of."""
+        if self.latent is not None:
+            return self.latent.key_value + self.latent.shared_key
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def projected(self) -> int:
+        """Inputs and outputs of all projections, summed."""
+        query, output = self.query_heads * self.head_dim, self.query_heads * self.value_dim
+        if self.latent is None:
+            return 4 * self.hidden + query + self.kv_heads * (self.head_dim + self.value_dim) + output
+        rank, shared = self.latent.key_value, self.latent.shared_key
+        expanded = self.query_heads * (self.head_dim - shared + self.value_dim)
+        return 3 * self.hidden + 2 * (self.latent.query or 0) + query + 2 * rank + shared + expanded + output
 
 
 LINEAR = "linear_attention"
 """what `layer_types` of a configuration says of a layer without softmax attention"""
+
+
+def decoder_config(config: Any) -> Any:
+    """The configuration of a model's decoder: that of the language model inside a model of images and text.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    return getattr(config, "text_config", config)
 
 
 def softmax_layers(config: Any) -> list[int]:
@@ -163,6 +242,7 @@ def softmax_layers(config: Any) -> list[int]:
     Args:
         config: a transformers configuration object.
     """
+    config = decoder_config(config)
     kinds = getattr(config, "layer_types", None) or []
     return [i for i in range(config.num_hidden_layers) if i >= len(kinds) or kinds[i] != LINEAR]
 
@@ -176,6 +256,13 @@ def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
         classifier_class=fields.pop("classifier_class", f"{stem}ForSequenceClassification"),
         **fields,
     )
+
+
+def _latent(model_type: str, stem: str, **fields: Any) -> ArchSpec:
+    """Multi-head latent attention, as in DeepSeek."""
+    qkv = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+    defaults = {"classifier_class": None, "rotary": "last", "qkv": qkv, "qkv_layout": "latent"}
+    return _llama_like(model_type, stem, **{**defaults, **fields})
 
 
 ARCHITECTURES: dict[str, ArchSpec] = {
@@ -277,6 +364,12 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like(
             "kolibri1", "Kolibri1", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
         ),
+        _llama_like(
+            "llama4_text", "Llama4", config_class="Llama4TextConfig", backbone_class="Llama4TextModel",
+            classifier_class=None, qk_norm="head", qk_norms=("qk_norm", "qk_norm"), qk_norm_switch="use_qk_norm",
+            norm_after_rotation=True, normed_layers="rotated", rotary_pairs="neighbours_once",
+            switches=("attn_temperature_tuning", "attn_scale", "floor_scale"),
+        ),
         _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
         _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
         _llama_like(
@@ -305,6 +398,21 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             linear_layers=True, rotary="partial",
         ),
         _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
+        _latent("axk1", "AXK1", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
+        _latent(
+            "deepseek_v2", "DeepseekV2", classifier_class="DeepseekV2ForSequenceClassification",
+            rotary_pairs="neighbours_once",
+        ),
+        _latent(
+            "deepseek_v3", "DeepseekV3", classifier_class="DeepseekV3ForSequenceClassification",
+            rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave",
+        ),
+        _latent("glm4_moe_lite", "Glm4MoeLite", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
+        _latent("kimi_linear", "KimiLinear", rotary="none", linear_layers=True),
+        _latent(
+            "minicpm3", "MiniCPM3", classifier_class="MiniCPM3ForSequenceClassification", logits_over="logits_scaling",
+        ),
+        _latent("youtu", "Youtu", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",
@@ -320,14 +428,62 @@ ARCHITECTURES: dict[str, ArchSpec] = {
 }  # fmt: skip
 
 
+INSIDE: dict[str, ArchSpec] = {
+    spec.model_type: spec
+    for spec in (
+        _llama_like(
+            "qwen3_vl_text", "Qwen3VL", config_class="Qwen3VLTextConfig", backbone_class="Qwen3VLTextModel",
+            classifier_class=None, qk_norm="head",
+        ),
+        _llama_like(
+            "qwen3_vl_moe_text", "Qwen3VLMoe", config_class="Qwen3VLMoeTextConfig",
+            backbone_class="Qwen3VLMoeTextModel", classifier_class=None, qk_norm="head",
+        ),
+    )
+}  # fmt: skip
+"""language models that exist inside models of images and text alone, without a class of their own that has a head"""
+
+
+def _around(model_type: str, stem: str, *text_types: str, **fields: Any) -> ArchSpec:
+    """A model of images and text around a language model of one of these types, whose entries describe decoder layers
+    alike."""
+    own = {
+        "config_class": f"{stem}Config",
+        "backbone_class": f"{stem}Model",
+        "causal_lm_class": f"{stem}ForConditionalGeneration",
+        "backbone": "model.language_model",
+        **fields,
+    }
+    inside = (ARCHITECTURES | INSIDE)[text_types[0]]
+    return dc.replace(inside, model_type=model_type, classifier_class=None, text_types=text_types, **own)
+
+
+IMAGE_TEXT: dict[str, ArchSpec] = {
+    spec.model_type: spec
+    for spec in (
+        _around("gemma3", "Gemma3", "gemma3_text", masks_outside=True),
+        _around(
+            "llama4", "Llama4", "llama4_text", backbone_class="Llama4ForConditionalGeneration",
+            backbone="language_model.model",
+        ),
+        _around("mistral3", "Mistral3", "mistral", "ministral3"),
+        _around("qwen3_5", "Qwen3_5", "qwen3_5_text"),
+        _around("qwen3_5_moe", "Qwen3_5Moe", "qwen3_5_moe_text"),
+        _around("qwen3_vl", "Qwen3VL", "qwen3_vl_text"),
+        _around("qwen3_vl_moe", "Qwen3VLMoe", "qwen3_vl_moe_text"),
+    )
+}  # fmt: skip
+"""models of images and text"""
+
+
 def spec_for(model_type: str) -> ArchSpec:
     """The family with this `model_type`.
 
     Raises:
         CheckpointError: the family is unknown, or the checkpoint is already converted.
     """
-    if model_type in ARCHITECTURES:
-        return ARCHITECTURES[model_type]
+    if (spec := ARCHITECTURES.get(model_type) or IMAGE_TEXT.get(model_type)) is not None:
+        return spec
     if model_type.startswith(SSE_PREFIX):
         raise CheckpointError(
             f"model_type is {model_type!r}: this checkpoint is already converted",
@@ -336,18 +492,50 @@ def spec_for(model_type: str) -> ArchSpec:
         )
     raise CheckpointError(
         f"model_type is {model_type!r}, a family sse-convert does not know",
-        expected=f"one of {', '.join(sorted(ARCHITECTURES))}",
+        expected=f"one of {', '.join(sorted(ARCHITECTURES | IMAGE_TEXT))}",
         fix="add an ArchSpec to sse_convert/modeling/architectures.py: where layers, attention and q, k, v are found",
     )
 
 
 def source_spec(model_type: str) -> ArchSpec:
-    """The family of a source or of a converted model: `qwen3` and `sse_qwen3` give the same entry.
+    """The family of a source or of a converted model: `qwen3` and `sse_qwen3` give the same entry. Knows the parts of
+    models of images and text too.
 
     Raises:
         CheckpointError: the family is unknown.
     """
-    return spec_for(model_type.removeprefix(SSE_PREFIX))
+    name = model_type.removeprefix(SSE_PREFIX)
+    return INSIDE.get(name) or spec_for(name)
+
+
+def check_text_type(spec: ArchSpec, model_type: str) -> None:
+    """Make sure that a language model inside a model of images and text is one that the entry names.
+
+    Raises:
+        CheckpointError: it is another.
+    """
+    if model_type not in spec.text_types:
+        raise CheckpointError(
+            f"the language model inside this {spec.model_type} model is a {model_type}",
+            expected=" or ".join(spec.text_types),
+            fix="convert another checkpoint",
+        )
+
+
+def source_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json, or what is nested in one, of a converted model as of its source."""
+    fields = {key: value for key, value in config.items() if key not in ("sse", "auto_map", GUARD, "architectures")}
+    if isinstance(name := fields.get("model_type"), str):
+        fields["model_type"] = name.removeprefix(SSE_PREFIX)
+    if isinstance(inside := fields.get("text_config"), dict):
+        fields["text_config"] = source_fields(inside)
+    return fields
+
+
+def backbone_of(model: Any) -> Any:
+    """The backbone of a causal language model of a known family, converted or not. transformers' `base_model` is
+    that in most families, and the whole model in some."""
+    return model.get_submodule(source_spec(model.config.model_type).backbone)
 
 
 def has_experts(config: Any) -> bool:
@@ -356,7 +544,7 @@ def has_experts(config: Any) -> bool:
     Args:
         config: a transformers configuration object.
     """
-    return getattr(config, source_spec(config.model_type).experts_per_token, None) is not None
+    return getattr(decoder_config(config), source_spec(config.model_type).experts_per_token, None) is not None
 
 
 def attention_dims(config: Any) -> AttentionDims:
@@ -365,10 +553,24 @@ def attention_dims(config: Any) -> AttentionDims:
     Args:
         config: a transformers configuration object.
     """
+    config = decoder_config(config)
     heads = config.num_attention_heads
+    if source_spec(config.model_type).qkv_layout == "latent":
+        return AttentionDims(
+            hidden=config.hidden_size,
+            query_heads=heads,
+            kv_heads=heads,
+            head_dim=config.qk_nope_head_dim + config.qk_rope_head_dim,
+            value_dim=config.v_head_dim,
+            latent=LatentDims(
+                query=config.q_lora_rank, key_value=config.kv_lora_rank, shared_key=config.qk_rope_head_dim
+            ),
+        )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return AttentionDims(
         hidden=config.hidden_size,
         query_heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.compat import add_config, add_model, is_loading
 from sse_convert.errors import CheckpointError, SSEConvertError
-from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -56,6 +56,14 @@ def register_on_import() -> None:
         sys.meta_path.insert(0, _AutoFinder())
 
 
+def auto_class(model_type: str) -> Any:
+    """Which of transformers' auto classes makes models of this type, plain or converted, with their head."""
+    import transformers
+
+    spec = IMAGE_TEXT.get(model_type.removeprefix(SSE_PREFIX))
+    return getattr(transformers, "AutoModelForCausalLM" if spec is None else spec.auto_class)
+
+
 def load_pretrained(
     path: str | Path,
     dtype: "torch.dtype | str | None" = None,
@@ -75,10 +83,11 @@ def load_pretrained(
         CheckpointError: the folder holds no such checkpoint, or tensors are missing, unexpected or of another shape.
     """
     register()
-    from transformers import AutoModelForCausalLM
+    from transformers import PreTrainedConfig
 
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model_type = str(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
+        model, info = auto_class(model_type).from_pretrained(
             path,
             dtype="auto" if dtype is None else dtype,
             output_loading_info=True,
@@ -125,7 +134,7 @@ def _register_models(auto: ModuleType) -> None:
 def _known() -> list[ArchSpec]:
     """The families that the installed transformers has."""
     configurations = sys.modules[_CONFIG_MODULE].CONFIG_MAPPING
-    return [spec for spec in ARCHITECTURES.values() if spec.model_type in configurations]
+    return [spec for spec in (ARCHITECTURES | IMAGE_TEXT).values() if spec.model_type in configurations]
 
 
 _ACTIONS = {_CONFIG_MODULE: _register_configs, _MODEL_MODULE: _register_models}

@@ -1,14 +1,17 @@
 """Private APIs of torch and transformers that the model itself needs. This file travels inside checkpoints."""
 
+import inspect
 import re
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.utils import output_capturing
 
+_VARLEN_SHARES_KEYS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FIRST_DOT = re.compile(r"^\.")
 
 
@@ -48,3 +51,24 @@ def _of_whole_words(rule: Any) -> Any:
         return rule
     ways = rule.source_patterns, rule.target_patterns
     return WeightRenaming(*([_FIRST_DOT.sub(r"\\.", name) for name in names] for names in ways))
+
+
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
+    """Torch's causal attention within documents, under the arguments that this version of torch has for it.
+
+    Args:
+        q: [T, Hq, D].
+        k: [T, H, D].
+        v: [T, H, D].
+        offsets: int32 [S + 1], where documents begin, then T.
+        longest: no document has more tokens.
+        scaling: of the products; None for D ** -0.5.
+        window: tokens a query sees, itself included; None for all.
+    """
+    more: dict[str, Any] = {"enable_gqa": True} if _VARLEN_SHARES_KEYS else {}
+    before = -1 if window is None else window - 1
+    o = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(before, 0), **more)
+    assert isinstance(o, Tensor)
+    return o

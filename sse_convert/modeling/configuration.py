@@ -1,5 +1,6 @@
 """Configurations of converted models, derived on demand from the source family's: `SSEQwen3Config` and so on."""
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,26 @@ from transformers import PreTrainedConfig
 
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
-from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, spec_for
+from sse_convert.modeling.architectures import (
+    ARCHITECTURES,
+    GUARD,
+    IMAGE_TEXT,
+    INSIDE,
+    SSE_PREFIX,
+    ArchSpec,
+    check_text_type,
+    decoder_config,
+    source_fields,
+    source_spec,
+    spec_for,
+)
 from sse_convert.modeling.remote_code import CONFIGURATION_FILE, MODELING_FILE, write_remote_code
 
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""
 FORMAT = 2
 """of the field `sse`; 1 had other settings of mixers, which are read as they were meant"""
-GUARD = "plain_class_guard"
-_GUARD_TEXT = "this checkpoint has SSE layers: load it with AutoModelForCausalLM, not as its source class"
+_GUARD_TEXT = "this checkpoint has SSE layers: load it with {}, not as its source class"
 
 
 class SSEConfigMixin(_Source):
@@ -31,13 +43,19 @@ class SSEConfigMixin(_Source):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop(GUARD, None)
+        if isinstance(inside := getattr(self, "text_config", None), dict):
+            self.text_config = source_fields(inside)
         super().__post_init__(**kwargs)
+        hand_down(self)
         if self.sse is not None:
             layer_mixers(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the entry points of the code that travels with the checkpoint."""
-        return {**super().to_dict(), **self._entry_points()}
+        found = {**super().to_dict(), **self._entry_points()}
+        if "text_config" in found:
+            found["text_config"] = {k: v for k, v in found["text_config"].items() if k not in ("sse", "auto_map")}
+        return found
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json stores."""
@@ -57,8 +75,33 @@ class SSEConfigMixin(_Source):
             },
             # transformers only warns when a source class loads a foreign model_type; it does take a nested dict that
             # names its own model_type for the real configuration, and this one fails with the text.
-            GUARD: {"model_type": spec.model_type, "vocab_size": _GUARD_TEXT},
+            GUARD: {
+                "model_type": spec.model_type,
+                "text_config" if spec.text_types else "vocab_size": _GUARD_TEXT.format(spec.auto_class),
+            },
         }
+
+
+def hand_down(config: Any) -> None:
+    """Give the configuration of the language model inside a converted model the field `sse` of the whole.
+
+    Args:
+        config: of any converted model; nothing happens where nothing is inside.
+
+    Raises:
+        CheckpointError: the language model is of another family than the entry says.
+    """
+    inside = decoder_config(config)
+    if config.sse is None or inside is config:
+        return
+    name = inside.model_type.removeprefix(SSE_PREFIX)
+    check_text_type(spec_of(config), name)
+    if name == inside.model_type:
+        inside = copy.copy(inside)
+        inside.__class__ = config_class_for(type(inside))
+        vars(inside).pop("model_type", None)  # that of the source, where its config.json named it
+        config.text_config = inside
+    inside.sse = {**config.sse, "source_model_type": name}
 
 
 def layer_mixers(config: Any) -> list[Mixer | None]:
@@ -73,7 +116,7 @@ def layer_mixers(config: Any) -> list[Mixer | None]:
     Raises:
         CheckpointError: the field `sse` is missing, of another format, or does not fit the model.
     """
-    return stored_mixers(checked_sse(config.sse, spec_of(config), config.num_hidden_layers))
+    return stored_mixers(checked_sse(config.sse, spec_of(config), decoder_config(config).num_hidden_layers))
 
 
 def stored_mixers(sse: dict[str, Any]) -> list[Mixer | None]:
@@ -129,7 +172,7 @@ def checked_sse(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> 
 
 def spec_of(config: Any) -> ArchSpec:
     """The family of a converted model's configuration (or its class)."""
-    return spec_for(config.model_type.removeprefix("sse_"))
+    return source_spec(config.model_type)
 
 
 _CLASSES: dict[type, type] = {}
@@ -142,7 +185,7 @@ def config_class_for(source: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
         CheckpointError: the family is unknown.
     """
     if source not in _CLASSES:
-        spec = spec_for(source.model_type)
+        spec = source_spec(source.model_type)
         namespace = {
             "__annotations__": {"sse": dict[str, Any] | None},
             "sse": None,
@@ -176,7 +219,7 @@ def build_config(source: PreTrainedConfig, sse: dict[str, Any]) -> PreTrainedCon
 
 
 def __getattr__(name: str) -> type[PreTrainedConfig]:
-    for spec in ARCHITECTURES.values():
+    for spec in (ARCHITECTURES | IMAGE_TEXT | INSIDE).values():
         if name == spec.hybrid_config:
             return config_class_for(getattr(transformers, spec.config_class))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import attention_dims, source_spec
+from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
+from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 
 CONTEXT_ATTENTION = "sse_context"
@@ -180,7 +181,7 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         config: of a model of a known family, plain or converted.
         ranks: P. Key-value heads may be fewer, and are repeated then.
     """
-    dims, spec = attention_dims(config), source_spec(config.model_type)
+    dims, spec, config = attention_dims(config), source_spec(config.model_type), decoder_config(config)
     query, keys = dims.query_heads, dims.kv_heads
     holds = {
         f"does not divide {query} query heads": query % ranks != 0,
@@ -320,12 +321,10 @@ def context_attention(
     window = kwargs.get("sliding_window")
     if window is not None and window < shard.shape[1]:
         raise not_built(f"a softmax layer with a window of {window} tokens")
+    _refuse_more(kwargs)
     q, k, v = (to_attention(x, shard).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    heads = []
-    for begin, end in zip(shard.offsets, shard.offsets[1:], strict=False):
-        query, key, value = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
-        heads.append(softmax_attention(module, query, key, value, None, **kwargs)[0][0])
-    return from_attention(_split(torch.cat(heads), 0, *shard.shape), shard), None
+    heads = attend_to_documents(q, k, v, torch.tensor(shard.offsets), shard.shape[1], scaling=kwargs.get("scaling"))
+    return from_attention(_split(heads, 0, *shard.shape), shard), None
 
 
 def _refuse_more(kwargs: dict[str, Any]) -> None:

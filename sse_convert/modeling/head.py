@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import decoder_config, source_spec
 from sse_convert.modeling.logits import logits_at_once
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Head:
     def of(model: "PreTrainedModel") -> "Head":
         """The head of a causal language model. Read it anew in each forward: a sharded weight is whole only then."""
         linear: Any = model.get_output_embeddings()
-        spec, config = source_spec(model.config.model_type), model.config
+        spec, config = source_spec(model.config.model_type), decoder_config(model.config)
         cap = getattr(config, "final_logit_softcapping", None)
         scale = _number(config, spec.logits_times) / _number(config, spec.logits_over)
         return Head(linear.weight, getattr(linear, "bias", None), scale, cap)

@@ -2,7 +2,8 @@
 
 The backbone's mixin swaps attention modules, makes masks and the sequence layout once per forward, and installs cache
 layers; it sits on the backbone because trainers call that directly. The mixin of models with a head adds the balance
-loss to the training loss; that of causal LMs prepares generation as well.
+loss to the training loss; that of causal LMs prepares generation as well. In models of images and text another class is
+between head and backbone, with a mixin that hands the backbone what it would not see.
 """
 
 import functools
@@ -20,10 +21,19 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.mixers import SlidingMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec, source_spec, spec_for
+from sse_convert.modeling.architectures import (
+    ARCHITECTURES,
+    IMAGE_TEXT,
+    INSIDE,
+    ArchSpec,
+    backbone_of,
+    decoder_config,
+    source_spec,
+    spec_for,
+)
 from sse_convert.modeling.cache import counting_layer, install
 from sse_convert.modeling.compat import record_outputs, share_weight_names
-from sse_convert.modeling.configuration import config_class_for, layer_mixers
+from sse_convert.modeling.configuration import config_class_for, hand_down, layer_mixers
 from sse_convert.modeling.context import Shard, check_part, current_shard
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
@@ -33,6 +43,7 @@ from sse_convert.modeling.layout import (
     padding_mask,
     positions_from_offsets,
     row_layout,
+    text_positions,
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.tracing import traced
@@ -43,6 +54,8 @@ from sse_convert.modeling.window.window_branch import attention_layer
 _Source: Any = object
 """what the mixins are put in front of; to a type checker, a class with any attribute"""
 LAYOUT = "sse_layout"
+PADDING = "sse_padding"
+"""keyword argument of a backbone that is handed masks: the padding mask [B, past + T] they were made of, or None"""
 OFFSETS = "sse_offsets"
 """keyword argument of the model: int64 [S + 1], where documents begin in the flattened batch, as for `document_layout`;
 beside `position_ids` that restart it saves looking at them, for which one would wait for the device"""
@@ -158,6 +171,9 @@ class SSEBaseMixin(SSEMixin):
         if tokens is None:
             raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
         batch, length = tokens.shape[:2]
+        made: Any = None
+        if PADDING in kwargs:
+            made, attention_mask = attention_mask, kwargs.pop(PADDING)
         offsets = kwargs.pop(OFFSETS, None)
         if offsets is not None and position_ids is None:
             raise UsageError(
@@ -184,8 +200,10 @@ class SSEBaseMixin(SSEMixin):
             if not (one_step and traced()):  # who generates token by token pads none of them
                 mask = padding_mask(self._sse_filled(attention_mask, length, past_key_values), length)
             if not one_step:
-                starts = self._documents(mask, position_ids, past_key_values, use_cache, batch, look=offsets is None)
+                positions = text_positions(position_ids)
+                starts = self._documents(mask, positions, past_key_values, use_cache, batch, look=offsets is None)
         if starts is not None:
+            made = made if attention_mask is None else None  # with a padding mask, transformers sees no documents
             attention_mask, use_cache = None, False
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -196,15 +214,13 @@ class SSEBaseMixin(SSEMixin):
         weights = kwargs.get("output_attentions", self.config.output_attentions)
         apart = source_spec(self.config.model_type).separates_documents
         if starts is not None and position_ids is not None and not apart:
-            own_mask: Any = document_masks(self, position_ids)
-        else:
-            own_mask = attention_mask
+            made = document_masks(self, position_ids)
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )
         return super().forward(
             input_ids=input_ids,
-            attention_mask=own_mask,
+            attention_mask=attention_mask if made is None else made,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
@@ -311,16 +327,34 @@ class SSEBaseMixin(SSEMixin):
         return starts
 
 
+class SSEImageTextMixin(SSEMixin):
+    """Goes in front of a model of images and text without a head: a backbone, and around it what sees images."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        _make_known(config)
+        super().__init__(config, *args, **kwargs)
+        if not isinstance(self.language_model, SSEBaseMixin):
+            _convert(self.language_model)
+        self.post_init()
+
+    def forward(self, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        """As the source's."""
+        self.language_model.sse_install(past_key_values)  # masks that are made here ask the cache for lengths
+        if source_spec(self.config.model_type).masks_outside:
+            kwargs[PADDING] = attention_mask
+        return super().forward(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
+
+
 class SSEHeadMixin(SSEMixin):
     """Goes in front of a family's class with a head on its backbone."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        if type(config) not in MODEL_MAPPING:  # classifiers of most families ask AutoModel for their backbone
-            source = getattr(transformers, source_spec(config.model_type).backbone_class)
-            AutoModel.register(type(config), base_class_for(source))
+        _make_known(config)
         super().__init__(config, *args, **kwargs)
         if not isinstance(backbone := self._sse_backbone(), SSEBaseMixin):
             _convert(backbone)
+        if not isinstance(body := self.base_model, SSEMixin):
+            _change_class(body)
         self.post_init()
 
     def sse_layers(self) -> dict[int, SSEAttention]:
@@ -367,7 +401,7 @@ class SSEHeadMixin(SSEMixin):
             layer.update_router_bias()
 
     def _sse_backbone(self) -> Any:
-        return getattr(self, source_spec(self.config.model_type).backbone)
+        return backbone_of(self)
 
 
 class SSECausalLMMixin(SSEHeadMixin):
@@ -421,12 +455,26 @@ def split_arguments(shard: Shard, windows: dict[int, tuple[int, int]]) -> dict[s
     return {LAYOUT: layout, MASKS: sliding_masks(windows, None, None, None, starts, shape, device)}
 
 
+def _make_known(config: Any) -> None:
+    """Let a family's own code find our class for its backbone, which most classifiers and models of images and text ask
+    AutoModel for."""
+    hand_down(config)  # again: on loading, `sse` may have been set since the configuration was made
+    inside = decoder_config(config)
+    if type(inside) not in MODEL_MAPPING:
+        source = getattr(transformers, source_spec(inside.model_type).backbone_class)
+        AutoModel.register(type(inside), base_class_for(source))
+
+
 def _convert(backbone: Any) -> None:
     """Make a family's backbone one of ours."""
-    backbone.__class__ = base_class_for(type(backbone))
-    record_outputs(backbone)
+    _change_class(backbone)
     backbone._sse_surgery()
     backbone.post_init()
+
+
+def _change_class(model: Any) -> None:
+    model.__class__ = base_class_for(type(model))
+    record_outputs(model)
 
 
 def _with_balance_loss(source_forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -450,10 +498,11 @@ _CLASSES: dict[type, type] = {}
 
 
 def base_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The backbone class of converted models of a source family; the same class each time."""
+    """The class of converted models of a source family without a head; the same class each time."""
     if source not in _CLASSES:
-        spec = spec_for(source.config_class.model_type)
-        _CLASSES[source] = _derive(spec.hybrid_backbone, SSEBaseMixin, source)
+        spec = source_spec(source.config_class.model_type)
+        mixin = SSEImageTextMixin if spec.text_types else SSEBaseMixin
+        _CLASSES[source] = _derive(spec.hybrid_backbone, mixin, source)
     return _CLASSES[source]
 
 
@@ -472,7 +521,7 @@ def model_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
             raise CheckpointError(
                 f"model class {source.__name__}",
                 expected=f"{spec.causal_lm_class} for {spec.model_type}",
-                fix="convert the checkpoint of the causal language model",
+                fix="convert the checkpoint with the language-model head",
             )
         _CLASSES[source] = _derive(spec.hybrid_causal_lm, SSECausalLMMixin, source)
         # by these names the Trainer knows whose labels it must shift when it computes the loss itself
@@ -507,7 +556,7 @@ def _derive(name: str, mixin: type, source: type[PreTrainedModel]) -> type[PreTr
 
 
 def __getattr__(name: str) -> type[PreTrainedModel]:
-    for spec in ARCHITECTURES.values():
+    for spec in (ARCHITECTURES | IMAGE_TEXT | INSIDE).values():
         if name == spec.hybrid_causal_lm:
             return model_class_for(source_class(spec))
         if name == spec.hybrid_backbone:

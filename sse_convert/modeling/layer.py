@@ -4,7 +4,9 @@ Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kep
 decays of gate logits, scale D^-1/2, write strengths under the delta rule) -> per-head RMS norm * sse_out_scale ->
 output gate -> output projection.
 
-Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key and value dim,
+Latent attention gives its per-head q, k and v as other families do, by its own low-rank projections.
+
+Shape letters: B batch, T packed tokens (padding dropped), Hq query heads, H state heads, D key dim, V value dim,
 N partitions.
 """
 
@@ -31,6 +33,8 @@ from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.tracing import traced
 
 NORM_EPS = 1e-6
+RotaryTables = tuple[Tensor, Tensor] | Tensor
+"""(cos, sin) of a forward's positions, or both as one complex tensor"""
 
 
 class SSEAttention(RoutedLayer):
@@ -75,16 +79,17 @@ class SSEAttention(RoutedLayer):
             self.add_module(name, child)
         for name in spec.softmax_parameters:
             self.keep_for_softmax(name, getattr(source, name))
-        self.spec = spec.of(config)
+        rotated = is_rotated(source, spec)
+        self.spec = spec.of(config, rotated=rotated)
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
-        self.rotates = self.mixer.rope == "keep" and _is_rotated(source, spec)
+        self.rotates = self.mixer.rope == "keep" and rotated
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
 
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: RotaryTables | None = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +97,8 @@ class SSEAttention(RoutedLayer):
 
         Args:
             hidden_states: [B, tokens, hidden].
-            position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept.
+            position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept. Families whose
+                tables are complex have them in one tensor.
             sse_layout: made by the backbone; says which tokens are real and where sequences begin.
             kwargs: the cache, and what only softmax attention needs.
 
@@ -100,7 +106,7 @@ class SSEAttention(RoutedLayer):
             [B, tokens, hidden], zeros in the padding, and None for the attention weights.
 
         Raises:
-            UsageError: no `sse_layout` arrived.
+            UsageError: no `sse_layout` arrived, or no positions for a gate that reads them.
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
@@ -112,12 +118,12 @@ class SSEAttention(RoutedLayer):
     def heads(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None,
+        position_embeddings: RotaryTables | None,
         sse_layout: SequenceLayout | None,
         kwargs: dict[str, Any],
         dtype: torch.dtype,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The heads [T, Hq * D] before the output projection, normed and scaled, in `dtype`, and the layout. For other
+        """The heads [T, Hq * V] before the output projection, normed and scaled, in `dtype`, and the layout. For other
         arguments and errors see `forward`."""
         if sse_layout is None:
             raise UsageError(
@@ -127,9 +133,9 @@ class SSEAttention(RoutedLayer):
             )
         batch, length = hidden_states.shape[:2]
         x = sse_layout.pack(hidden_states)
-        inputs = self.operator_inputs(x, self._rotation(position_embeddings, sse_layout, batch))
+        inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch))
         if inputs["partition_gate"] is not None:
-            inputs["positions"] = sse_layout.pack(kwargs["position_ids"].expand(batch, -1))
+            inputs["positions"] = sse_layout.pack(self._positions(kwargs).expand(batch, -1))
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
@@ -137,6 +143,17 @@ class SSEAttention(RoutedLayer):
         cache = kwargs.get(self.spec.cache_argument)
         o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
+
+    def _positions(self, kwargs: dict[str, Any]) -> Tensor:
+        """Positions [1 or B, tokens] in the row, for partition gates."""
+        positions: Tensor | None = kwargs["position_ids"]
+        if positions is None:
+            raise UsageError(
+                f"partition gate {self.mixer.partition_gate!r} of layer {self.layer_idx} reads positions in the row",
+                expected="position_ids [4, batch, tokens], the positions in the row first",
+                fix="pass these, or convert with a gate that reads no positions",
+            )
+        return positions
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Hold a parameter that only softmax uses: here it is data, which travels."""
@@ -147,15 +164,37 @@ class SSEAttention(RoutedLayer):
         layer: SSECacheLayer = cache.layers[self.layer_idx]
         return layer
 
-    def operator_inputs(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    def rotation(
+        self, embeddings: RotaryTables | None, layout: SequenceLayout, batch: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """(cos, sin), each [T, 1, angles or rotated dims], as `operator_inputs` takes them; None for no rotation.
+
+        Args:
+            embeddings: as the model makes them, see `forward`.
+            layout: of the batch.
+            batch: B.
+        """
+        if not self.rotates or embeddings is None:
+            return None
+        tables = (embeddings.real, embeddings.imag) if isinstance(embeddings, Tensor) else embeddings
+        cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in tables)
+        return cos, sin
+
+    def operator_inputs(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        projected: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> dict[str, Any]:
         """Everything `sse_attention` needs of T tokens, except sequences and states.
 
         Args:
             x: [T, hidden].
             rotation: (cos, sin), each [T, 1, rotated dims]; None for no rotation.
+            projected: what `project` makes of x, where that is known; None to project here.
         """
         mixer = self.mixer
-        flat_q, flat_k, flat_v = self.project(x)
+        flat_q, flat_k, flat_v = self.project(x) if projected is None else projected
         side = self._side_path(x)
         offset_q, offset_k, offset_v = (
             self._offset(flat, x, name) for flat, name in ((flat_q, "q"), (flat_k, "k"), (flat_v, "v"))
@@ -190,11 +229,11 @@ class SSEAttention(RoutedLayer):
         }
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The teacher's q [T, Hq*D], k and v [T, kv heads * D], before norm and rotation."""
+        """The teacher's q [T, Hq*D], k [T, kv heads * D] and v [T, kv heads * V], before norm and rotation."""
         return projections(self, self.spec, self.dims, x)
 
     def gated(self, heads: Tensor, x: Tensor) -> Tensor:
-        """Heads [T, Hq * D] under the source's own gate of x [T, hidden]; as they are in families without one."""
+        """Heads [T, Hq * V] under the source's own gate of x [T, hidden]; as they are in families without one."""
         if not self.spec.gated:
             return heads
         projected = _split(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
@@ -245,14 +284,6 @@ class SSEAttention(RoutedLayer):
         if state is None or recording or torch.is_grad_enabled():
             return False
         return traced() or not state.is_inference() or torch.is_inference_mode_enabled()
-
-    def _rotation(
-        self, embeddings: tuple[Tensor, Tensor] | None, layout: SequenceLayout, batch: int
-    ) -> tuple[Tensor, Tensor] | None:
-        if not self.rotates or embeddings is None:
-            return None
-        cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in embeddings)
-        return cos, sin
 
     def _side_path(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """What is added to q [T, Hq*D] and to k [T, H*D]."""
@@ -309,12 +340,12 @@ class SSEAttention(RoutedLayer):
         by_head = self.spec.qk_norm == "head"
         if by_head and not self.spec.norm_after_rotation:
             x = self._norm(which)(x)
-        x = _rotate(x, rotation, self.spec.rotary_pairs)
+        x = _rotate(x, rotation, self.spec)
         return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
 
     def _values(self, flat: Tensor) -> Tensor:
-        """v [T, (N,) H, D]; in float32 for float16 models, whose small outputs would underflow before the norm."""
-        v = self._per_state_head(_split(flat, self.dims.kv_heads, self.dims.head_dim))
+        """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
+        v = self._per_state_head(_split(flat, self.dims.kv_heads, self.dims.value_dim))
         return v.float() if v.dtype == torch.float16 else v
 
     def _per_state_head(self, heads: Tensor) -> Tensor:
@@ -365,9 +396,11 @@ class SSEAttention(RoutedLayer):
 
 
 def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A family's q [T, Hq*D], k and v [T, kv heads * D] of x [T, hidden], before norm and rotation."""
+    """A family's q [T, Hq*D], k [T, kv heads*D] and v [T, kv heads*V] of x [T, hidden], before norm and rotation."""
     modules = [getattr(attention, name) for name in spec.qkv]
-    if spec.qkv_layout == "separate":
+    if spec.qkv_layout == "latent":
+        q, k, v = _from_latents(modules, dims, x)
+    elif spec.qkv_layout == "separate":
         q, k, v = (module(x) for module in modules)
         if spec.gated:
             q = _split(q, dims.query_heads, 2, dims.head_dim).select(-2, 0).flatten(-2)
@@ -380,12 +413,26 @@ def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Te
     return q, k, v
 
 
+def _from_latents(modules: list[Any], dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of low-rank projections; every head's key ends in the same channels."""
+    assert dims.latent is not None
+    *query, down, norm, up = modules
+    rank, shared = dims.latent.key_value, dims.latent.shared_key
+    latent, key_end = torch.split(down(x), [rank, shared], dim=-1)
+    expanded = _split(up(norm(latent)), dims.kv_heads, dims.head_dim - shared + dims.value_dim)
+    key_start, v = torch.split(expanded, [dims.head_dim - shared, dims.value_dim], dim=-1)
+    k = torch.cat([key_start, key_end[..., None, :].expand(*key_start.shape[:-1], -1)], dim=-1)
+    for module in query:
+        x = module(x)
+    return x, k.flatten(-2), v.flatten(-2)
+
+
 def _split(x: Tensor, *sizes: int) -> Tensor:
     """x with its last dim split."""
     return x.view(*x.shape[:-1], *sizes)
 
 
-def _is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
+def is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
     """Whether a family rotates q and k in this of its attention modules."""
     window: Any = getattr(source, "sliding_window", None)
     if spec.rotated_layers == "sliding":
@@ -395,23 +442,34 @@ def _is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
     return bool(getattr(source, "use_rope", True))
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, pairs: str = "halves") -> Tensor:
-    """x [T, (N,) heads, D] with its first dims rotated, as many as (cos, sin) [T, 1, dims] cover; for `pairs` see
-    `ArchSpec.rotary_pairs`."""
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, spec: ArchSpec) -> Tensor:
+    """x [T, (N,) heads, D] with its first dims rotated, or its last, as many as (cos, sin) [T, 1, dims] cover."""
     if rotation is None:
         return x
     cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
+    pairs = spec.rotary_pairs
     if pairs == "halves_once":
         cos, sin = (torch.cat([part, part], dim=-1) for part in (cos, sin))
+    if pairs == "neighbours_once":
+        cos, sin = (part.repeat_interleave(2, dim=-1) for part in (cos, sin))
     dims = cos.shape[-1]
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
-    turned, kept = x[..., :dims], x[..., dims:]
-    return torch.cat([turned * cos + quarter_turn(turned, pairs) * sin, kept], dim=-1).to(x.dtype)
+    first = x.shape[-1] - dims if spec.rotary == "last" else 0
+    before, turning, after = torch.split(x, [first, dims, x.shape[-1] - first - dims], dim=-1)
+    turned = _in_halves(turning, pairs) * cos + quarter_turn(turning, pairs) * sin
+    return torch.cat([before, turned, after], dim=-1).to(x.dtype)
+
+
+def _in_halves(x: Tensor, pairs: str) -> Tensor:
+    """x [..., dims] with the first of each pair of neighbours in the first half, where `pairs` leave them so."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if pairs == "neighbours_to_halves" else x
 
 
 def quarter_turn(x: Tensor, pairs: str) -> Tensor:
     """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
+    if pairs == "neighbours_to_halves":
+        return torch.cat([-x[..., 1::2], x[..., ::2]], dim=-1)
     if pairs.startswith("neighbours"):
         return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)

@@ -28,7 +28,8 @@ class SequenceLayout:
     @property
     def sequences(self) -> int:
         """S, sequences of real tokens."""
-        return self.cu_seqlens.shape[0] - 1 - (self.real is not None)
+        ends = 1 if self.real is None else 2
+        return self.cu_seqlens.shape[0] - ends
 
     def pack(self, x: Tensor) -> Tensor:
         """Real tokens [tokens, ...] of x [B, T, ...], and padding where that is packed."""
@@ -96,6 +97,18 @@ def document_starts(position_ids: Tensor | None, batch: int, *, look: bool = Tru
     starts = torch.ones_like(positions, dtype=torch.bool)
     starts[:, 1:] = positions.diff(dim=1) != 1
     return starts if not look or bool(starts[:, 1:].any()) else None
+
+
+def text_positions(position_ids: Tensor | None) -> Tensor | None:
+    """Positions [1 or B, T] in the row, of what a model takes as `position_ids`.
+
+    Args:
+        position_ids: these; or of rotations by time, height and width, [1 or 3, B, T], which say nothing of the row
+            (None is returned), or [4, B, T], with these first.
+    """
+    if position_ids is None or position_ids.dim() == 2:
+        return position_ids
+    return position_ids[0] if position_ids.shape[0] == 4 else None
 
 
 def padding_mask(attention_mask: Any, length: int) -> Tensor | None:

@@ -28,6 +28,10 @@ class RouterTrace:
         self.real_T: Tensor | None = None
         """False for what is padding among those tokens after all; None for nothing (see `SequenceLayout.real`)"""
 
+    def forget(self) -> None:
+        """Let go of the last forward's graph, which may in turn hold the whole model and what a forward keeps."""
+        self.logits_TN = self.positions_T = self.real_T = None
+
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return RouterTrace, ()
 

@@ -35,7 +35,7 @@ def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
 def state_shape(dims: AttentionDims, mixer: SSEMixer) -> tuple[int, int, int, int]:
     """[partitions, H, D, V] of the float32 state that one sequence keeps; the shared partition comes last."""
     partitions = mixer.num_partitions + mixer.shared_partition
-    return partitions, state_heads(dims, mixer), dims.head_dim, dims.head_dim
+    return partitions, state_heads(dims, mixer), dims.head_dim, dims.value_dim
 
 
 def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
@@ -44,7 +44,7 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     Every trainable one gets a gradient in every step: what the mixer does not use is not created (N = 1 has no router).
     """
     partitions, hidden, heads = mixer.num_partitions, dims.hidden, state_heads(dims, mixer)
-    query, key = dims.query_heads * dims.head_dim, heads * dims.head_dim
+    query, key, output = dims.query_heads * dims.head_dim, heads * dims.head_dim, dims.query_heads * dims.value_dim
     tensors: list[TensorSpec] = []
     if partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
@@ -63,14 +63,14 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
         tensors += _linear("sse_write_strength", hidden, heads)
         if mixer.shared_partition and mixer.decay_params == "separate":
             tensors += _linear("sse_shared_write_strength", hidden, heads)
-    tensors += [TensorSpec("sse_out_scale", (query,)), TensorSpec("sse_k_scale", (heads,))]
+    tensors += [TensorSpec("sse_out_scale", (output,)), TensorSpec("sse_k_scale", (heads,))]
     if isinstance(mixer, SSESlidingMixer):
         tensors.append(TensorSpec("sse_window_scale", (dims.query_heads,)))
     if mixer.output_gate:
-        tensors += _low_rank("sse_gate", hidden, DECAY_RANK, query, bias=True)
+        tensors += _low_rank("sse_gate", hidden, DECAY_RANK, output, bias=True)
     if not mixer.shared_params:
-        values = dims.kv_heads * dims.head_dim
-        for name, out in (("q", query), ("k", values), ("v", values))[int(mixer.shared_queries) :]:
+        keys, values = dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim
+        for name, out in (("q", query), ("k", keys), ("v", values))[int(mixer.shared_queries) :]:
             tensors.append(TensorSpec(f"sse_partition_{name}", (partitions, out, hidden)))
     return tensors
 

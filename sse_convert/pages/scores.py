@@ -20,6 +20,7 @@ SHARE = "needles, share of the teacher's"
 DIVERGENCE = "KL to the teacher (nats per token)"
 TOP1 = "same first choice as the teacher"
 RULER = "RULER, values in the answer"
+QUESTIONS = "questions, mean score of an answer"
 TASKS = "lm-evaluation-harness"
 PREFILL = "prefill (tokens/s)"
 DECODE = "decoding (tokens/s)"
@@ -44,6 +45,7 @@ ORDER = (
     NEEDLES,
     SHARE,
     RULER,
+    QUESTIONS,
     TASKS,
     CACHE,
     PREFILL,
@@ -94,6 +96,9 @@ def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"])
     for entry in scores.get("ruler", []):
         setting, order = f"{entry['task']}, {_tokens(entry['length'])}", (entry["task"], 0, entry["length"])
         yield _share(RULER, setting, order, entry, (*text, *_samples(entry)))
+    for entry in scores.get("generation", []):
+        setting, order = f"{entry['task']}, avg@{entry['repeats']}", (entry["task"], 0, entry["repeats"])
+        yield _share(QUESTIONS, setting, order, entry, (*_drawing(evaluation), *_samples(entry)))
     for entry in scores.get("tasks", []):
         yield _task(entry)
     machine = _conditions(evaluation, "device", "threads", "dtype", "torch")
@@ -279,6 +284,13 @@ def _text(evaluation: Evaluation) -> Conditions:
 def _tokenizer(evaluation: Evaluation) -> Conditions:
     """Losses per token are only alike with one tokenizer, which is the teacher's."""
     return (("teacher", teacher_name(evaluation)),)
+
+
+def _drawing(evaluation: Evaluation) -> Conditions:
+    """How answers to questions were generated."""
+    settings = evaluation.data["conditions"]["generation"]
+    names = ("sampling", "max_new_tokens", "template", "files")
+    return (*((name, str(settings[name])) for name in names), *_conditions(evaluation, "seed"))
 
 
 def _samples(entry: Mapping[str, Any]) -> Conditions:

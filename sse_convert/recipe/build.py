@@ -121,7 +121,7 @@ def _build_union(options: tuple[Any, ...], value: Any, path: Path, problems: lis
             return built
     before = len(problems)
     built = build(others[-1], value, path, problems)
-    literals = [option for option in others if typing.get_origin(option) is typing.Literal]
+    literals = [option for option in others[:-1] if typing.get_origin(option) is typing.Literal]
     words = [str(word) for option in literals for word in typing.get_args(option)]
     if words and len(problems) > before:
         either = problems[-1].message.replace("expected ", f"expected {', '.join(words)} or ", 1)

@@ -11,6 +11,7 @@ from sse_convert.recipe.schema import (
     Data,
     Eval,
     Export,
+    GenerationEval,
     Layers,
     LearningRates,
     LMEval,
@@ -59,6 +60,7 @@ def check(part: Any) -> Iterator[Problem]:
         Eval: _eval,
         NeedleEval: _needle_eval,
         RulerEval: _ruler_eval,
+        GenerationEval: _generation_eval,
         LMEval: _lm_eval,
         Lora: _lora,
         Export: _export,
@@ -235,6 +237,10 @@ def _ruler_eval(ruler: RulerEval) -> Iterator[Problem]:
     if reading and not ruler.text:
         yield Problem(("text",), f"{', '.join(reading)} hide needles in running text; name a file, or ask only "
                       f"for {', '.join(TEXTLESS)}")  # fmt: skip
+
+
+def _generation_eval(settings: GenerationEval) -> Iterator[Problem]:
+    yield from _not_empty(settings, "questions")
 
 
 def _lm_eval(settings: LMEval) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from sse_convert.calibration.attention_statistics import Collector
 from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import attention_dims, source_spec
+from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
@@ -96,7 +96,7 @@ class Swap:
         self.model = model.requires_grad_(False)
         spec = source_spec(model.config.model_type)
         self.attention: list[nn.Module] = [
-            model.get_submodule(spec.attention_path(i)) for i in range(model.config.num_hidden_layers)
+            model.get_submodule(spec.attention_path(i)) for i in range(decoder_config(model.config).num_hidden_layers)
         ]
         self.softmax: list[Forward] = [attention.forward for attention in self.attention]
         if isinstance(mixer, SlidingMixer):
@@ -131,7 +131,7 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
         rows: int64 [R, T] token ids.
     """
     spec, dims = source_spec(model.config.model_type), attention_dims(model.config)
-    layers = range(model.config.num_hidden_layers)
+    layers = range(decoder_config(model.config).num_hidden_layers)
     kind = model.config._attn_implementation
     windows = branch_windows(dict.fromkeys(layers, mixer))
     collector = Collector(model, spec, list(layers), windows=windows)
@@ -143,7 +143,9 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
         if recipe.calibrate.output_scale != "none":
             values["sse_out_scale"] = torch.ones_like(values["sse_out_scale"])
         source = model.get_submodule(spec.attention_path(i))
-        layer = attention_layer(source, model.config, i, spec=spec, mixer=mixer, backend=recipe.train.backend)
+        layer = attention_layer(
+            source, decoder_config(model.config), i, spec=spec, mixer=mixer, backend=recipe.train.backend
+        )
         layer.load_state_dict(values, strict=False)
         made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
     if (scaled := recipe.calibrate.output_scale) != "none":

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError
 from sse_convert.files import replacing
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.head import Head
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.probe import Probe, RecallKind, Rows
@@ -177,7 +178,7 @@ def passes(rows: Rows) -> Iterator[Rows]:
 def scored_hidden(model: PreTrainedModel, rows: Rows) -> Tensor:
     """Final hidden states [n, D] at the n scored positions, row by row."""
     ids = rows.ids.to(model.device)
-    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = backbone_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     return hidden[:, :-1][rows.asked.to(model.device)]
 
 

@@ -86,7 +86,7 @@ def set_up(recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | 
         tokens=settings.tokens,
         length=settings.length,
         samples=settings.samples,
-        vocab_size=teacher.config.vocab_size,
+        vocab_size=teacher.text.vocab_size,
     )
     dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
     _open_folder(out, _inputs(recipe, stand_in, probe, place, dtype))

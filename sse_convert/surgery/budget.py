@@ -1,15 +1,16 @@
 """What a hybrid costs: cache and state bytes by length, FLOPs, and where it breaks even with its teacher. No torch.
 
 Cache of one sequence after L tokens, per layer (what the caches hold between decoding steps):
-    full attention          2 * Hkv * D * L * bytes
-    native sliding window   2 * Hkv * D * min(L, window - 1) * bytes
-    `sliding` mixer         2 * Hkv * D * (window - 1 + sinks) * bytes        allocated whole
+    full attention          Hkv * (D + V) * L * bytes
+    native sliding window   Hkv * (D + V) * min(L, window - 1) * bytes
+    `sliding` mixer         Hkv * (D + V) * (window - 1 + sinks) * bytes      allocated whole
     recurrent mixer         (N + shared) * H * D * V * 4                       float32 whatever the model's dtype
     `sse+sliding`           the sum of the last two
+Latent attention keeps what its keys and values are made of, rank + shared channels in place of Hkv * (D + V).
 
 Forward FLOPs of one token (a multiply-add counts two):
     weights                 2 * (stored parameters, without an untied input embedding and experts it is not sent to)
-    softmax attention       4 * Hq * D * (mean number of visible tokens at this sequence length)
+    softmax attention       2 * Hq * (D + V) * (mean number of visible tokens at this sequence length)
     SSE operator            (k + shared) * 3 * H * D * V  to decay and write,  (k' + shared) * 2 * Hq * D * V  to read
                             (5 in place of 3 under the delta rule, which reads before it writes)
 The operator is counted in its recurrent form; chunk-parallel backends trade more FLOPs for speed.
@@ -42,7 +43,9 @@ class Geometry:
     parameters: int
     """stored parameters of the teacher"""
     idle_parameters: int = 0
-    """of these, what a token does not meet: experts that it is not sent to"""
+    """of these, what a token of text does not meet: experts that it is not sent to, and what sees images"""
+    image_parameters: int = 0
+    """of these, what sees images, which no stage trains"""
     embedding_parameters: int
     """of these, the input embedding"""
     tied: bool
@@ -93,7 +96,7 @@ def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
         tokens = mixer.window - 1 + mixer.sinks
     else:
         tokens = length if window is None else min(length, window - 1)
-    return state + 2 * geometry.dims.kv_heads * geometry.dims.head_dim * tokens * geometry.cache_element_bytes
+    return state + geometry.dims.cached * tokens * geometry.cache_element_bytes
 
 
 def state_bytes(geometry: Geometry, mixer: Mixer | None) -> int:
@@ -142,7 +145,7 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
     if isinstance(mixer, SSEMixer):
         sse = mixer
         read = sse.top_k if sse.read_top_k is None else sse.read_top_k
-        matrix = dims.head_dim * dims.head_dim
+        matrix = dims.head_dim * dims.value_dim
         per_write = 5 if sse.update == "delta" else 3
         writes = per_write * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
         reads = 2 * (read + sse.shared_partition) * dims.query_heads * matrix
@@ -152,7 +155,7 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
     window = geometry.windows[layer]
     if isinstance(mixer, WindowMixer):
         window = min(mixer.window + mixer.sinks, window or length)
-    return recurrent + 4 * dims.query_heads * dims.head_dim * visible_tokens(length, window)
+    return recurrent + 2 * dims.query_heads * (dims.head_dim + dims.value_dim) * visible_tokens(length, window)
 
 
 def forward_flops(geometry: Geometry, mixers: Mixers, length: int) -> float:

@@ -54,20 +54,20 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
         for i, stage in enumerate(recipe.stages)
         for problem in _context_problems(stage, teacher, mixers)
     ]
-    problems += _length_problems(recipe, teacher.config.max_position_embeddings)
+    problems += _length_problems(recipe, teacher.text.max_position_embeddings)
     if recipe.calibrate.enabled:
-        problems += calibration_problems(recipe, mixers, teacher.config.max_position_embeddings)
+        problems += calibration_problems(recipe, mixers, teacher.text.max_position_embeddings)
     if problems:
         raise RecipeError(
             "\n".join(problems),
             expected=f"a recipe that fits {teacher.files.name}: {teacher.dims.query_heads} heads of "
-            f"{teacher.dims.head_dim}, {teacher.config.max_position_embeddings} positions",
+            f"{teacher.dims.head_dim}, {teacher.text.max_position_embeddings} positions",
             fix="correct these keys in the recipe, or use --set",
         )
 
 
 def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
-    limit, problems = teacher.config.max_position_embeddings, []
+    limit, problems = teacher.text.max_position_embeddings, []
     if isinstance(mixer, WindowMixer) and mixer.window > limit:
         problems.append(f"window is {mixer.window}, the model has {limit} positions")
     if isinstance(mixer, SlidingMixer):
@@ -90,7 +90,7 @@ def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 
 def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     problems = []
-    limits, config = stage_limits(recipe, teacher.config.max_position_embeddings), copy.deepcopy(teacher.config)
+    limits, config = stage_limits(recipe, teacher.text.max_position_embeddings), copy.deepcopy(teacher.config)
     learned = teacher.spec.rotary == "none"
     for i, (stage, limit) in enumerate(zip(recipe.stages, limits, strict=True)):
         try:
@@ -102,7 +102,7 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
             of = "the teacher" if stage.rope is None else "the model with this rope"
             longer = "" if stage.rope or learned or stage.loss != "ce" else f" (stages.{i}.rope stretches them)"
             problems.append(f"stages.{i}.seq_len is {stage.seq_len}, beyond the {limit} positions of {of}{longer}")
-        vocabulary = teacher.config.vocab_size
+        vocabulary = teacher.text.vocab_size
         if stage.offline is not None and stage.offline.top_k > vocabulary:
             problems.append(f"stages.{i}.offline.top_k is {stage.offline.top_k}, the model has {vocabulary} tokens")
     return problems

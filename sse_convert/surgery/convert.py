@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -266,12 +267,27 @@ def _write_config(folder: Path, teacher: Teacher, names: list[str], mixers: dict
         "recipe_hash": recipe_hash(recipe),
         "backend": recipe.train.backend,
     }
-    before = teacher.config.to_dict()
     after = build_config(teacher.config, sse).to_dict()
-    changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
-    changed.pop("transformers_version", None)
-    config = {**without_code_keys(teacher.files.config), **changed}
+    config = _changed(without_code_keys(teacher.files.config), teacher.config.to_dict(), after)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _changed(own: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Fields with what differs between two other sets of them; within nested fields too.
+
+    Args:
+        own: the fields.
+        before: the same with all defaults.
+        after: these, changed.
+    """
+    found = dict(own)
+    for key, value in after.items():
+        nested = all(isinstance(fields.get(key), dict) for fields in (own, before, after))
+        if nested:
+            found[key] = _changed(own[key], before[key], value)
+        elif key != "transformers_version" and (key not in before or before[key] != value):
+            found[key] = value
+    return found
 
 
 def _provenance(folder: Path, teacher: Teacher, recipe: Recipe, placed: dict[str, tuple[str, Placed]]) -> Provenance:

@@ -18,14 +18,20 @@ from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, softmax_layers
-from sse_convert.modeling.layer import quarter_turn
+from sse_convert.modeling.architectures import ArchSpec, decoder_config, softmax_layers
+from sse_convert.modeling.layer import is_rotated, quarter_turn
 
 SIZES = (
     "hidden_size",
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "num_hidden_layers",
     "max_position_embeddings",
 )
@@ -44,7 +50,8 @@ ROTATION = ("rope_parameters", "no_rope_layers", "layer_types")
 """config fields that are in the tables (cos, sin) that a layer is handed, or in `ArchSpec.rotated_layers`"""
 SOFTMAX = (
     "_attn_implementation", "attention_dropout", "attention_multiplier", "attn_logit_softcapping",
-    "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "use_sliding_window", "pretraining_tp",
+    "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "use_sliding_window", "attention_chunk_size",
+    "pretraining_tp",
 )  # fmt: skip
 """config fields of what SSE replaces: scores, their scale, who sees whom"""
 ARGUMENTS = (
@@ -91,24 +98,26 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
     """
     if model.config_class.__name__ != spec.config_class:
         return [f"class {type(model).__name__}, which belongs to {model.config_class.__name__}"]
-    layers = getattr(getattr(model, spec.backbone, None), spec.layers, None)
+    layers = dict(model.named_modules()).get(spec.layers_path)
     if not isinstance(layers, nn.ModuleList):
         return [f"no decoder layers at {spec.layers_path}"]
-    spec, softmax = spec.of(model.config), softmax_layers(model.config)
+    config = decoder_config(model.config)
+    softmax = softmax_layers(config)
     found: dict[str, int] = {}
     for index, layer in enumerate(layers):
-        for problem in _layer_problems(layer, model.config, spec, linear=index not in softmax):
+        for problem in _layer_problems(layer, config, spec, linear=index not in softmax):
             found.setdefault(problem, index)
     return [f"{problem} (layer {index})" for problem, index in found.items()]
 
 
 def _layer_problems(layer: Any, config: Any, spec: ArchSpec, *, linear: bool) -> Iterator[str]:
     attention = getattr(layer, spec.attention, None)
-    if attention is None and spec.linear_layers and linear:
+    if linear and spec.linear_layers:
         return
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
         return
+    spec = spec.of(config, rotated=is_rotated(attention, spec))
     known = {*spec.children, *spec.inert, *spec.softmax_parameters}
     have = dict(attention.named_children())
     yield from (f"no module {name}" for name in spec.children if name not in have)
@@ -133,23 +142,35 @@ def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
     x = torch.arange(1.0, 5.0, device="cpu")
     family = sys.modules[kind.__module__]
     rotate = getattr(family, "rotate_half", None)
-    if spec.rotary_pairs == "halves_once" and hasattr(family, "apply_rotary_pos_emb"):
-        rotate = functools.partial(_quarter_turn_of, family)
+    if spec.rotary_pairs in _TURNS and hasattr(family, _TURNS[spec.rotary_pairs][0]):
+        rotate = functools.partial(_quarter_turn_of, family, *_TURNS[spec.rotary_pairs])
     if rotate is None:
         yield "a rotation without rotate_half"
     elif not torch.equal(rotate(x), quarter_turn(x, spec.rotary_pairs)):
         yield f"rotary pairs {[round(value) for value in rotate(x).tolist()]} of dimensions [1, 2, 3, 4]"
     if spec.qk_norm != "none":
-        norm, rotation = _first_call(kind, spec.qk_norms[0]), _first_call(kind, "apply_rotary_pos_emb")
+        rotation = _first_call(kind, _TURNS.get(spec.rotary_pairs, ("apply_rotary_pos_emb",))[0])
+        norm = _first_call(kind, spec.qk_norms[0])
         if norm and rotation and (norm > rotation) != spec.norm_after_rotation:
             yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
 
 
-def _quarter_turn_of(family: Any, x: torch.Tensor) -> torch.Tensor:
-    """x [D] as a family's rotation by a right angle gives it, of tables that hold each angle once."""
+_TURNS: dict[str, tuple[str, tuple[complex, ...], int]] = {
+    "halves_once": ("apply_rotary_pos_emb", (0.0, 1.0), 2),
+    "neighbours_once": ("apply_rotary_emb", (1j,), 2),
+    "neighbours_to_halves": ("apply_rotary_pos_emb_interleave", (0.0, 1.0), 1),
+}
+"""rotations without `rotate_half` -> the family's function, what its tables hold of a right angle, and for how many
+dimensions each entry is"""
+
+
+def _quarter_turn_of(
+    family: Any, function: str, entries: tuple[complex, ...], each: int, x: torch.Tensor
+) -> torch.Tensor:
+    """x [D] as a family's rotation by a right angle gives it."""
     x = x[None, None, None]
-    cos = x.new_zeros(1, 1, x.shape[-1] // 2)
-    turned: torch.Tensor = family.apply_rotary_pos_emb(x, x, cos, cos + 1)[0]
+    tables = [torch.full((1, 1, x.shape[-1] // each), entry, device=x.device) for entry in entries]
+    turned: torch.Tensor = getattr(family, function)(x, x, *tables)[0]
     return turned.flatten()
 
 
@@ -177,7 +198,7 @@ def _known_arguments(spec: ArchSpec) -> frozenset[str]:
 
 @functools.cache
 def _known_fields(spec: ArchSpec) -> frozenset[str | None]:
-    named = {spec.output_dropout, spec.qk_norm_switch} - {None}
+    named = {spec.output_dropout, spec.qk_norm_switch, spec.pairs_switch} - {None}
     return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *named, *spec.switches))
 
 

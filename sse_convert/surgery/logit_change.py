@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.checkpoints.load_model import load_model, pick_device
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.head import Head
 
 LOGITS_AT_ONCE = 2**24
@@ -45,7 +46,7 @@ def logit_change(before: str | Path, after: str | Path, ids: Tensor) -> LogitCha
     ends: list[tuple[Head, Tensor]] = []
     for source in (before, after):
         model = load_model(source, dtype=torch.float32, device=device)
-        rows = [model.base_model(input_ids=row[None].to(device), use_cache=False).last_hidden_state[0] for row in ids]
+        rows = [backbone_of(model)(input_ids=row[None].to(device), use_cache=False).last_hidden_state[0] for row in ids]
         ends.append((Head.of(model), torch.cat(rows)))
     step = max(1, LOGITS_AT_ONCE // ends[0][0].weight.shape[0])
     sums = torch.zeros(3, dtype=torch.float64)

@@ -118,18 +118,16 @@ def even_parts(rows: int) -> list[int]:
 
 
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
-    """Parameters that a stage trains: everything, or new tensors and projections of converted layers (plus LoRA)."""
+    """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
+    layers (plus LoRA)."""
     added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
     if stage.train == "all":
-        return geometry.parameters + added
+        return geometry.parameters - geometry.image_parameters + added
     converted = sum(mixer is not None for mixer in mixers)
     trained = added + converted * geometry.attention_parameters
     if stage.train == "lora":
         dims, inner = geometry.dims, geometry.intermediate
-        query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        trained += (
-            lora.rank * geometry.layers * (2 * (dims.hidden + query + dims.hidden + key) + 3 * (dims.hidden + inner))
-        )
+        trained += lora.rank * geometry.layers * (dims.projected + 3 * (dims.hidden + inner))
     return trained
 
 
@@ -202,7 +200,7 @@ def _attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> f
     state = _sse_bytes(geometry, mixer, element) if isinstance(mixer, SSEMixer) else 0.0
     if state and not isinstance(mixer, WindowMixer):
         return state
-    softmax = 2 * element * (dims.query_heads + dims.kv_heads) * dims.head_dim + _norm_bytes(geometry)
+    softmax = element * (dims.query_heads + dims.kv_heads) * (dims.head_dim + dims.value_dim) + _norm_bytes(geometry)
     return state + softmax + (_window_bytes(geometry, mixer, element) if isinstance(mixer, WindowMixer) else 0)
 
 
@@ -212,21 +210,22 @@ def _block_keys(mixer: WindowMixer) -> int:
 
 
 def _window_bytes(geometry: Geometry, mixer: WindowMixer, element: int) -> float:
-    query = geometry.dims.query_heads * geometry.dims.head_dim
-    return element * _block_keys(mixer) * (1 + 2 * query / mixer.window)
+    keys = geometry.dims.query_heads * (geometry.dims.head_dim + geometry.dims.value_dim)
+    return element * _block_keys(mixer) * (1 + keys / mixer.window)
 
 
 def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
     dims = geometry.dims
     heads = state_heads(dims, mixer)
     query, state = dims.query_heads * dims.head_dim, heads * dims.head_dim
+    output, value = dims.query_heads * dims.value_dim, heads * dims.value_dim
     used = max(mixer.top_k, mixer.read_top_k or mixer.top_k)
     slots = used + mixer.shared_partition
-    operator = slots * (4 * (query + 3 * state) + 4 * state * dims.head_dim / STATE_CHUNK)
+    operator = slots * (4 * (query + 2 * state + value) + 4 * state * dims.value_dim / STATE_CHUNK)
     routed = used * 4 * (query + state)
     own = 1 if mixer.shared_params else mixer.num_partitions
     key_sets, query_sets = own + mixer.shared_partition, (1 if mixer.shared_queries else own) + mixer.shared_partition
     norms = 6 * geometry.qk_norm
     maps = key_sets * (8 + norms) * state + query_sets * norms * query + element * (query + state)
-    values = 4 * state * (1 if mixer.shared_params else own + 1)
-    return operator + routed + maps + values + 16 * query
+    values = 4 * value * (1 if mixer.shared_params else own + 1)
+    return operator + routed + maps + values + 16 * output

@@ -5,7 +5,7 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 
 import dataclasses as dc
 
-from sse_convert.checkpoints.meta_model import idle_parameters, left_out_tensors, skeleton
+from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
@@ -88,7 +88,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
 
 def geometry_of(teacher: Teacher) -> Geometry:
     """The sizes that costs depend on."""
-    config, files = teacher.config, teacher.files
+    config, files, model = teacher.text, teacher.files, skeleton(teacher.config)
     softmax = teacher.softmax_layers
     prefix = teacher.attention_tensor(softmax[0], "")
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -98,14 +98,15 @@ def geometry_of(teacher: Teacher) -> Geometry:
         linear=frozenset(range(teacher.num_layers)) - frozenset(softmax),
         cache_element_bytes=ITEM_BYTES[teacher.dtype],
         parameters=files.parameters,
+        image_parameters=image_parameters(teacher, model),
         embedding_parameters=files.tensors[teacher.embedding].numel,
-        tied=bool(config.tie_word_embeddings),
+        tied=bool(teacher.config.tie_word_embeddings),
         attention_parameters=sum(info.numel for name, info in files.tensors.items() if name.startswith(prefix)),
         intermediate=inner or 4 * teacher.dims.hidden,
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
     )
-    idle = idle_parameters(teacher)
+    idle = idle_parameters(teacher, model)
     return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sse_convert.errors import RecipeError
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import decoder_config, source_spec
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_settings import Rope
 
@@ -16,6 +16,7 @@ _KEPT = ("rope_theta", "partial_rotary_factor")
 def position_limit(config: Any) -> int | None:
     """Positions that a configuration, as an object or as a dict, gives its model; None where it names none."""
     fields = config if isinstance(config, dict) else config.to_dict()
+    fields = fields.get("text_config", fields)
     limit = fields.get("max_position_embeddings") or fields.get("n_positions")
     return None if limit is None else int(limit)
 
@@ -57,6 +58,7 @@ def stretch(config: Any, stage: Stage) -> bool:
     """
     if stage.rope is None:
         return False
+    config = decoder_config(config)
     if source_spec(config.model_type).rotary == "none":
         raise RecipeError(
             f"stage {stage.name}: {config.model_type} has no rotary embedding that `rope` could change",

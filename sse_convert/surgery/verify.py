@@ -27,7 +27,7 @@ from sse_convert.checkpoints.teacher import check_floats, check_shapes, config_o
 from sse_convert.checkpoints.weights import Scan, check_weights, same_tensors, scan_weights
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.architectures import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
 
@@ -227,8 +227,9 @@ def _check_code(files: CheckpointFiles) -> str:
 
 def _check_logits(files: CheckpointFiles) -> str:
     config = _config(files)
-    length = min(PROBE_TOKENS, config.max_position_embeddings)
-    ids = torch.arange(length)[None] % config.vocab_size
+    text = decoder_config(config)
+    length = min(PROBE_TOKENS, text.max_position_embeddings)
+    ids = torch.arange(length)[None] % text.vocab_size
     with mapped_model(files, config) as model:
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     if bad := int(logits.numel() - logits.isfinite().sum()):

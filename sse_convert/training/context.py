@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
+from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION, document_attention_problem
 from sse_convert.recipe.schema import Stage
 
 ROW_POSITIONS = "row_positions"
@@ -76,19 +77,28 @@ def lay_out(accelerator: Accelerator, stage: Stage) -> Place:
     return Place.of(accelerator, parts)
 
 
-def attend_in_parts(model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
-    """Let a model's softmax layers attend over the processes that hold the same rows; without a change otherwise.
+def choose_attention(
+    model: PreTrainedModel, stage: Stage, accelerator: Accelerator, *, compiled: bool
+) -> PreTrainedModel:
+    """Let a model's softmax layers attend over the processes that hold the same rows, or else within documents, without
+    masks of all pairs of tokens. Families that this is not built for keep their attention, as do compiled layers where
+    there is no kernel for documents: one after another, they cannot be traced.
 
     Raises:
         RecipeError: the model's heads or layers cannot be dealt out.
     """
-    if stage.context_parallel == 1:
+    config = model.config
+    if stage.context_parallel > 1:
+        if problems := split_problems(config, stage.context_parallel):
+            raise RecipeError(
+                f"stage {stage.name}: {'; '.join(problems)}",
+                expected="a number that divides the heads, and plain softmax attention beside converted layers",
+                fix="set context_parallel: 1, or another number",
+            )
+        config._attn_implementation = CONTEXT_ATTENTION
         return model
-    if problems := split_problems(model.config, stage.context_parallel):
-        raise RecipeError(
-            f"stage {stage.name}: {'; '.join(problems)}",
-            expected="a number that divides the heads, and plain softmax attention beside converted layers",
-            fix="set context_parallel: 1, or another number",
-        )
-    model.config._attn_implementation = CONTEXT_ATTENTION
+    kernel = accelerator.device.type == "cuda" and accelerator.mixed_precision != "no"
+    plain = config._attn_implementation == "sdpa" and document_attention_problem(config) is None
+    if plain and (kernel or not compiled):
+        config._attn_implementation = DOCUMENT_ATTENTION
     return model

@@ -22,7 +22,7 @@ from transformers import masking_utils
 
 from sse_convert.compat import end_allocation
 from sse_convert.console import say
-from sse_convert.modeling.architectures import has_experts
+from sse_convert.modeling.architectures import decoder_config, has_experts
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.modeling.router import RouterTrace
 from sse_convert.recipe.schema import Stage
@@ -45,7 +45,7 @@ to the gradients and returns 0-d contributions to the step's means"""
 def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | None:
     """Why no pass of a stage can be recorded, or None. What this does not know shows when it is tried."""
     layers = student.sse_layers().values()
-    rope = rope_type(student.config)
+    rope = rope_type(decoder_config(student.config))
     reasons = {
         "there is no CUDA device": accelerator.device.type != "cuda",
         "a loss of ce picks its targets": stage.loss == "ce",
@@ -68,7 +68,8 @@ def rope_type(config: Any) -> str:
 
 def _drops_out(student: Any) -> bool:
     """Whether passes of a model in training draw random numbers."""
-    attention = getattr(student.config, "attention_dropout", 0.0) or getattr(student.config, "attn_pdrop", 0.0)
+    config = decoder_config(student.config)
+    attention = getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0)
     return attention > 0 or any(isinstance(m, nn.Dropout) and m.p > 0 for m in student.modules())
 
 
@@ -235,7 +236,7 @@ class RecordedPass:
         self._refused = True
         self._recordings.clear()
         for trace in self._traces:
-            trace.logits_TN = trace.positions_T = None
+            trace.forget()
         gc.collect()
         self._zero()
         say(f"the stage goes on without CUDA graphs: {why}")

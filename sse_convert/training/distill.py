@@ -38,7 +38,7 @@ class DistillLoss(nn.Module):
     ) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each."""
         with torch.no_grad():
-            teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids)
+            teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
         loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head)
         return {"loss": loss, "balance": balance}

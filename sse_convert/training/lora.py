@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sse_convert.errors import TrainingError
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.recipe.schema import Lora
 
 _BASE = ".base_layer."
@@ -28,7 +29,7 @@ def lora_targets(model: PreTrainedModel, settings: Lora, converted: set[str]) ->
     """
     names = [
         name
-        for name, module in model.base_model.named_modules(prefix=model.base_model_prefix)
+        for name, module in backbone_of(model).named_modules(prefix=source_spec(model.config.model_type).backbone)
         if isinstance(module, nn.Linear | Conv1D) and not any(name.startswith(f"{path}.") for path in converted)
     ]
     if settings.targets is None:

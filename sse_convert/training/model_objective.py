@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.console import say
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.hybrid import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
@@ -98,7 +98,8 @@ class WholeModel(Objective):
         return {name: value.detach() for name, value in parts.items()}
 
     def close(self) -> None:
-        """Free what was recorded, and the objective from what refers to it."""
+        """Free what was recorded as well, and the objective from what refers to it."""
+        super().close()
         self._recorded = None
 
     def _recorder(self, stage: Stage) -> RecordedPass | None:
@@ -129,7 +130,7 @@ def hidden_and_balance(
         offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
     """
     where = {"position_ids": position_ids, OFFSETS: offsets}
-    outputs = student.base_model(input_ids=input_ids, use_cache=False, **where)
+    outputs = backbone_of(student)(input_ids=input_ids, use_cache=False, **where)
     model: Any = student
     balance = model.sse_balance_loss()
     if (logits := getattr(outputs, "router_logits", None)) is not None:

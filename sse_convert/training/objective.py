@@ -14,9 +14,12 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.context import Shard, sharded
+from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.head import Head
+from sse_convert.modeling.hybrid import LAYOUT
+from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
 from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.training.context import ROW_POSITIONS
 
@@ -105,8 +108,11 @@ class Objective(ABC):
         Every process must call it.
         """
 
-    def close(self) -> None:  # noqa: B027
-        """Free what only training needs."""
+    def close(self) -> None:
+        """Free what only training needs: the graph of a pass that failed holds all its activations."""
+        student: Any = self.student
+        for layer in student.sse_layers().values():
+            layer.trace.forget()
 
     def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Look at the means of an optimizer step (from 1); returns what the step's record says of it."""
@@ -142,13 +148,32 @@ class Frozen(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Head]:
-        """Final hidden states [B, T, D], and the head as long as the weights are gathered."""
-        backbone, masks = self.model.base_model, None
-        if position_ids is not None and not source_spec(self.model.config.model_type).separates_documents:
-            masks = document_masks(backbone, position_ids)
-        hidden = backbone(input_ids=input_ids, attention_mask=masks, position_ids=position_ids, use_cache=False)
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None = None
+    ) -> tuple[Tensor, Head]:
+        """Final hidden states [B, T, D], and the head as long as the weights are gathered.
+
+        Args:
+            input_ids: [B, T].
+            position_ids: [B, T] if documents begin within rows.
+            offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+        """
+        backbone, config = backbone_of(self.model), self.model.config
+        more: dict[str, Any] = {}
+        if config._attn_implementation == DOCUMENT_ATTENTION:
+            more[LAYOUT] = _layout(input_ids, position_ids, offsets)
+        elif position_ids is not None and not source_spec(config.model_type).separates_documents:
+            more["attention_mask"] = document_masks(backbone, position_ids)
+        hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **more)
         return hidden.last_hidden_state, Head.of(self.model)
+
+
+def _layout(input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None) -> SequenceLayout:
+    batch, length = input_ids.shape
+    starts = document_starts(position_ids, batch, look=offsets is None)
+    if starts is None:
+        return row_layout(batch, length, None, input_ids.device)
+    return document_layout(starts, offsets)
 
 
 def frozen_teacher(model: "PreTrainedModel", accelerator: Accelerator, layers: nn.ModuleList) -> Frozen:

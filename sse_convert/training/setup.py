@@ -20,7 +20,7 @@ from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.compat import configure_compile, has_cpp_compiler
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
-from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.architectures import backbone_of, decoder_config, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
@@ -170,8 +170,8 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
         RecipeError: the model has no rotary embedding.
     """
     if stretch(model.config, stage):
-        backbone: Any = model.base_model
-        backbone.rotary_emb = type(backbone.rotary_emb)(config=model.config)
+        backbone = backbone_of(model)
+        backbone.rotary_emb = type(backbone.rotary_emb)(config=decoder_config(model.config))
 
 
 def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = False) -> PreTrainedModel:
@@ -233,13 +233,14 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:
     """Freeze what the stage does not train, and add LoRA where it asks for that. What a family itself never trains by
-    gradients (Ernie's routing biases) stays frozen.
+    gradients (Ernie's routing biases) stays frozen, and so does what sees images: rows are text.
 
     Raises:
         TrainingError: LoRA targets match nothing.
     """
     attention = tuple(f"{path}." for path in converted_attention(model).values())
-    never = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    spec = source_spec(model.config.model_type)
+    never = {name for name, p in model.named_parameters() if not p.requires_grad or spec.sees_images(name)}
     if stage.train == "lora":
         targets = lora_targets(model, train.lora, set(converted_attention(model).values()))
         add_lora(model, train.lora, targets, train.seed)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.identity import read_sealed, write_sealed
@@ -30,7 +31,7 @@ from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
-from sse_convert.training.context import attend_in_parts, lay_out
+from sse_convert.training.context import choose_attention, lay_out
 from sse_convert.training.distill import Distill, OfflineDistill
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.guard import Guard
@@ -264,7 +265,7 @@ class _StageRun:
                 now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
         finally:
             log.close()
-        objective.close()
+            objective.close()
         return objective, self._report(objective, now)
 
     def write(self, objective: Objective, report: StageReport) -> None:
@@ -303,16 +304,21 @@ class _StageRun:
         return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
 
     def _whole_teacher(self) -> Frozen:
-        return Frozen(load_teacher(self.recipe, self.accelerator, whole=True))
+        teacher = load_teacher(self.recipe, self.accelerator, whole=True)
+        return Frozen(self._attending(teacher, dc.replace(self.stage, context_parallel=1)))
+
+    def _attending(self, model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
+        compiled = self.train_settings.compile is True
+        return choose_attention(model, stage, self.accelerator, compiled=compiled)
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
-        stretch_rope(attend_in_parts(student, self.stage), self.stage)
+        stretch_rope(self._attending(student, self.stage), self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
         if self.cache is not None:
             return OfflineDistill(self.accelerator, student, self.stage, self.train_settings)
-        teacher = attend_in_parts(load_teacher(self.recipe, self.accelerator), self.stage)
+        teacher = self._attending(load_teacher(self.recipe, self.accelerator), self.stage)
         if self.stage.loss == "kl":
             return Distill(self.accelerator, student, teacher, self.stage, self.train_settings)
         first = next(self._steps(None)).batches if memory is None else []

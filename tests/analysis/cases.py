@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def sizes(**changes: Any) -> Sizes:
     """Two partitions and a shared one, two heads of four channels."""
     values = {"partitions": 2, "shared": True, "heads": 2, "query_heads": 2, "head_dim": 4, "device": CPU, **changes}
-    return Sizes(**values)
+    return Sizes(**{"value_dim": values["head_dim"], **values})
 
 
 def text(ids: Tensor | None = None) -> Text:

@@ -141,7 +141,7 @@ def test_settings_choose_what_changes(made, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"rope": "keep"}])
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen3_next"])
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen3_next", "deepseek_v3"])
 def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, settings):
     """On the calibration text itself, layer by layer on the teacher's inputs, before the output projection."""
     source = save_source(tmp_path / "teacher", model_type)
@@ -159,7 +159,9 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, set
     sizes = {}
 
     def measure(name):
-        return lambda module, args: sizes.__setitem__(name, args[0].view(-1, 4, 8).square().mean((0, 2)).sqrt())
+        return lambda module, args: sizes.__setitem__(
+            name, args[0].unflatten(-1, (4, -1)).flatten(0, -3).square().mean((0, 2)).sqrt()
+        )
 
     for layer, new in student.sse_layers().items():
         old = teacher.model.layers[layer].self_attn
@@ -241,7 +243,7 @@ SMALL = {"sse": {"qk_rank": 4}}
 WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_what_a_window_misses_by_brute_force(model_type):
     """The heads of the teacher minus those of a teacher limited to the window in that layer."""
     native = {"sliding_window": 64} if model_type in ("gemma2", "gpt_oss") else {}
@@ -345,7 +347,7 @@ def statistics(product, square):
 
 def test_fitted_scales_of_known_heads():
     """The target itself, twice it, orthogonal to it, and silent."""
-    dims = AttentionDims(hidden=4, query_heads=4, kv_heads=4, head_dim=1)
+    dims = AttentionDims(hidden=4, query_heads=4, kv_heads=4, head_dim=1, value_dim=1)
     known = output_scale("fit", SSEMixer(), dims, statistics([1, 2, 0, 0], [1, 4, 1, 0]))
     assert known["sse_out_scale"].tolist() == pytest.approx([1, 0.5, MIN_SCALE, MIN_SCALE])
     opposed = output_scale("fit", SSEMixer(), dims, statistics([-1] * 4, [1] * 4))

@@ -19,7 +19,7 @@ from sse_convert.recipe.presets import preset_names, preset_text
 LANGUAGES = {"console", "python", "yaml", "json"}
 TASKS = "tasks/"
 """where pages put files of the lm-evaluation-harness, whose YAML is no recipe"""
-SLOW = {"tutorial.md", "guide/evaluate.md"}
+SLOW = {"tutorial.md", "guide/evaluate.md", "guide/reasoning.md"}
 TEXTS = {str(path.relative_to(PAGES)): path.read_text(encoding="utf-8") for path in page_paths()}
 RECIPE: dict[str, Any] = {
     "recipe_version": 1,

@@ -27,6 +27,18 @@ metric_list:
   - {{metric: acc, aggregation: mean, higher_is_better: true}}
 metadata: {{version: 1.0}}
 """
+WRITTEN = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{said}}}}"
+generation_kwargs: {{max_gen_toks: {tokens}, do_sample: {sampled}, temperature: {temperature}, until: []}}
+metric_list:
+  - {{metric: exact_match, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 1.0}}
+"""
 WORDS = ["The", "keeper", "of", "the", "lighthouse", "walked", "down", "to", "the", "harbor", "before", "dawn"]
 
 
@@ -87,6 +99,31 @@ def test_equal_models_get_equal_scores_one_after_the_other(llama, tokenizer, tas
     found = Harness(settings(tasks, num_fewshot=2, limit=5), str(teacher_folder))
     assert found.score(llama, tokenizer) == found.score(llama, tokenizer)
     assert found.score(llama, tokenizer)[0].samples == 5
+
+
+@needs_lm_eval
+def test_tasks_generate_with_their_own_settings_and_with_ours_over_them(student_folder, tokenizer, tmp_path):
+    model = load_model(student_folder, device="cpu", dtype=torch.float64)
+    prompts = ["The keeper of", "He saw"]
+    batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    out = model.generate(**batch, do_sample=False, max_new_tokens=4)[:, batch["input_ids"].shape[1] :]
+    said = tokenizer.batch_decode(out, skip_special_tokens=True)
+    documents = [{"question": question, "said": text} for question, text in zip(prompts, said, strict=True)]
+    (tmp_path / "documents.json").write_text(json.dumps(documents))
+    task = {"name": "local_written", "data": tmp_path / "documents.json", "tokens": 4}
+    asked = LMEval(tasks=["local_written"], include_path=str(tmp_path), batch_size=2)
+    found = []
+    for sampled, temperature, kwargs in (
+        ("false", 0.0, {}),
+        ("true", 50.0, {}),
+        ("false", 0.0, {"do_sample": True, "temperature": 50.0}),
+        ("true", 50.0, {"do_sample": False, "temperature": 0.0}),
+    ):
+        text = WRITTEN.format(sampled=sampled, temperature=temperature, **task)
+        (tmp_path / "local_written.yaml").write_text(text)
+        scores = Harness(dc.replace(asked, gen_kwargs=kwargs), str(student_folder)).score(model, tokenizer)
+        found.append(scores[0].value)
+    assert found == [1.0, 0.0, 0.0, 1.0]
 
 
 @needs_lm_eval

@@ -6,10 +6,11 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from sse_convert.recipe.schema import Scorer
 from tests.fuzz import judges, reading
 from tests.fuzz.documents import text_files, yaml_documents
 from tests.fuzz.outcome import Outcome, run_command
@@ -163,6 +164,27 @@ def _text(root: Path, case: tuple[str, bytes, dict[str, Any]]) -> Outcome:
         return run_command(arguments, functools.partial(judges.same_text, path, settings), reading.app)
 
 
+def _question_file(root: Path, case: tuple[str, Any]) -> Outcome:
+    """A file of questions that an evaluation would ask."""
+    scorer, records = case
+    with copied(root) as folder:
+        lines = [json_text(record) for record in records]
+        (folder / "q.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
+        (folder / "c.jsonl").write_text('{"text": "a b"}')
+        arguments = ["questions", "q.jsonl", scorer, str(root / "qwen3")]
+        return run_command(arguments, judges.earned_shares, reading.app)
+
+
+def _question_cases(root: Path) -> st.SearchStrategy[Any]:
+    base = [
+        {"question": "a b", "answer": "12", "choices": ["12", "b"], "context": [{"title": "t", "text": "x"}, "y"]},
+        {"problem": "a", "answers": [["1", 1], ["\\frac{1}{2}"]], "context_file": "c.jsonl", "prefix": "x"},
+        {"prompt": "a", "answer": 3, "choice_A": "3"},
+    ]
+    records = st.one_of(*(st.just([record]) | changed([record], VALUES, 2) for record in base), changed(base, VALUES))
+    return st.tuples(st.sampled_from(get_args(Scorer)), records.filter(lambda made: isinstance(made, list)))
+
+
 def _converted(root: Path, case: tuple[str, str, Any]) -> Outcome:
     """A changed small file of a converted checkpoint."""
     command, name, data = case
@@ -231,6 +253,7 @@ NUMBERED = {
     ),
     "analyze": (["analyze", "hybrid", "train.txt"], ("tokens", "length", "device", "teacher", "out")),
     "convert": (["convert", "recipe.yaml", "-o", "made"], ("link",)),
+    "dequantize": (["dequantize", "qwen3", "-o", "made"], ("revision",)),
     "push": (["push", "hybrid", "a/b", "--dry-run"], ("revision",)),
     "inspect": (["inspect", "qwen3"], ("revision",)),
 }
@@ -281,6 +304,7 @@ PATH_COMMANDS: dict[str, Callable[[str], list[str]]] = {
         f"data.train.0.path={yaml_text(path)}",
     ],
     "checkpoint": lambda path: ["inspect", path],
+    "dequantize": lambda path: ["dequantize", path, "-o", "made"],
     "teacher": lambda path: ["verify", "hybrid", "--teacher", path],
     "recipe": lambda path: ["plan", path],
     "copy": lambda path: ["recipes", "copy", "qwen3-0.6b", path],
@@ -342,6 +366,7 @@ CLASSES = (
     FuzzClass("header", _header_cases, _header),
     FuzzClass("index", _index_cases, _index),
     FuzzClass("tokenizer", _tokenizer_cases, _tokenizer),
+    FuzzClass("questions", _question_cases, _question_file),
     FuzzClass("text", lambda root: text_files(), _text),
     FuzzClass("converted", _converted_cases, _converted),
     FuzzClass("weights", _weight_cases, _weights),

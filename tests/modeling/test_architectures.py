@@ -10,6 +10,7 @@ from sse_convert.errors import CheckpointError
 from sse_convert.mixers import BUILT_IN, DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, attention_dims, softmax_layers, source_spec, spec_for
 from sse_convert.modeling.initialise import decay_bias, fresh_sse_tensors
+from sse_convert.modeling.layer import is_rotated
 from sse_convert.modeling.tensors import new_tensors, state_shape
 from tests.modeling.tiny import ENTRIES, tiny_config, tiny_model, tiny_source
 
@@ -42,13 +43,14 @@ def test_the_spec_describes_the_source(model_type: str) -> None:
     dims = attention_dims(model.config)
     for index in softmax_layers(model.config):
         attention = model.get_submodule(spec.attention_path(index))
-        modules = [getattr(attention, name) for name in (*spec.qkv, spec.output)]
-        assert all((type(module).__name__ == "Conv1D") == spec.conv1d for module in modules)
-        if spec.qk_norm != "none":
+        own = spec.of(model.config, rotated=is_rotated(attention, spec))
+        modules = [getattr(attention, name) for name in (*own.qkv, own.output)]
+        assert all((type(module).__name__ == "Conv1D") == own.conv1d for module in modules)
+        if own.qk_norm != "none":
             whole = dims.query_heads * dims.head_dim
-            norm = getattr(attention, spec.qk_norms[0])
+            norm = getattr(attention, own.qk_norms[0])
             if weights := list(norm.parameters()):
-                assert weights[0].shape == ((whole,) if spec.qk_norm == "whole" else (dims.head_dim,))
+                assert weights[0].shape == ((whole,) if own.qk_norm == "whole" else (dims.head_dim,))
     assert (hasattr(backbone, "rotary_emb")) == (spec.rotary != "none")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sse_convert.checkpoints.teacher import native_windows
 from sse_convert.errors import UsageError
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded, split_problems
 from sse_convert.modeling.head import Head
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
@@ -75,7 +76,7 @@ def backward(pair, ids, positions, targets) -> Found:
     student, teacher = pair
     student.zero_grad()
     call = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    known, hidden = (model.base_model(**call).last_hidden_state for model in (teacher, student))
+    known, hidden = (backbone_of(model)(**call).last_hidden_state for model in (teacher, student))
     flat, head = hidden.flatten(0, 1), Head.of(student)
     tokens = len(DOCUMENTS) * LENGTH
     kl = linear_kl(flat, head, known.flatten(0, 1), Head.of(teacher)) / tokens

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from sse_convert.modeling.architectures import softmax_layers
+from sse_convert.modeling.architectures import backbone_of, softmax_layers
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import row_layout
-from tests.modeling.test_generate import EXACT, greedy_by_full_forward, greedy_with_cache, rows
-from tests.modeling.tiny import ENTRIES, PARTLY_FLOAT32, prompts, spec_for, tiny_model, tiny_source
+from tests.modeling.test_generate import greedy_by_full_forward, greedy_with_cache, rows
+from tests.modeling.tiny import ENTRIES, exact, prompts, spec_for, tiny_model, tiny_source
 
 
 class Spy:
@@ -57,7 +57,7 @@ def test_q_k_v_of_a_converted_layer_are_those_of_the_familys_attention(
     source(ids)
     layout = row_layout(*ids.shape, None, ids.device)
     for index, (layer, (x, embeddings)) in enumerate(zip(hybrid.sse_layers().values(), inputs, strict=True)):
-        made = layer.operator_inputs(layout.pack(x), layer._rotation(embeddings, layout, len(ids)))
+        made = layer.operator_inputs(layout.pack(x), layer.rotation(embeddings, layout, len(ids)))
         for name, expected in zip("qkv", spy.given[index], strict=True):
             found = made[name].view(*ids.shape, *made[name].shape[1:]).transpose(1, 2)
             torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6, msg=f"{name} of layer {index}")
@@ -69,13 +69,12 @@ def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, t
         "kept": {"kind": "sse", "qk_rank": 4, "rope": "keep" if spec_for(model_type).rotary != "none" else "none"}
     }
     model = tiny_model(model_type, ("sse", "sliding", "kept", "full"), mixers, dtype=torch.float64)
-    close = {"atol": 1e-6, "rtol": 0} if model_type in PARTLY_FLOAT32 else EXACT
     ids, mask = prompts()
     tokens, logits = greedy_with_cache(model, ids, mask)
     for row, alone in enumerate(rows(ids, mask)):
         want_tokens, want_logits = greedy_by_full_forward(model, alone)
         assert torch.equal(tokens[row], want_tokens)
-        torch.testing.assert_close(logits[row], want_logits, **close)
+        torch.testing.assert_close(logits[row], want_logits, **exact(model_type))
     model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(grad is not None and grad.isfinite().all() for grad in grads.values())
@@ -90,5 +89,5 @@ def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, t
 @torch.no_grad()
 def test_the_head_that_losses_use_is_the_familys(model_type: str) -> None:
     model, ids = tiny_source(model_type), prompts((9,))[0]
-    hidden = model.base_model(ids, use_cache=False).last_hidden_state
+    hidden = backbone_of(model)(ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(Head.of(model).logits(hidden), model(ids, use_cache=False).logits.float())

@@ -5,13 +5,23 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.errors import UsageError
-from tests.modeling.tiny import BASELINES, BESIDE, ENTRIES, FAMILIES, LAYOUT, PAD, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import (
+    BASELINES,
+    BESIDE,
+    ENTRIES,
+    FAMILIES,
+    LAYOUT,
+    PAD,
+    exact,
+    prompts,
+    tiny_model,
+    tiny_source,
+)
 
 NEW = 9
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
 DEEP = (("qwen3", LAYOUT), ("gemma3_text", LAYOUT), ("gpt2", LAYOUT), ("qwen3", BASELINES), ("qwen3", BESIDE))
 MAIN = ("qwen3", "llama", "gemma2", "gemma3_text", "phi3", "gpt_neox", "gpt2")
-EXACT = {"atol": 1e-9, "rtol": 0}
 
 
 def rows(ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -66,7 +76,7 @@ def test_cached_left_padded_batch_equals_full_forward_of_single_rows(family) -> 
     tokens, logits = greedy_with_cache(model, *prompts())
     for row, (want_tokens, want_logits) in enumerate(expected):
         assert torch.equal(tokens[row], want_tokens)
-        torch.testing.assert_close(logits[row], want_logits, **EXACT)
+        torch.testing.assert_close(logits[row], want_logits, **exact(model.config.model_type))
     assert len(tokens.unique()) > 1
 
 
@@ -97,7 +107,7 @@ def test_right_padding_changes_nothing(model_type: str) -> None:
     with torch.no_grad():
         together = model(ids, attention_mask=mask).logits
         for row, alone in enumerate(rows(ids, mask)):
-            torch.testing.assert_close(together[row, : alone.shape[1]], model(alone).logits[0], **EXACT)
+            torch.testing.assert_close(together[row, : alone.shape[1]], model(alone).logits[0], **exact(model_type))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from sse_convert.errors import UsageError
-from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_model
+from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, exact, prompts, tiny_model
 
 LENGTHS = (6, 1, 9, 4)
 
@@ -25,7 +25,7 @@ def test_packed_equals_separate(model_type: str, layers: tuple[str, ...]) -> Non
     expected = torch.cat([model(row, use_cache=False).logits for row in rows], 1)
     for inputs in ({"use_cache": False}, {}, {"attention_mask": torch.ones_like(packed)}):
         found = model(packed, position_ids=positions, **inputs)
-        torch.testing.assert_close(found.logits, expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(found.logits, expected, **exact(model_type))
         assert found.past_key_values is None
 
 

@@ -161,8 +161,9 @@ def test_bias_balancing_moves_against_the_load_of_all_micro_batches() -> None:
     assert (layer.routing().gate_TN.sum(-1) - 1).abs().max() < 1e-6
 
 
-def test_copies_and_pickles_of_a_trained_model() -> None:
-    model = tiny_model("qwen3").train()
+@pytest.mark.parametrize(("model_type", "layers"), [("qwen3", LAYOUT), ("deepseek_v3", BESIDE)], ids=str)
+def test_copies_and_pickles_of_a_trained_model(model_type: str, layers: tuple[str, ...]) -> None:
+    model = tiny_model(model_type, layers).train()
     loss_and_gradients(model)
     ids = prompts((6,))[0]
     with torch.no_grad():

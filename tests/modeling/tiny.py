@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.architectures import source_spec, spec_for
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 
@@ -40,6 +40,15 @@ _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+_GROUPED = {**_ROUTED, "n_group": 2, "topk_group": 1}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
@@ -61,6 +70,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 8, **_HALF_ROTARY},
     "hunyuan_v1_dense": {"head_dim": 8},
     "stablelm": _HALF_ROTARY,
+    "llama4_text": {
+        "head_dim": 8, **_LOCAL, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2, "attention_chunk_size": 6,
+        "no_rope_layers": [1, 1, 0, 1],
+    },
+    "deepseek_v3": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1},
 }  # fmt: skip
 _ALIKE: dict[str, dict[str, Any]] = {
     "apertus": {},
@@ -127,6 +141,20 @@ _ALIKE: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"head_dim": 8, **_LINEAR},
     "qwen3_5_moe_text": {**_EXPERTS, "head_dim": 8, **_LINEAR, "shared_expert_intermediate_size": 12},
     "solar_open": {"head_dim": 8, **_ROUTED},
+    "axk1": {**_LATENT, **_GROUPED},
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None, **_ROUTED},
+    "glm4_moe_lite": {**_LATENT, **_ROUTED},
+    "kimi_linear": {
+        **_LATENT,
+        **_ROUTED,
+        "num_local_experts": 4,
+        "q_lora_rank": None,
+        "layer_types": ["full_attention"] * 3 + ["linear_attention"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
+    "minicpm3": _LATENT,
+    "youtu": {**_LATENT, "rope_interleave": False},
 }
 """families whose entry says nothing that another's does not"""
 _GPT2_NAMES = {
@@ -139,8 +167,16 @@ _GPT2_NAMES = {
 PARTLY_FLOAT32 = (
     "dots1", "exaone_moe", "flint", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
     "granitemoe_swa", "granitemoehybrid", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "llama4_text", "axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
 )  # fmt: skip
-"""families whose own code computes routers or linear attention in float32 whatever the model's dtype"""
+"""families whose own code computes routers, norms or linear attention in float32 whatever the model's dtype"""
+
+
+def exact(model_type: str) -> dict[str, float]:
+    """What equal outputs of a float64 model, converted or not, may differ by."""
+    return {"atol": 1e-6 if source_spec(model_type).model_type in PARTLY_FLOAT32 else 1e-9, "rtol": 0}
+
+
 FAMILIES = tuple(_FAMILIES)
 """families with something of their own, for every test that goes over families"""
 ENTRIES = (*_FAMILIES, *_ALIKE)
@@ -168,7 +204,7 @@ def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
     values = {
         name: value
         for name, value in values.items()
-        if name == "eos_token_id" or value is not None or name == "sliding_window"
+        if name in ("eos_token_id", "q_lora_rank", "sliding_window") or value is not None
     }
     if model_type == "gpt2":
         values = {_GPT2_NAMES.get(name, name): value for name, value in values.items()}

@@ -12,6 +12,7 @@ from sse_convert.pages.scores import (
     GAP,
     LOSS,
     NEEDLES,
+    QUESTIONS,
     RULER,
     SHARE,
     TASKS,
@@ -91,7 +92,14 @@ def test_ruler_agreement_and_tasks():
     student["ruler"] = [{"task": "niah_single_1", "length": 512, **hits}]
     student["agreement"] = [{"length": 129, "windows": 2, "kl": 0.2, "kl_se": 0.01, "top1": 0.9, "top1_se": None}]
     student["tasks"] = [{"task": "piqa", "metric": "acc", "value": 0.7, "stderr": 0.01, "samples": 100}]
-    shown = {(m.quantity, m.setting): m.text for m in figures(found)}
+    student["generation"] = [{"task": "aime24", "repeats": 32, **hits}]
+    drawn = {"sampling": "paper", "max_new_tokens": 8, "template": "chat", "files": {"aime24.jsonl": "1f"}}
+    found.data["conditions"]["generation"] = drawn
+    measures = list(figures(found))
+    conditions = next(dict(m.conditions) for m in measures if m.quantity == QUESTIONS)
+    assert (conditions["sampling"], conditions["files"]) == ("paper", "{'aime24.jsonl': '1f'}")
+    shown = {(m.quantity, m.setting): m.text for m in measures}
+    assert shown[QUESTIONS, "aime24, avg@32"] == "95% [76, 99]"
     assert shown[RULER, "niah_single_1, 512 tokens"] == "95% [76, 99]"
     assert shown[DIVERGENCE, "129 tokens"] == "0.200 ± 0.020"
     assert shown[TOP1, "129 tokens"] == "0.900"

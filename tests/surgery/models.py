@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import yaml
+from transformers import PreTrainedModel
 
 from sse_convert.recipe import Recipe, recipe_from_dict
 from tests.modeling.tiny import VOCAB, tiny_source
@@ -22,7 +23,12 @@ PATTERN = ["sse", "sliding", "gla", "full"]
 
 def save_source(folder: Path, model_type: str = "qwen3", *, shard_size: str = "20KB", **options: Any) -> Path:
     """A tiny random model with tokenizer, chat template, generation config and licence; the folder."""
-    tiny_source(model_type, **options).save_pretrained(folder, max_shard_size=shard_size)
+    return save_teacher(tiny_source(model_type, **options), folder, shard_size=shard_size)
+
+
+def save_teacher(model: PreTrainedModel, folder: Path, *, shard_size: str = "20KB") -> Path:
+    """Any model with these files; the folder."""
+    model.save_pretrained(folder, max_shard_size=shard_size)
     vocabulary = {f"w{i}": i for i in range(VOCAB)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}

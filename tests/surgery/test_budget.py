@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from sse_convert.checkpoints.teacher import native_windows
+from sse_convert.checkpoints.teacher import attention_shapes, native_windows
 from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_from_dict
-from sse_convert.modeling.architectures import AttentionDims, attention_dims
+from sse_convert.modeling.architectures import AttentionDims, LatentDims, attention_dims, spec_for
 from sse_convert.surgery.budget import (
     Geometry,
     added_parameters,
@@ -33,14 +33,14 @@ VARIANTS = [
 
 
 def geometry(**changes):
-    dims = AttentionDims(hidden=64, query_heads=4, kv_heads=2, head_dim=16)
+    dims = AttentionDims(hidden=64, query_heads=4, kv_heads=2, head_dim=16, value_dim=16)
     base = {"dims": dims, "windows": (None,) * 4, "cache_element_bytes": 2, "parameters": 10_000, "tied": False}
     base |= {"embedding_parameters": 1000, "attention_parameters": 500, "intermediate": 128, "vocabulary": 50}
     return Geometry(**{**base, **changes})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("model_type", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "deepseek_v3"])
 def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
     settings = {"kind": "sse", "qk_rank": 4, **variant}
     model = tiny_model(model_type, ("sse", "full", "full", "full"), {"sse": settings})
@@ -49,7 +49,7 @@ def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
 
 
 @pytest.mark.parametrize("length", [3, 9, 20])
-@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral"])
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral", "youtu", "llama4_text"])
 @pytest.mark.parametrize("variant", [*VARIANTS[:3], VARIANTS[-1]])
 def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
     """Full, native sliding, converted sliding and SSE layers, below and above their windows."""
@@ -70,6 +70,19 @@ def _tensors(layer):
     names = ("keys", "values", "sink_keys", "sink_values")
     held = [getattr(layer, name) for name in names if isinstance(getattr(layer, name, None), torch.Tensor)]
     return [*held, states[0]] if states else held
+
+
+def test_latent_attention_caches_what_keys_and_values_are_made_of():
+    """DeepSeek V3: 512 + 64 channels of a token against states of 128 heads, each 192 by 128."""
+    latent = LatentDims(query=1536, key_value=512, shared_key=64)
+    dims = AttentionDims(hidden=7168, query_heads=128, kv_heads=128, head_dim=192, value_dim=128, latent=latent)
+    sizes = geometry(dims=dims, windows=(None,) * 2)
+    assert layer_bytes(sizes, 0, None, 1000) == 1000 * 576 * 2
+    assert state_bytes(sizes, SSEMixer(num_partitions=2)) == 3 * 128 * 192 * 128 * 4
+    assert break_even(sizes, [SSEMixer(num_partitions=2), None]) == 3 * 128 * 192 * 128 * 4 // (576 * 2)
+    assert mixer_flops(sizes, 0, None, 1001) == 2 * 128 * (192 + 128) * 501
+    shapes = attention_shapes(spec_for("deepseek_v3"), dims)
+    assert dims.projected == sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
 
 
 def test_break_even_is_the_first_length_that_is_not_larger():

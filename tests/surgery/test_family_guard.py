@@ -82,6 +82,19 @@ def test_a_rotation_of_other_pairs_is_refused(model_type: str) -> None:
     assert "rotary pairs [" in problems(model_type, halves)
 
 
+@pytest.mark.parametrize("model_type", ["llama4_text", "deepseek_v2"])
+def test_complex_rotations_are_of_neighbours(model_type: str) -> None:
+    spec = dc.replace(spec_for(model_type), rotary_pairs="halves")
+    assert "a rotation without rotate_half" in problems(model_type, spec)
+
+
+def test_pairs_that_a_checkpoint_chooses() -> None:
+    """DeepSeek V3 turns neighbours or halves, as its configuration says."""
+    assert problems("deepseek_v3", rope_interleave=False) == ""
+    always = dc.replace(spec_for("deepseek_v3"), pairs_switch=None)
+    assert "config field rope_interleave = True" in problems("deepseek_v3", always)
+
+
 def test_switches_that_a_checkpoint_may_set() -> None:
     assert problems("olmo", clip_qkv=8.0) == "config field clip_qkv = 8.0 (layer 0)"
     assert "module q_norm (layer 0)" in problems("cohere", use_qk_norm=True)

@@ -1,6 +1,7 @@
 """What a stage leaves to the machine: chosen from memory, repeated by the next start, mended where it fails."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from sse_convert.errors import HardwareError
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.memory import USABLE, stage_memory
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.training import fit
+from sse_convert.training import fit, uptrain
 from sse_convert.training.fit import Chosen, Fit
+from sse_convert.training.losses import linear_cross_entropy
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.uptrain import Uptrain
 from tests.training.conftest import losses
@@ -125,6 +127,28 @@ def test_a_first_step_out_of_memory_starts_anew_with_half(train, monkeypatch, ca
     assert losses(folder) == pytest.approx(losses(plain), rel=1e-6)
     assert "CUDA out of memory" in capsys.readouterr().err
     assert json.loads((folder / "stage.json").read_text())["report"]["chosen"]["micro_batch"] == 4
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_nothing_of_a_failed_start_stays_in_memory(train, monkeypatch, twice):
+    """The graph of its pass held the model, which held the graph, where garbage collection does not look."""
+    students, alive = [], []
+    real = Uptrain.__init__
+
+    def start(self, accelerator, student, *arguments):
+        alive.append(sum(found() is not None for found in students))
+        students.append(weakref.ref(student.sse_layers()[0]))
+        real(self, accelerator, student, *arguments)
+
+    def loss(*arguments):
+        if len(students) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return linear_cross_entropy(*arguments)
+
+    monkeypatch.setattr(Uptrain, "__init__", start)
+    monkeypatch.setattr(uptrain, "linear_cross_entropy", loss)
+    train("uptrain", **{**AUTO, "gradient_checkpointing": twice})
+    assert alive == [0, 0, 0]
 
 
 def test_what_was_halved_stays_so_after_a_kill(train, tmp_path, monkeypatch):

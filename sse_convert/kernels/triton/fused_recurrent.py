@@ -25,6 +25,7 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     Args:
         x: the inputs, one token per sequence; its partition gate, if any, needs no state.
         inplace_state: write into `x.initial_state`, float32 and contiguous, and return it; else into a copy of it.
+            With `x.state_slots`, into those rows of it; a row is contiguous, in float32 or bfloat16.
 
     Returns:
         o [S, Hq, V] in v's dtype and the final states [S, M, H, D, V] in float32.
@@ -41,7 +42,7 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     o = _decode(
         *sparse, [part.to(like.dtype).contiguous() for part, like in zip(shared, sparse, strict=False)],
         [strength.float().contiguous() for strength in strengths], x.router_logits.contiguous(), x.router_bias,
-        used, gate, x.k_scale, state,
+        used, gate, x.k_scale, state, x.state_slots,
         x.top_k, x.read_top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
     )  # fmt: skip
     return o, state
@@ -73,7 +74,7 @@ def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], strengths: list[Tensor],
     router_logits: Tensor, router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None,
-    k_scale: Tensor | None, state: Tensor,
+    k_scale: Tensor | None, state: Tensor, slots: Tensor | None,
     top_k: int, read_top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
     decay_normalizer: float | None,
 ) -> Tensor:  # fmt: skip
@@ -88,8 +89,8 @@ def _decode(
     block_d, block_v, block_k, warps = _blocks(S * H, D, V, ranks)
     decode_kernel[(S * H * triton.cdiv(V, block_v),)](
         q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
-        router_bias, used, gate, state, o,
-        scale, decay_normalizer,
+        router_bias, used, gate, state, slots, o,
+        state.stride(0), scale, decay_normalizer,
         N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared), TOP_K=top_k,
         READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
         H=H, G=G, D=D, V=V,
@@ -118,8 +119,8 @@ def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int
 @triton.jit(do_not_specialize=["scale", "normalizer"])
 def decode_kernel(
     q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
-    router_bias, used, gate, state, o,
-    scale, normalizer,
+    router_bias, used, gate, state, slots, o,
+    state_stride, scale, normalizer,
     N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
     TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr, WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
     K_MAP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
@@ -133,6 +134,10 @@ def decode_kernel(
     d = tl.arange(0, BD)
     group = tl.arange(0, BG)
     in_d = (d < D)[None, :]
+    slot = b
+    if slots is not None:
+        slot = tl.load(slots + b).to(tl.int64)
+    state += slot * state_stride
     key_scale = tl.load(k_scale + h).to(tl.float32) if k_scale is not None else 1.0
     e, score = _gates(router_logits, router_bias, used, b, N, BN)
     acc = tl.zeros([BG, BV], tl.float32)
@@ -161,10 +166,11 @@ def decode_kernel(
         given = tl.where(is_shared, v_shared, v) + v_row * V
         values = tl.load(given[:, None] + dv[None, :], mask=ok[:, None] & (dv < V)[None, :], other=0.0).to(tl.float32)
 
-        at = (
-            ((b * (N + SHARED) + partition) * H + h)[:, None, None] * (D * V) + d[None, :, None] * V + dv[None, None, :]
-        )
+        row = (partition.to(tl.int64) * H + h)[:, None, None] * (D * V)
+        at = row + d[None, :, None] * V + dv[None, None, :]
         inside = in_k[:, :, None] & (dv < V)[None, None, :]
+        if slots is not None:
+            inside = inside & (tl.zeros([BK, 1, 1], tl.int64) + slot >= 0)
         tile = tl.load(state + at, mask=inside, other=0.0)
         tile = tile * decay[:, :, None]
         if beta is not None:

@@ -7,6 +7,8 @@ output projection; SSE's heads join before that projection. The state-dict keys 
 """
 
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,13 +17,37 @@ from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import precise_dtype
-from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layer import RotaryTables, SSEAttention
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.window.sliding import with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
 """attribute by which transformers knows modules whose weights are set; those of the new tensors are not yet"""
+
+
+class FamilyMethod:
+    """A method of a family's attention, which its forward calls on itself, for a module of another class. An object, so
+    that models can be pickled.
+
+    Args:
+        function: the method, as its class has it.
+        module: what it is called on.
+    """
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
+        self.function = function
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method gives."""
+        return self.function(self.module, *args, **kwargs)
+
+
+def _own_methods(kind: type[nn.Module]) -> set[str]:
+    """Methods that a class and its bases have, but for those of every module."""
+    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    return {name for cls in classes for name, member in vars(cls).items() if inspect.isfunction(member)}
 
 
 class SSESlidingAttention(SSEAttention):
@@ -50,11 +76,14 @@ class SSESlidingAttention(SSEAttention):
         for name in vars(source).keys() - vars(self).keys() - {_INITIALISED}:
             setattr(self, name, getattr(source, name))
         self._softmax = type(source).forward
+        for name in _own_methods(type(source)):
+            if not hasattr(self, name):
+                setattr(self, name, FamilyMethod(getattr(type(source), name), self))
 
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: RotaryTables | None = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:

@@ -14,6 +14,7 @@ from sse_convert.pages.scores import (
     GAP,
     LOSS,
     NEEDLES,
+    QUESTIONS,
     RULER,
     SHARE,
     TASKS,
@@ -22,7 +23,7 @@ from sse_convert.pages.scores import (
     relative_measures,
 )
 
-QUALITY = (LOSS, GAP, BITS, DIVERGENCE, TOP1, NEEDLES, SHARE, RULER, TASKS)
+QUALITY = (LOSS, GAP, BITS, DIVERGENCE, TOP1, NEEDLES, SHARE, RULER, QUESTIONS, TASKS)
 ABOUT = (
     "Intervals are 95%: of losses over windows, of needles after Wilson, of shares from both needle intervals (taken "
     "as independent, so rather too wide). The gap is paired window by window."

@@ -18,6 +18,7 @@ from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.kernels.triton.generation.token_attention import token_attention
 from sse_convert.kernels.triton.routing import select_partitions, slot_layout
+from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
 from sse_convert.kernels.validation import build_inputs
 
 
@@ -74,6 +75,20 @@ def decode(**settings: Any) -> None:
         sse_attention_decode(inputs(2, **settings), inplace_state=False)
 
 
+def decode_in_slots(kept: torch.dtype, **settings: Any) -> None:
+    with torch.inference_mode():
+        x = inputs(2, states=True, **settings)
+        assert x.initial_state is not None
+        slots, pages = torch.zeros(2, dtype=torch.int32), x.initial_state.to(kept)
+        sse_attention_decode(dc.replace(x, initial_state=pages, state_slots=slots), inplace_state=True)
+
+
+def move_rows(dtype: torch.dtype) -> None:
+    pages, slots = torch.zeros(3, 5, 1000, dtype=dtype), torch.zeros(2, dtype=torch.int32)
+    write_rows(pages, slots, read_rows(pages, slots))
+    clear_rows(pages, slots, slots)
+
+
 def attend(D: int, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         q, cached = torch.zeros(2, 4, D, dtype=dtype), torch.zeros(2, 2, 300, D, dtype=dtype)
@@ -92,6 +107,10 @@ def project(inputs: int, outputs: int, bias: bool) -> None:
 
 BF16 = torch.bfloat16
 COMPILE_CASES = {
+    "rows of states": CompileCase(partial(move_rows, BF16)),
+    "decode in slots": CompileCase(
+        partial(decode_in_slots, BF16, dims=(128, 128), dtype=BF16, heads=(2, 2), top_k=4, delta=True)
+    ),
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
     "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
     "select of 1": CompileCase(partial(route_tokens, 1, 1, torch.float32, False), slow=True),

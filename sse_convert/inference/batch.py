@@ -1,0 +1,103 @@
+"""Continue many prompts at once: left-padded, through the cache. What a row samples is its own affair."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+from sse_convert.inference.cuda_graphs import graphed
+from sse_convert.inference.generate import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class SeededChoice(LogitsProcessor):
+    """Leaves one token of each row, drawn with random numbers that belong to the row.
+
+    Args:
+        sampling: with a temperature above 0.
+        seeds: one per row.
+        start: columns of the prompts.
+        device: of the logits.
+    """
+
+    def __init__(self, sampling: Sampling, seeds: Sequence[int], start: int, device: torch.device) -> None:
+        self._warpers = [TemperatureLogitsWarper(sampling.temperature)]
+        if sampling.top_p < 1:
+            self._warpers.append(TopPLogitsWarper(sampling.top_p))
+        draws = [_uniform(seed, sampling.max_new_tokens) for seed in seeds]
+        self._draws = torch.stack(draws).to(device)
+        self._start = start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Logits [B, vocab] with all but one of each row at minus infinity: a draw from the distribution by its CDF."""
+        for warp in self._warpers:
+            scores = warp(input_ids, scores)
+        shares = torch.softmax(scores.double(), -1).cumsum(-1)
+        draw = self._draws[:, input_ids.shape[1] - self._start, None] * shares[:, -1:]
+        chosen = torch.searchsorted(shares, draw, right=True).clamp_max(shares.shape[1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
+
+
+@torch.no_grad()
+def continue_rows(
+    model: "PreTrainedModel",
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    seeds: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """New token ids after each prompt, up to and with the model's end token.
+
+    Rows are as if each had been continued alone: exactly in float64; in lower precision a batch of another shape rounds
+    otherwise, which can tip a choice.
+
+    Args:
+        model: causal language model in evaluation mode.
+        prompts: token ids, at least one each.
+        sampling: how tokens are chosen, and how many at most.
+        seeds: of the rows; unset takes `sampling.seed` for each.
+    """
+    rows, mask = left_padded(prompts, model.device)
+    width = rows.shape[1]
+    end = model.generation_config.eos_token_id
+    ends = set(end if isinstance(end, list) else [] if end is None else [end])
+    choices = LogitsProcessorList()
+    if sampling.temperature > 0:
+        seeds = [sampling.seed] * len(prompts) if seeds is None else seeds
+        choices.append(SeededChoice(sampling, seeds, width, rows.device))
+    with graphed(model, slots=width + sampling.max_new_tokens):
+        out = model.generate(  # type: ignore[operator]
+            rows,
+            attention_mask=mask,
+            max_new_tokens=sampling.max_new_tokens,
+            logits_processor=choices,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=min(ends, default=0),
+        )
+    return [_up_to_end(row, ends) for row in out[:, width:].tolist()]
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and mask [B, T] of prompts that end together."""
+    longest = max(map(len, prompts))
+    rows = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(rows)
+    for i, prompt in enumerate(prompts):
+        rows[i, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[i, longest - len(prompt) :] = 1
+    return rows.to(device), mask.to(device)
+
+
+def _uniform(seed: int, count: int) -> Tensor:
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _up_to_end(ids: list[int], ends: set[int]) -> list[int]:
+    stop = next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))
+    return ids[:stop]

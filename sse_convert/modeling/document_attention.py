@@ -1,0 +1,153 @@
+"""Softmax attention of packed rows without a mask of all pairs of tokens: each document attends to itself.
+
+Memory is linear in the tokens. On a GPU one call of torch's variable-length flash attention does all documents; where
+that has no kernel (CPUs, float32, wide heads), documents are attended to one after another.
+
+Shape letters: T tokens of all rows, S documents, Hq query heads, H heads of keys and values, D width of a head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sse_convert.errors import UsageError
+from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
+from sse_convert.modeling.compat import varlen_attention
+from sse_convert.modeling.layout import SequenceLayout
+
+DOCUMENT_ATTENTION = "sse_documents"
+"""name under which transformers finds `document_attention`; it has no masks made for it"""
+WIDEST_HEAD = 256
+"""of torch's flash attention"""
+_scaled_dot_product: Callable[..., tuple[Tensor, None]] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+_MASKED_KINDS = {"full_attention", "sliding_attention"}
+"""layer types whose masks follow from documents and a window"""
+
+
+def document_attention_problem(config: Any) -> str | None:
+    """Why a model needs masks for its packed rows; None if `document_attention` does what they say.
+
+    Args:
+        config: of a model of a known family, plain or converted.
+    """
+    spec, dims, config = source_spec(config.model_type), attention_dims(config), decoder_config(config)
+    found = {
+        "decoder layers keep their arguments to themselves": not spec.hands_on,
+        "layers have linear attention of their own": spec.linear_layers,
+        "attention has learned sinks": bool(spec.softmax_parameters),
+        "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
+        "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
+        f"heads are {dims.head_dim} wide": dims.head_dim > WIDEST_HEAD,
+        "some layers have masks of another kind": not set(getattr(config, "layer_types", None) or []) <= _MASKED_KINDS,
+    }
+    return next((problem for problem, holds in found.items() if holds), None)
+
+
+def document_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    sse_layout: SequenceLayout | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What a family's attention module calls, within rows that are full of tokens.
+
+    Args:
+        module: the attention module.
+        query: [B, Hq, T / B, D].
+        key: [B, H, T / B, D].
+        value: [B, H, T / B, D].
+        attention_mask: who sees whom, of a converted layer's window; None for causal in documents.
+        sse_layout: where documents begin.
+        scaling: of the products; None for D ** -0.5.
+        sliding_window: tokens a query sees, itself included; None for all.
+        kwargs: what families pass to their attention functions.
+
+    Returns:
+        [B, T / B, Hq, D], and None for the weights.
+
+    Raises:
+        UsageError: no mask and no layout arrived, or a cache or padding is in use.
+    """
+    if attention_mask is not None:
+        return _scaled_dot_product(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    batch, length = query.shape[0], query.shape[2]
+    if sse_layout is None or sse_layout.tokens is not None or key.shape[2] != length:
+        raise UsageError(
+            f"attention implementation {DOCUMENT_ATTENTION!r} without sse_layout, or with padding or a cache",
+            expected="training on rows that are full of tokens",
+            fix='load the model with attn_implementation="sdpa"',
+        )
+    windowed = sliding_window is not None and sliding_window < length
+    if sse_layout.sequences == batch and not windowed:
+        return _scaled_dot_product(module, query, key, value, None, scaling=scaling, **kwargs)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    offsets, longest = sse_layout.cu_seqlens, sse_layout.max_seqlen
+    window = sliding_window if windowed else None
+    o = attend_to_documents(q, k, v, offsets, longest, scaling=scaling, window=window)
+    return o.view(batch, length, *o.shape[1:]), None
+
+
+def attend_to_documents(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    longest: int,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Causal softmax attention within documents: [T, Hq, D].
+
+    Args:
+        q: [T, Hq, D].
+        k: [T, H, D]; H divides Hq.
+        v: [T, H, D].
+        offsets: integer [S + 1], where documents begin, then T, once or more.
+        longest: no document has more tokens.
+        scaling: of the products; None for D ** -0.5.
+        window: tokens a query sees, itself included; None for all.
+    """
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
+    if _has_kernel(q):
+        return varlen_attention(q, k, v, offsets.to(q.device, torch.int32), longest, scaling, window)
+    heads = [
+        _attend(q[begin:end], k[begin:end], v[begin:end], scaling, window)
+        for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        if begin < end
+    ]
+    return torch.cat(heads)
+
+
+def _has_kernel(q: Tensor) -> bool:
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return q.is_cuda and half and q.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    """One document: [n, Hq, D]."""
+    length, groups = len(q), q.shape[1] // k.shape[1]
+    sees = None
+    if window is not None and window < length:
+        distance = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
+        sees = (distance >= 0) & (distance < window)
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))  # kernels share keys under no mask alone
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    shares = sees is None and groups > 1
+    o = F.scaled_dot_product_attention(q, k, v, sees, is_causal=sees is None, scale=scaling, enable_gqa=shares)
+    return o.transpose(0, 1)
+
+
+AttentionInterface.register(DOCUMENT_ATTENTION, document_attention)

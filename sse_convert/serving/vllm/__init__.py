@@ -1,0 +1,26 @@
+"""The plugin that lets vLLM serve converted models. vLLM finds `register` by its entry point `vllm.general_plugins`."""
+
+import logging
+
+TESTED = "0.32"
+"""version of vLLM that the tests run with; others are tried with a word of warning"""
+
+_log = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Tell vLLM of converted models; in each of its processes, any number of times.
+
+    Whatever fails here must not keep vLLM from serving other models, so it is said and left: converted models are then
+    refused by vLLM itself, as architectures that it does not know.
+    """
+    try:
+        import vllm
+
+        from sse_convert.serving.vllm.families import register_families
+    except ImportError as error:
+        _log.warning("sse-convert cannot serve with this vLLM: %s; it was tested with vLLM %s", error, TESTED)
+        return
+    if not vllm.__version__.startswith(TESTED):
+        _log.warning("sse-convert was tested with vLLM %s, this is %s", TESTED, vllm.__version__)
+    register_families()
