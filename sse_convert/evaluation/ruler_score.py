@@ -19,6 +19,8 @@ from sse_convert.console import Bar
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.retrieval import by_depth, depth_entries
 from sse_convert.evaluation.ruler_rows import NEW_TOKENS, RulerSample
+from sse_convert.inference.batch import continue_rows, left_padded
+from sse_convert.inference.generate import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -100,9 +102,6 @@ def string_match_all(text: str, answers: Sequence[str]) -> float:
 
 def answer(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", samples: Sequence[RulerSample]) -> list[str]:
     """What a model writes after each prompt, greedily."""
-    from sse_convert.inference.batch import continue_rows
-    from sse_convert.inference.generate import Sampling
-
     new = continue_rows(model, [sample.token_ids for sample in samples], Sampling(max_new_tokens=NEW_TOKENS))
     return [str(text) for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
 
@@ -110,8 +109,6 @@ def answer(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", sampl
 @torch.no_grad()
 def _preferred(model: "PreTrainedModel", samples: Sequence[RulerSample]) -> list[float]:
     """Share of each sample's answers that are likelier than all its wrong values."""
-    from sse_convert.inference.batch import left_padded
-
     rows, mask = left_padded([sample.token_ids for sample in samples], model.device)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     out = model(input_ids=rows, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
