@@ -1,5 +1,23 @@
-"""What transformers does once in a process that loads a model: it compiles its rules for the names of tensors."""
+"""What a warm process begins with: what nearly every command imports, and what transformers does once for a model.
 
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+Nothing of the package is among it, so that its own imports are those of a fresh process.
+"""
 
-get_checkpoint_conversion_mapping("llama")
+import gc
+import importlib
+
+gc.disable()  # all that imports make stays
+for name in (
+    "torch",
+    "transformers.modeling_utils",
+    "transformers.generation",
+    "datasets",
+    "accelerate",
+    "typer",
+    "rich",
+):
+    importlib.import_module(name)
+# compiles the rules for the names of all families' tensors
+importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+gc.freeze()
+gc.enable()

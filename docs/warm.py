@@ -1,4 +1,4 @@
-"""Python processes that begin with the heavy libraries imported: forked from one server, which imports them once.
+"""Python processes that begin with the heavy libraries imported: forked from one server (docs/preload.py imports them).
 
 Each is a process of its own, with its own folder, environment, arguments and exit code; only the imports are shared.
 """
@@ -14,17 +14,6 @@ from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
-PRELOADED = (
-    "torch",
-    "transformers.modeling_utils",
-    "transformers.generation",
-    "datasets",
-    "accelerate",
-    "typer",
-    "rich",
-    "docs.preload",
-)
-"""what nearly every command imports; nothing of the package, so that its imports are those of a fresh process"""
 FIXED = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -52,7 +41,7 @@ def run(
     """
     context = multiprocessing.get_context("forkserver")
     with _environment({**environment, **FIXED, "HF_MODULES_CACHE": _modules().name}):
-        context.set_forkserver_preload(list(PRELOADED))
+        context.set_forkserver_preload(["docs.preload"])
         forkserver.ensure_running()
     process = context.Process(target=_main, args=(list(arguments), folder, {**environment, **FIXED}, out, error))
     process.start()

@@ -35,8 +35,8 @@ TRIALS = (
     dc.replace(DELTA, renormalise=True, top_k=2),
     LONG,
     dc.replace(LONG, initial_state=True),
-    dc.replace(LONG, dim=64, value_dim=64, heads=2, dtype=BF16, lengths=(70, 9)),
-    dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(70, 9)),
+    dc.replace(LONG, dim=64, value_dim=64, heads=2, dtype=BF16, lengths=(70, 9), initial_state=True),
+    dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(70, 9), initial_state=True),
     dc.replace(DELTA, lengths=(0, 1, 5, 3), num_partitions=24, top_k=4, read_top_k=2),
 )
 
