@@ -1,18 +1,21 @@
 # make demo    the whole conversion on a small model, offline, under five minutes after installation
 # make test    all tests but those of experiments;  make quick  those of a minute;  make test-experiments  the others
+# make test-serving  tests of the vLLM plugin with vLLM for CPUs, in an environment of its own (.venv-vllm)
 # make check   lint and types;  make wheel  builds dist/;  make docs  the documentation in site/
 # make clean   removes what these made
 # Each does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
 
 PYTHON ?=
 VENV ?= .venv
+SERVING_VENV ?= .venv-vllm
+SERVING_TESTS ?= tests/serving/vllm
 WORKERS ?= 2
 TESTS ?= tests
 QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recipe surgery)
 PY := $(VENV)/bin/python
 export PYTHON VENV
 
-.PHONY: demo test quick test-experiments check wheel docs setup clean
+.PHONY: demo test quick test-experiments test-serving check wheel docs setup clean
 
 demo: setup
 	$(PY) demo/run.py
@@ -27,6 +30,10 @@ quick: setup-dev
 
 test-experiments: setup-dev
 	$(PYTEST) -m experiment $(TESTS)
+
+test-serving:
+	@$(or $(PYTHON),python3) tools/serving_env.py $(SERVING_VENV)
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(SERVING_VENV)/bin/python -m pytest --confcutdir=tests/serving/vllm $(SERVING_TESTS)
 
 check: setup-dev
 	$(PY) -m ruff check .
@@ -49,4 +56,4 @@ setup-dev:
 	@tools/setup.sh dev,train,eval
 
 clean:
-	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(SERVING_VENV) dist build site .pytest_cache .ruff_cache .mypy_cache

@@ -111,3 +111,16 @@ def compile_error() -> type[Exception]:
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException
+
+
+def cut_graphs_at(operator: str) -> None:
+    """Have vLLM cut compiled models at an operator, as at those of its own attention; repeatable.
+
+    Args:
+        operator: qualified name.
+    """
+    from vllm.config import CompilationConfig
+
+    operators = CompilationConfig._attention_ops
+    if operator not in operators:
+        operators.append(operator)

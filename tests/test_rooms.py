@@ -28,6 +28,7 @@ ROOMS = [
     "calibration",
     "training",
     "inference",
+    "serving",
     "evaluation",
     "selection",
     "analysis",

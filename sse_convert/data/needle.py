@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sse_convert.data.documents import beginning_ids
 from sse_convert.errors import DataError
-from sse_convert.recipe.schema import Needles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,82 +119,6 @@ def question_text(kind: Kind, key: str) -> str:
     return f"\nWhat is the special magic {kind} for {key}? The special magic {kind} for {key} is:"
 
 
-def training_row(
-    rng: random.Random,
-    haystack_ids: Sequence[int],
-    seq_len: int,
-    needles: Needles,
-    tokenizer: "PreTrainedTokenizerBase",
-    words: KeyWords,
-) -> list[int]:
-    """One training row: needles at random depths, all of them asked and answered in random order, at the end or, for
-    the share `needles.early`, anywhere in the text after their needle.
-
-    The number of needles and their kind are drawn from `needles`. Where the row is too short for all of them, questions
-    are dropped first, then needles nobody asks for.
-
-    Args:
-        rng: source of randomness; equal states give equal rows.
-        haystack_ids: tokens of running text; a random stretch of it is used.
-        seq_len: tokens of the row.
-        needles: counts and kinds to draw from.
-        tokenizer: the model's tokenizer.
-        words: key words; only `words.train` is used.
-
-    Returns:
-        Exactly `seq_len` token ids.
-
-    Raises:
-        DataError: not even one needle and its question fit, or the text is shorter than the row needs.
-    """
-    kind, count = rng.choice(needles.kinds), rng.choice(needles.keys)
-    bos = beginning_ids(tokenizer)
-    planted, asked, order = _fitting(rng, kind, count, seq_len - len(bos), tokenizer, words)
-    used = len(bos) + sum(map(len, planted)) + sum(len(asked[i]) for i in order)
-    hay = _stretch(rng, haystack_ids, seq_len - used, seq_len)
-    cuts = [rng.randint(0, len(hay)) for _ in planted]
-    early = [i for i in order if needles.early and rng.random() < needles.early]
-    early_cuts = [rng.randint(cuts[i], len(hay)) for i in early]
-    text = _splice(hay, [*planted, *(asked[i] for i in early)], cuts + early_cuts)
-    return bos + text + [token for i in order if i not in early for token in asked[i]]
-
-
-def crowding(seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase", words: KeyWords) -> str | None:
-    """That training rows are too short to ask for half of the largest number of needles, so that more of them ask
-    less, in words and with what a row drawn for a trial asks for; None if they are long enough."""
-    count = min(max(needles.keys), len(words.train))
-    for kind in needles.kinds:
-        room = seq_len - len(beginning_ids(tokenizer))
-        _, _, order = _fitting(random.Random(0), kind, count, room, tokenizer, words)
-        if (asked := len(order)) < count / 2:
-            return f"a row of {seq_len:,} tokens with {count:,} needles ({kind}) has room to ask for {asked:,} of them"
-    return None
-
-
-def _fitting(
-    rng: random.Random, kind: Kind, count: int, room: int, tokenizer: "PreTrainedTokenizerBase", words: KeyWords
-) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Tokens of needles, tokens of their questions with answers, and which of them are asked, in what order.
-
-    Where `room` tokens do not hold all, questions are dropped first, then needles nobody asks for; one of each stays.
-    """
-    keys = rng.sample(words.train, min(count, len(words.train)))
-    pairs = [(key, make_value(rng, kind, words.train)) for key in keys]
-    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
-    asked = [prompt + answer for prompt, answer in _questions(tokenizer, kind, pairs)]
-    order = list(range(len(keys)))
-    rng.shuffle(order)
-    used = sum(map(len, planted)) + sum(map(len, asked))
-    while used > room and len(order) > 1:
-        used -= len(asked[order.pop()])
-    while used > room and len(planted) > 1:
-        drop = next(i for i in range(len(planted)) if i != order[0])
-        used -= len(planted.pop(drop))
-        asked.pop(drop)
-        order = [i - (i > drop) for i in order]
-    return planted, asked, order
-
-
 def evaluation_sample(
     rng: random.Random,
     haystack_ids: Sequence[int],
@@ -227,14 +150,14 @@ def evaluation_sample(
     chosen = rng.sample(words.held_out, keys)
     values = [make_value(rng, kind, words.train) for _ in chosen]
     pairs = list(zip(chosen, values, strict=True))
-    planted = _encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
+    planted = encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
     ((prompt, answer),) = _questions(tokenizer, kind, pairs[:1])
     bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + len(prompt) + len(answer)
-    hay = _stretch(rng, haystack_ids, seq_len - used, seq_len)
+    hay = stretch(rng, haystack_ids, seq_len - used, seq_len)
     low, high = (round(d * len(hay)) for d in depths)
     cuts = [rng.randint(low, high), *(rng.randint(0, len(hay)) for _ in planted[1:])]
-    row = bos + _splice(hay, planted, cuts) + prompt + answer
+    row = bos + splice(hay, planted, cuts) + prompt + answer
     return NeedleSample(kind, keys, cuts[0] / max(1, len(hay)), tuple(row), len(answer))
 
 
@@ -243,7 +166,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _encode_all(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
+def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
     """Token ids of each text as of `encode`, in one call, which a tokenizer makes faster than many."""
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
@@ -256,7 +179,7 @@ def _questions(
     prompts = [question_text(kind, key) for key, _ in pairs]
     answers = [f" {value}." for _, value in pairs]
     texts = [*prompts, *map("".join, zip(prompts, answers, strict=True)), *answers]
-    encoded = _encode_all(tokenizer, texts)
+    encoded = encode_all(tokenizer, texts)
     n = len(pairs)
     return [
         (prompt, both[len(prompt) :] if both[: len(prompt)] == prompt else answer)
@@ -264,13 +187,14 @@ def _questions(
     ]
 
 
-def _stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len: int) -> list[int]:
+def stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len: int) -> list[int]:
+    """A random stretch of `size` tokens of running text for a row of `seq_len`.
+
+    Raises:
+        DataError: the row or the text is too short.
+    """
     if size < 0:
-        raise DataError(
-            f"needles and question need {seq_len - size} tokens, the row has {seq_len}",
-            expected=f"rows of {seq_len - size} tokens or more",
-            fix="use longer rows (seq_len, eval.needle.lengths) or fewer needle keys",
-        )
+        raise too_short(seq_len - size, seq_len)
     if len(haystack_ids) < size:
         raise DataError(
             f"the text for needle rows has {len(haystack_ids)} tokens", expected=f"at least {size}", fix="add more text"
@@ -279,7 +203,16 @@ def _stretch(rng: random.Random, haystack_ids: Sequence[int], size: int, seq_len
     return [int(token) for token in haystack_ids[start : start + size]]
 
 
-def _splice(hay: list[int], planted: list[list[int]], cuts: list[int]) -> list[int]:
+def too_short(needed: int, seq_len: int) -> DataError:
+    """The error for a row that cannot hold what it is to hold."""
+    return DataError(
+        f"needles and question need {needed} tokens, the row has {seq_len}",
+        expected=f"rows of {needed} tokens or more",
+        fix="use longer rows (seq_len, eval.needle.lengths) or fewer needle keys",
+    )
+
+
+def splice(hay: list[int], planted: list[list[int]], cuts: list[int]) -> list[int]:
     """`planted` put into `hay` at `cuts`; where several share one, in their order."""
     row: list[int] = []
     previous = 0

@@ -4,6 +4,7 @@ R rows, T tokens per row.
 """
 
 import dataclasses as dc
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ from torch import Tensor
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Encoder
 from sse_convert.data.hub_datasets import open_hub
-from sse_convert.data.needle import KeyWords, crowding, load_words, training_row
+from sse_convert.data.needle import KeyWords, load_words
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
+from sse_convert.data.recall_forms import ABOUT_TEXT
+from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
 from sse_convert.data.text_files import ParquetFiles, TextFiles, find_files, unit_bytes
 from sse_convert.data.watched_files import WatchedFiles
@@ -45,6 +48,8 @@ class Row:
     """[T] the token itself, -100 where it is not to be predicted: first tokens of documents, masked tokens"""
     position: dict[str, Any]
     """JSON-ready; `rows(start=...)` continues behind this row"""
+    answers: npt.NDArray[np.int32] | None = None
+    """[T] with `needles.answers: row`: the token itself where it belongs to an answer that the row tells, else -100"""
 
     @property
     def number(self) -> int:
@@ -194,11 +199,11 @@ class RowReader:
         ]
 
     def _try_needles(self) -> None:
-        """Make one needle row of each kind now, so that rows that are too short are refused at the start."""
+        """Make one row of each form and kind now, so that rows that are too short are refused at the start."""
         if self._needles is not None:
-            for kind in self._needles.kinds:
-                one = dc.replace(self._needles, kinds=[kind], keys=[1])
-                training_row(random.Random(0), [0] * self._seq_len, self._seq_len, one, self._tokenizer, self._words)
+            for form, kind in itertools.product(self._needles.drawn_forms(), self._needles.kinds):
+                one = dc.replace(self._needles, forms={form: 1.0}, kinds=[kind], keys=[1])
+                recall_row(random.Random(0), [0] * self._seq_len, self._seq_len, one, self._tokenizer, self._words)
 
     def crowding(self) -> str | None:
         """That rows are too short for half of the largest number of needles, in words; None if they are not."""
@@ -263,17 +268,23 @@ class RowReader:
             chosen = int(np.searchsorted(self._weights, draw.random() * self._weights[-1], side="right"))
             packed = packers[chosen].row()
             assert packed is not None, "a training source is read for ever"
+            known = np.zeros(self._seq_len, dtype=np.bool_)
             if self._needles is not None and draw.random() < self._needles.share:
-                packed = self._plant(packed, self._needles, int(draw.integers(2**63)))
+                packed, known = self._plant(packed, self._needles, int(draw.integers(2**63)))
             index += 1
-            yield self._row(packed, {"row": index, "sources": [list(dc.astuple(p.cursor)) for p in packers]})
+            row = self._row(packed, {"row": index, "sources": [list(dc.astuple(p.cursor)) for p in packers]})
+            if self._needles is not None and self._needles.answers == "row":
+                row = dc.replace(row, answers=np.where(known, row.labels, IGNORED))
+            yield row
 
-    def _plant(self, packed: Packed, needles: Needles, seed: int) -> Packed:
-        """A row of one document: needles in the text of `packed`, asked at the end."""
+    def _plant(self, packed: Packed, needles: Needles, seed: int) -> tuple[Packed, npt.NDArray[np.bool_]]:
+        """A row of one document, with needles in the text of `packed`, and where the row tells the next token."""
         T = self._seq_len
         haystack = packed.ids.tolist()
-        ids = training_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words)
-        return Packed(np.array(ids, dtype=np.int32), np.arange(T, dtype=np.int32), np.ones(T, dtype=np.bool_))
+        made = recall_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words)
+        known = np.array(made.answers, dtype=np.bool_) & (made.form not in ABOUT_TEXT)
+        ids = np.array(made.token_ids, dtype=np.int32)
+        return Packed(ids, np.arange(T, dtype=np.int32), np.ones(T, dtype=np.bool_)), known
 
     def _row(self, packed: Packed, position: dict[str, Any]) -> Row:
         hidden = packed.positions == 0

@@ -136,7 +136,7 @@ def make_text(rng: random.Random, task: RulerTask, size: int, material: Material
     answers = [value for i in asked for value in values[i]]
     others += [value for _, value in needles if value not in answers]
     depth = next(d for d, (_, value) in zip(depths, needles, strict=True) if value == answers[0])
-    question, lead = _wording(task, len(answers))
+    question, lead = wording(len(answers))
     return RulerText(
         question=question.format(kind=_kind(task, len(answers)), context=context, query=query),
         lead=lead.format(kind=_kind(task, len(answers)), query=query),
@@ -208,7 +208,7 @@ def _kind(task: RulerTask, answers: int) -> str:
     return task.value.removesuffix("s") if answers == 1 else task.value
 
 
-def _wording(task: RulerTask, answers: int) -> tuple[str, str]:
+def wording(answers: int) -> tuple[str, str]:
     """Question and beginning of the answer, in the singular where one answer is asked for in all."""
     if answers > 1:
         return QUESTION, ANSWER

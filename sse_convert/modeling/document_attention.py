@@ -16,36 +16,12 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
 from sse_convert.modeling.compat import varlen_attention
 from sse_convert.modeling.layout import SequenceLayout
 
 DOCUMENT_ATTENTION = "sse_documents"
 """name under which transformers finds `document_attention`; it has no masks made for it"""
-WIDEST_HEAD = 256
-"""of torch's flash attention"""
 _scaled_dot_product: Callable[..., tuple[Tensor, None]] = ALL_ATTENTION_FUNCTIONS["sdpa"]
-_MASKED_KINDS = {"full_attention", "sliding_attention"}
-"""layer types whose masks follow from documents and a window"""
-
-
-def document_attention_problem(config: Any) -> str | None:
-    """Why a model needs masks for its packed rows; None if `document_attention` does what they say.
-
-    Args:
-        config: of a model of a known family, plain or converted.
-    """
-    spec, dims, config = source_spec(config.model_type), attention_dims(config), decoder_config(config)
-    found = {
-        "decoder layers keep their arguments to themselves": not spec.hands_on,
-        "layers have linear attention of their own": spec.linear_layers,
-        "attention has learned sinks": bool(spec.softmax_parameters),
-        "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
-        "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
-        f"heads are {dims.head_dim} wide": dims.head_dim > WIDEST_HEAD,
-        "some layers have masks of another kind": not set(getattr(config, "layer_types", None) or []) <= _MASKED_KINDS,
-    }
-    return next((problem for problem, holds in found.items() if holds), None)
 
 
 def document_attention(

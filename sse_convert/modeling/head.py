@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.modeling.architectures import decoder_config, source_spec
-from sse_convert.modeling.logits import logits_at_once
+from sse_convert.modeling.logits import KL_BYTES, logits_at_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +38,16 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [T, V] of hidden states [T, D], float32 or float64; the product itself runs in hidden's dtype."""
+        return self.finished(self.linear(hidden))
+
+    def linear(self, hidden: Tensor) -> Tensor:
+        """h W^T + b [T, V] of hidden states [T, D], in hidden's dtype."""
         bias = None if self.bias is None else self.bias.to(hidden.dtype)
-        z = wide(F.linear(hidden, self.weight.to(hidden.dtype), bias))
+        return F.linear(hidden, self.weight.to(hidden.dtype), bias)
+
+    def finished(self, x: Tensor) -> Tensor:
+        """Logits of h W^T + b, float32 or float64."""
+        z = wide(x)
         if self.scale != 1.0:
             z = z * self.scale
         return z if self.cap is None else torch.tanh(z / self.cap) * self.cap
@@ -60,10 +68,10 @@ def _number(config: Any, field: str | None) -> float:
     return 1.0 if value is None else float(value)
 
 
-def token_chunks(tokens: int, vocabulary: int, device: torch.device) -> list[slice]:
-    """Slices of T tokens whose logits are few enough to exist at a time on a device."""
+def token_chunks(tokens: int, vocabulary: int, device: torch.device, logit_bytes: int = KL_BYTES) -> list[slice]:
+    """Slices of T tokens whose logits are few enough to exist at a time on a device, at so many bytes each."""
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    size = max(1, logits_at_once(memory) // vocabulary)
+    size = max(1, logits_at_once(memory, logit_bytes) // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 

@@ -5,14 +5,19 @@ ON_CPU = 2**26
 KL_BYTES = 16
 """bytes that a KL takes per logit of a chunk, the most of all losses: log probabilities of student and teacher, one set
 of probabilities, and the logits, in float32"""
+CE_BYTES = 12
+"""the same of a cross entropy"""
+FUSED_BYTES = 8
+"""the same of a loss in one kernel: logits of student and teacher, in float32 at most"""
 SHARE = 16
-"""a chunk's KL takes at most this part of a GPU's memory: few chunks, since each adds to the head's whole gradient"""
+"""a chunk takes at most this part of a GPU's memory: few chunks, since each adds to the head's whole gradient"""
 
 
-def logits_at_once(memory: int | None) -> int:
+def logits_at_once(memory: int | None, logit_bytes: int = KL_BYTES) -> int:
     """Elements of the largest logits tensor, a power of two.
 
     Args:
         memory: bytes of the whole GPU; None on a CPU.
+        logit_bytes: that each of them costs.
     """
-    return ON_CPU if memory is None else 1 << (max(1, memory // SHARE // KL_BYTES).bit_length() - 1)
+    return ON_CPU if memory is None else 1 << (max(1, memory // SHARE // logit_bytes).bit_length() - 1)

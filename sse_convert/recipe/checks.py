@@ -8,6 +8,7 @@ from sse_convert.mixers import BUILT_IN, FULL
 from sse_convert.recipe.pattern import MOST_LAYERS, layer_range, mixer_name_problems, pattern_runs
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.schema import (
+    FORM_WEIGHTS,
     Data,
     Eval,
     Export,
@@ -96,6 +97,9 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
             if stage is not None and stage.needle_keys and not data.needles.share:
                 text = "no row is planted, since data.needles.share is 0; raise that, or remove needle_keys"
                 yield Problem(("stages", i, "needle_keys"), text)
+            if stage is not None and stage.offline and data.needles.answers == "row":
+                text = "stored predictions have no answers of the row; use data.needles.answers: teacher"
+                yield Problem(("stages", i, "offline"), text)
 
 
 def check_run(recipe: Recipe) -> Iterator[Problem]:
@@ -225,6 +229,11 @@ def _source(source: Source) -> Iterator[Problem]:
 
 def _needles(needles: Needles) -> Iterator[Problem]:
     yield from _not_empty(needles, "keys", "kinds")
+    for form in needles.forms:
+        if form not in FORM_WEIGHTS:
+            yield Problem(("forms", form), "unknown form" + suggest(form, FORM_WEIGHTS))
+    if not needles.drawn_forms():
+        yield Problem(("forms",), f"no form has a weight above 0; weigh one of {', '.join(FORM_WEIGHTS)}")
 
 
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:

@@ -150,20 +150,34 @@ class Source:
     """teacher sources: tokens of a sampled row; unset means the seq_len of whoever reads, sampled anew for each"""
 
 
+FORM_WEIGHTS = {"facts": 4.0, "numbered": 1.0, "table": 1.0, "chain": 1.0, "copy": 2.0, "quote": 2.0, "questions": 1.0}
+"""forms of planted rows, and how often each is drawn"""
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Needles:
-    """Retrieval rows planted into the training text (docs: the needle form of `sse_convert.data.needle`)."""
+    """Retrieval rows planted into the training text (docs: the forms of `sse_convert.data.recall_forms`)."""
 
     share: Share = 0.0
     """share of rows that carry needles"""
+    forms: dict[str, NotNegative] = dc.field(default_factory=lambda: dict(FORM_WEIGHTS))
+    """how often rows take each form: facts, numbered, table, chain, copy, quote, questions; others are not drawn"""
     keys: list[Count] = dc.field(default_factory=lambda: [1, 2, 4, 8])
-    """numbers of needles in a row, drawn uniformly; in rows too short for all, questions are dropped first"""
-    kinds: list[Literal["number", "word", "code"]] = dc.field(default_factory=lambda: ["number", "word", "code"])
+    """numbers of needles in a row, drawn uniformly; fewer in rows too short for them"""
+    kinds: list[Literal["number", "word", "code", "uuid"]] = dc.field(
+        default_factory=lambda: ["number", "word", "code", "uuid"]
+    )
     """kinds of needle values, drawn uniformly"""
+    answers: Literal["teacher", "row"] = "teacher"
+    """where kl stages take planted answers from: the teacher, or the row where the teacher does not know them"""
     early: Share = 0.0
     """share of the questions that are asked in the text, anywhere after their needle, instead of at the end"""
     words: PathText | None = None
     """JSON list of key words; unset uses the built-in list. Evaluation keys are held out of training"""
+
+    def drawn_forms(self) -> list[str]:
+        """Forms that are drawn at all."""
+        return [form for form, weight in self.forms.items() if weight]
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,8 @@ from sse_convert.files import replacing
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.head import Head
 from sse_convert.selection.layer_swap import Swap
-from sse_convert.selection.probe import Probe, RecallKind, Rows
+from sse_convert.selection.probe import Probe
+from sse_convert.selection.recall_probes import NAMES, Rows
 
 TOKENS_PER_PASS = 4096
 LOGITS_AT_ONCE = 2**24
@@ -33,7 +34,7 @@ LOGITS_AT_ONCE = 2**24
 class Measurement:
     """The model with some layers kept."""
 
-    probe: RecallKind
+    probe: str
     """what recall was measured with"""
     kept: tuple[int, ...]
     """layers left as softmax attention"""
@@ -46,7 +47,7 @@ class Measurement:
     recall_kl: float
     """KL there"""
     recall_accuracy: float
-    """needle: share of answers that are exact; copy: share of tokens"""
+    """share of answers that are exact; of copies, share of tokens"""
     tokens: int
     """tokens the model read"""
     seconds: float
@@ -83,7 +84,7 @@ class Meter:
     def __init__(self, load: Callable[[], Swap], probe: Probe, layers: int, file: Path) -> None:
         self.probe = probe
         self.layers = range(layers)
-        self.recall: RecallKind = "needle"
+        self.recall = "needle"
         self.recall_weight = 1.0
         self.bar: Bar | None = None
         self._load = load
@@ -162,7 +163,7 @@ class Meter:
             text_kl=text_kl,
             recall_loss=recall_loss.mean().item(),
             recall_kl=recall_kl.mean().item(),
-            recall_accuracy=_accuracy(hits, parts[self.recall].asked, whole=self.recall == "needle"),
+            recall_accuracy=_accuracy(hits, parts[self.recall].asked, whole=self.recall != "copy"),
             tokens=sum(rows.ids.numel() for rows in parts.values()),
             seconds=round(time.monotonic() - start, 3),
         )
@@ -224,7 +225,7 @@ def read_measurements(file: Path) -> list[Measurement]:
     try:
         with file.open(newline="", encoding="utf-8") as stream:
             return [_from_text(row) for row in csv.DictReader(stream)]
-    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, csv.Error) as error:
         raise CheckpointError(
             f"{file} is damaged: {error}",
             expected="what an earlier selection measured",
@@ -249,7 +250,7 @@ def write_measurements(file: Path, measurements: Iterable[Measurement]) -> None:
 def _from_text(row: dict[str, str]) -> Measurement:
     numbers = {f.name: f.type for f in dc.fields(Measurement) if f.type in (int, float)}
     return Measurement(
-        probe="copy" if row["probe"] == "copy" else "needle",
+        probe=next(name for name in NAMES if name == row["probe"]),
         kept=tuple(map(int, row["kept"].split())),
         **{name: kind(row[name]) for name, kind in numbers.items()},  # type: ignore[arg-type, operator]
     )

@@ -5,37 +5,19 @@ R rows, T tokens per row.
 
 import dataclasses as dc
 import itertools
-import random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sse_convert.data.needle import load_words
 from sse_convert.data.rows import RowReader, stack
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError
-from sse_convert.evaluation.retrieval import needle_samples
-from sse_convert.recipe.schema import NeedleEval, Recipe, Source
+from sse_convert.recipe.schema import Recipe, Source
+from sse_convert.selection.recall_probes import Material, Rows, recall_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-RecallKind = Literal["needle", "copy"]
-NEEDLE_KEYS = 4
-"""needles in a row, one of which is asked for"""
-PASSAGE = 32
-"""tokens that a copy row repeats"""
-
-
-@dc.dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of tokens, and which predictions in them count."""
-
-    ids: Tensor
-    """int64 [R, T]"""
-    asked: Tensor
-    """bool [R, T - 1], True where the next token is scored"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -44,9 +26,8 @@ class Probe:
 
     text: Rows
     """running text, every token scored"""
-    recall: dict[RecallKind, Rows]
-    """needle: planted facts and a question, the answer scored (see `evaluation.needle`); copy: random tokens that come
-    again at the end, the second time scored"""
+    recall: dict[str, Rows]
+    """rows of each kind of `recall_probes.NAMES`, their answers scored"""
 
     @property
     def length(self) -> int:
@@ -102,45 +83,10 @@ def make_probe(
         )
     special = set(tokenizer.all_special_ids)
     haystack = [token for token in read[count:].flatten().tolist() if token not in special]
-    needles = NeedleEval(lengths=[length], samples=samples, keys=[NEEDLE_KEYS])
-    (planted,) = needle_samples(needles, haystack, tokenizer, load_words(recipe.data.needles.words), seed)
-    asked = torch.zeros(samples, length - 1, dtype=torch.bool)
-    for row, sample in zip(asked, planted, strict=True):
-        row[-sample.answer_len :] = True
+    words = load_words(recipe.data.needles.words)
+    material = Material(haystack, tokenizer, words, samples=samples, length=length, seed=seed)
     text = read[:count]
     return Probe(
         text=Rows(text, torch.ones(count, length - 1, dtype=torch.bool)),
-        recall={
-            "needle": Rows(torch.tensor([sample.token_ids for sample in planted]), asked),
-            "copy": copy_rows(random.Random(f"{seed} copy"), haystack, samples, length),
-        },
+        recall=recall_rows(material),
     )
-
-
-def copy_rows(rng: random.Random, haystack: list[int], samples: int, length: int) -> Rows:
-    """Rows in which a passage of random tokens stands in the first half of some text and again at its end.
-
-    Needs no skill but looking back: any model with an induction head does it.
-
-    Args:
-        rng: source of randomness; equal states give equal rows.
-        haystack: running text, at least `length` tokens; the passage's tokens are drawn from it, each at most once.
-        samples: R.
-        length: T, at least four passages.
-
-    Raises:
-        DataError: the text has fewer than two different tokens.
-    """
-    vocabulary = sorted(set(haystack))
-    if len(vocabulary) < 2:
-        raise DataError("all tokens of the text are the same", expected="running text", fix="give another text")
-    size = min(PASSAGE, length // 4, len(vocabulary))
-    rows = []
-    for _ in range(samples):
-        passage = rng.sample(vocabulary, size)
-        start, cut = rng.randint(0, len(haystack) - length), rng.randint(0, length // 2 - size)
-        text = haystack[start : start + length - 2 * size]
-        rows.append(text[:cut] + passage + text[cut:] + passage)
-    asked = torch.zeros(samples, length - 1, dtype=torch.bool)
-    asked[:, -(size - 1) :] = True
-    return Rows(torch.tensor(rows), asked)

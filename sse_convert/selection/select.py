@@ -11,16 +11,17 @@ from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.choice import agreements
 from sse_convert.selection.measure import Measurement, Meter
+from sse_convert.selection.recall_probes import NAMES
 from sse_convert.selection.selection_report import SelectReport
 from sse_convert.selection.setup import SelectSettings, known_mixers, run_method, set_up, usable
 from sse_convert.surgery.budget import layer_bytes
 from sse_convert.surgery.plan import geometry_of
 
 CACHE_LENGTH = 32768
-NEEDLE_ACCURACY = 0.5
-"""below this the teacher itself fails the needles, and they say nothing about its layers"""
-COPY_NATS = 0.1
-"""copies say nothing where replacing every layer costs less than this per token"""
+ANSWERED = 0.5
+"""a teacher that answers this share of a form is judged by it"""
+SIGNAL_NATS = 0.1
+"""a form says nothing where replacing every layer costs less than this per token to be recalled"""
 
 
 def select_layers(
@@ -62,23 +63,36 @@ def select_layers(
 
 
 def settle_recall(meter: Meter, weight: float) -> tuple[str, Measurement]:
-    """Find recall rows that this teacher answers and that need far attention; text alone where there are none.
+    """Find recall rows that this teacher answers, or at least answers better than without any far attention; text alone
+    where there are none.
 
     Returns:
         What was settled on and why, and the model with every layer replaced.
     """
     meter.recall_weight = weight
-    accuracy = meter.measure(meter.layers).recall_accuracy
-    if accuracy >= NEEDLE_ACCURACY:
-        return f"needles, of which the teacher answers {accuracy:.0%}", meter.measure(())
-    why = f"the needle probe carries no signal, because the teacher itself answers {accuracy:.0%} of it"
-    meter.recall = "copy"
-    whole, nothing = meter.measure(meter.layers), meter.measure(())
-    lost = nothing.recall_loss - whole.recall_loss
-    if lost >= COPY_NATS:
-        return f"copies of random tokens ({why})", nothing
+    tried: dict[str, Measurement] = {}
+    for kind in meter.probe.recall:
+        meter.recall = kind
+        tried[kind] = meter.measure(meter.layers)
+        if tried[kind].recall_accuracy >= ANSWERED:
+            break
+    answered = [f"the teacher answers {found.recall_accuracy:.0%} of {NAMES[kind]}" for kind, found in tried.items()]
+    if tried[meter.recall].recall_accuracy >= ANSWERED:
+        return f"{NAMES[meter.recall]}: " + ", ".join(answered), meter.measure(())
+    lost = {kind: _lost(meter, kind, found) for kind, found in tried.items()}
+    meter.recall = max(lost, key=lambda kind: lost[kind])
+    costs = f"replacing every layer costs {lost[meter.recall]:.2f} nats per token"
+    nothing = meter.measure(())
+    if lost[meter.recall] >= SIGNAL_NATS:
+        return f"{NAMES[meter.recall]}, where {costs} ({', '.join(answered)})", nothing
     meter.recall_weight = 0.0
-    return f"none: {why}, and replacing every layer costs {lost:.2f} nats per copied token. Text alone decides", nothing
+    return f"none: {', '.join(answered)}, and {costs} recalled at most. Text alone decides", nothing
+
+
+def _lost(meter: Meter, kind: str, whole: Measurement) -> float:
+    """What replacing every layer costs, in nats per token that is to be recalled."""
+    meter.recall = kind
+    return meter.measure(()).recall_loss - whole.recall_loss
 
 
 def _steps(settings: SelectSettings, layers: int) -> int:

@@ -1,6 +1,5 @@
 """Converted layers of an engine: the project's own layers over states that live in rows of the engine's memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import ROUTER_BIAS, state_shape
 from sse_convert.serving.batch import Batch
-from sse_convert.serving.ring import Window, window_rows, window_steps
+from sse_convert.serving.ring import RingWindow, window_rows, window_steps
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """q [T, Hq * D], k and v [T, kv heads * D], before norm and rotation"""
-Rotary = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""positions [T], q [T, Hq * D] and k [T, H * D] -> both rotated"""
+Rotary = Any
+"""called with positions [T], q [T, Hq * D] and k [T, H * D]; returns both rotated"""
 
 
 def state_shapes(dims: AttentionDims, mixer: Mixer) -> tuple[tuple[int, ...], ...]:
@@ -33,7 +32,7 @@ def state_shapes(dims: AttentionDims, mixer: Mixer) -> tuple[tuple[int, ...], ..
     if isinstance(mixer, SSEMixer):
         shapes += (state_shape(dims, mixer),)
     if isinstance(mixer, SlidingMixer | SSESlidingMixer):
-        shapes += (Window(window=mixer.window, sinks=mixer.sinks, scale=1.0).shape(dims.kv_heads, dims.head_dim),)
+        shapes += (RingWindow(window=mixer.window, sinks=mixer.sinks, scale=1.0).shape(dims.kv_heads, dims.head_dim),)
     return shapes
 
 
@@ -49,7 +48,7 @@ class ServedSliding(nn.Module):
     """
 
     def __init__(
-        self, source: nn.Module, dims: AttentionDims, *, spec: ArchSpec, window: Window, rotary: Rotary
+        self, source: nn.Module, dims: AttentionDims, *, spec: ArchSpec, window: RingWindow, rotary: Rotary
     ) -> None:
         super().__init__()
         for name, child in source.named_children():
@@ -78,6 +77,10 @@ class ServedAttention(SSEAttention):
         rotary: how the family rotates; has a table `cos_sin_cache` [positions, rotated dims] where SSE rotates too.
     """
 
+    rotary: Any
+    sse_window_scale: nn.Parameter
+    window: RingWindow | None
+
     def __init__(
         self,
         source: nn.Module,
@@ -86,13 +89,13 @@ class ServedAttention(SSEAttention):
         *,
         spec: ArchSpec,
         mixer: SSEMixer,
-        window: Window | None,
+        window: RingWindow | None,
         rotary: Rotary,
     ) -> None:
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer)
-        self.window, self.rotary = window, rotary
-        if ROUTER_BIAS in self._buffers:  # engines load parameters
-            bias = self._buffers.pop(ROUTER_BIAS)
+        self.window = window
+        self.rotary = rotary
+        if (bias := self._buffers.pop(ROUTER_BIAS, None)) is not None:  # engines load parameters
             self.register_parameter(ROUTER_BIAS, nn.Parameter(bias, requires_grad=False))
 
     @torch.no_grad()
@@ -153,7 +156,7 @@ class ServedAttention(SSEAttention):
 
 
 def window_heads(
-    layer: Any, window: Window, projected: Projected, positions: Tensor, batch: Batch, rows: Tensor
+    layer: Any, window: RingWindow, projected: Projected, positions: Tensor, batch: Batch, rows: Tensor
 ) -> Tensor:
     """[T, Hq, D] of softmax attention in a window.
 

@@ -20,7 +20,7 @@ BLOCKS_AT_ONCE = 64
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class RingWindow:
     """A window with sinks, and how the family computes its softmax."""
 
     window: int
@@ -45,7 +45,7 @@ class Window:
         return torch.where(column < self.sinks, column.where(column <= newest, -1), in_ring)
 
 
-def window_steps(w: Window, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch: Batch) -> Tensor:
+def window_steps(w: RingWindow, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch: Batch) -> Tensor:
     """One token of each request; puts it into its row.
 
     Args:
@@ -67,7 +67,7 @@ def window_steps(w: Window, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch
     return _softmax(w, q[:, None], keys, values, seen[:, None])[:, 0]
 
 
-def window_rows(w: Window, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch: Batch) -> Tensor:
+def window_rows(w: RingWindow, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch: Batch) -> Tensor:
     """Any number of new tokens of each request; leaves each row as the last one of them finds it.
 
     Rows of requests without a past must be zeros. Blocks of `window` queries attend to the sinks, the window before the
@@ -90,7 +90,7 @@ def window_rows(w: Window, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, batch:
 
 
 def _attend_blocks(
-    w: Window, heads: tuple[Tensor, Tensor, Tensor], kept: Tensor, o: Tensor, of_block: tuple[Tensor, ...]
+    w: RingWindow, heads: tuple[Tensor, Tensor, Tensor], kept: Tensor, o: Tensor, of_block: tuple[Tensor, ...]
 ) -> None:
     """Fills in o for some blocks, of which `of_block` [blocks] has the request, tokens before it, and the request's
     past, length and first token."""
@@ -116,7 +116,7 @@ def _attend_blocks(
     o[token] = _softmax(w, q[token.clamp_max(len(q) - 1)], keys, values, sees)
 
 
-def _store(w: Window, k: Tensor, v: Tensor, rows: Tensor, kept: Tensor, batch: Batch) -> None:
+def _store(w: RingWindow, k: Tensor, v: Tensor, rows: Tensor, kept: Tensor, batch: Batch) -> None:
     """Writes each request's row anew: its last tokens where they belong, and of what was kept the rest."""
     slots, past = batch.slots.clamp_min(0).long(), batch.past.long()
     position = w.held(past + batch.lengths() - 1)
@@ -127,7 +127,7 @@ def _store(w: Window, k: Tensor, v: Tensor, rows: Tensor, kept: Tensor, batch: B
     )
 
 
-def _softmax(w: Window, q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
+def _softmax(w: RingWindow, q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
     """q [B, L, Hq, D], k and v [B, K, H, D], sees bool [B, L, K] -> [B, L, Hq, D]."""
     (B, L, Hq, D), H = q.shape, k.shape[2]
     G = Hq // H

@@ -58,6 +58,8 @@ class Geometry:
     """rows of the language-model head"""
     qk_norm: bool = False
     """whether q and k are normalised"""
+    document_masks: bool = False
+    """packed rows of this family are trained under masks of all pairs of tokens"""
 
     @property
     def layers(self) -> int:

@@ -24,7 +24,7 @@ autograd saves (tests/surgery/test_memory.py holds them to it).
 import dataclasses as dc
 
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
-from sse_convert.modeling.logits import KL_BYTES, logits_at_once
+from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, logits_at_once
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
@@ -38,8 +38,6 @@ MOST_TOKENS = 65536
 """tokens of a pass beyond which more of them no longer make a GPU faster"""
 _PAIR_BYTES = 4
 """of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
-_LOGIT_BYTES = {"layer_mse": 0, "ce": 12, "kl": KL_BYTES}
-"""bytes per logit of a chunk: logits of student (and teacher), their exponentials, a gradient"""
 COMPILED_SHARE = 0.7
 """of the activations, what compiled layers with fused kernels keep at most; 0.61 of them in the distill stage of
 benchmarks/training/throughput_qwen3-0.6b.json: its peak without the bytes that do not depend on the rows"""
@@ -76,7 +74,8 @@ class StageMemory:
             shards: processes that share the weights.
         """
         tokens = rows * seq_len
-        logits = min(logits_at_once(gpu_bytes), tokens // self.ranks * self.vocabulary)
+        some = tokens // self.ranks * self.vocabulary
+        logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
         passes = tokens * (self.per_token + self.per_pair * seq_len)
         return self.weights / max(shards, self.ranks) + self.head + self.per_logit * logits + passes
 
@@ -173,16 +172,24 @@ def stage_memory(
         kept *= COMPILED_SHARE if compiled and not checkpointing else 1
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
+    masked = geometry.document_masks and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
     return StageMemory(
         weights=weights * (6 if bf16 else 4) + trained * 12 + teacher,
         head=0 if stage.loss == "layer_mse" else head,
-        per_logit=_LOGIT_BYTES[stage.loss],
+        per_logit=_logit_bytes(stage),
         vocabulary=geometry.vocabulary,
         per_token=sets * (kept / stage.context_parallel + masks),
-        per_pair=_PAIR_BYTES if softmax and stage.context_parallel == 1 else 0,
+        per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
+
+
+def _logit_bytes(stage: Stage) -> int:
+    """Bytes per logit of a chunk."""
+    if stage.loss == "layer_mse":
+        return 0
+    return FUSED_BYTES if stage.offline is None else KL_BYTES
 
 
 def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:

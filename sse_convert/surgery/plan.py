@@ -9,6 +9,7 @@ from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
+from sse_convert.modeling.architectures import document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
@@ -105,6 +106,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         intermediate=inner or 4 * teacher.dims.hidden,
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
+        document_masks=document_attention_problem(config) is not None,
     )
     idle = idle_parameters(teacher, model)
     return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry

@@ -1,6 +1,7 @@
 """`kl`: the student learns the teacher's next-token distribution; teacher and student run in one process.
 
-Loss: KL(teacher || student) per token, plus the balance loss. With `offline` the teacher's predictions come with the
+Loss: KL(teacher || student) per token, plus the balance loss. With `data.needles.answers: row`, answers that the
+teacher does not know are learned from the row, by cross entropy. With `offline` the teacher's predictions come with the
 batch, cut to the likeliest tokens, and no teacher is there.
 """
 
@@ -35,12 +36,14 @@ class DistillLoss(nn.Module):
         targets: Tensor,
         position_ids: Tensor | None = None,
         sse_offsets: Tensor | None = None,
+        answers: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each."""
+        known = None if answers is None else answers.flatten()
         with torch.no_grad():
             teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
-        loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head)
+        loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head, known)
         return {"loss": loss, "balance": balance}
 
 

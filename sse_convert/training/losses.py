@@ -4,12 +4,12 @@ Shapes: T tokens, D hidden width, V vocabulary. Everything is a sum over tokens 
 whoever calls divides once by the tokens of the whole step, so splitting a batch changes nothing.
 
 No library's loss is taken: cut-cross-entropy and Liger have no KL with soft caps, scaled logits and biases (and Liger's
-sums the head's gradient in the weight's dtype, over as many chunks as the vocabulary is wider than the model).
+sums the head's gradient in the weight's dtype, over as many chunks as the vocabulary is wider than the model). On a GPU
+a kernel of our own does what follows a chunk's matrix product.
 """
 
 import dataclasses as dc
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,12 @@ from torch.autograd.function import once_differentiable
 
 from sse_convert.data.packing import IGNORED
 from sse_convert.errors import ShapeError
+from sse_convert.kernels.triton_backend import GPU, unavailable_reason
 from sse_convert.modeling.head import Head, token_chunks, wide
+from sse_convert.modeling.logits import CE_BYTES, FUSED_BYTES, KL_BYTES
+
+KNOWN = 0.5
+"""a teacher that gives an answer this probability knows it"""
 
 
 def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
@@ -37,10 +42,13 @@ def linear_cross_entropy(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
     if targets.shape != hidden.shape[:1]:
         raise ShapeError(f"targets have shape {tuple(targets.shape)}", expected=f"({hidden.shape[0]},)")
     kept = targets != IGNORED
-    return summed(hidden[kept].to(compute_dtype(hidden)), head, _CrossEntropy(targets[kept]))
+    kind = _FusedCrossEntropy if _fuses(hidden) else _CrossEntropy
+    return summed(hidden[kept].to(compute_dtype(hidden)), head, kind(targets[kept]))
 
 
-def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head) -> Tensor:
+def linear_kl(
+    hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head, answers: Tensor | None = None
+) -> Tensor:
     """Summed KL(teacher || student), in nats, 0-d. No gradient reaches the teacher.
 
     Args:
@@ -48,6 +56,8 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
         head: the student's head.
         teacher_hidden: [T, D'] the teacher's.
         teacher_head: the teacher's head, with the same V.
+        answers: int64 [T], the token that is sure to follow, -100 elsewhere. Where the teacher gives it less than
+            half, cross entropy of that token takes the place of the divergence.
 
     Raises:
         ShapeError: lengths or vocabularies disagree.
@@ -68,7 +78,8 @@ def linear_kl(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: 
         )
     dtype = compute_dtype(hidden)
     teacher = teacher_hidden.detach().to(dtype), teacher_head.in_dtype(dtype)
-    return summed(hidden.to(dtype), head, _Divergence(*teacher))
+    kind = _FusedDivergence if _fuses(hidden) else _Divergence
+    return summed(hidden.to(dtype), head, kind(*teacher, answers))
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,36 +94,90 @@ def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (wide(output) - target).square().sum() / width, target.square().sum() / width
 
 
+class ChunkLoss(Protocol):
+    """Loss of a chunk of tokens."""
+
+    logit_bytes: int
+    """bytes per logit that it takes, the logits themselves among them"""
+
+    def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        """The loss, 0-d, and the gradient of x.
+
+        Args:
+            part: where the chunk is.
+            x: [t, V] what the head's linear part makes of it; may be overwritten.
+            head: finishes the logits.
+        """
+
+
+def _fuses(hidden: Tensor) -> bool:
+    return hidden.device.type == GPU and hidden.dtype != torch.float64 and unavailable_reason(hidden.device) is None
+
+
 @dc.dataclass(frozen=True, slots=True)
 class _CrossEntropy:
-    """Loss of a chunk of tokens, and the gradient of its logits."""
-
     targets: Tensor
+    logit_bytes: int = CE_BYTES
 
-    def __call__(self, part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        index = self.targets[part, None]
+    def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        logits, index = head.finished(x), self.targets[part, None]
         log_q = torch.log_softmax(logits, -1)
         loss = -log_q.gather(1, index).sum()
-        return loss, log_q.exp_().scatter_add_(1, index, -torch.ones_like(index, dtype=log_q.dtype))
+        grad = log_q.exp_().scatter_add_(1, index, -torch.ones_like(index, dtype=log_q.dtype))
+        return loss, head.linear_grad(grad, logits)
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _FusedCrossEntropy:
+    targets: Tensor
+    logit_bytes: int = FUSED_BYTES
+
+    def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        from sse_convert.kernels.triton.logit_losses import cross_entropy_
+
+        return cross_entropy_(x, self.targets[part], head.scale, head.cap).sum(), x
 
 
 @dc.dataclass(frozen=True, slots=True)
 class _Divergence:
-    """Loss of a chunk of tokens, and the gradient of its logits."""
-
     hidden: Tensor
-    head: Head
+    teacher: Head
+    answers: Tensor | None
+    logit_bytes: int = KL_BYTES
 
-    def __call__(self, part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(self.head.logits(self.hidden[part]), -1)
+    def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        logits = head.finished(x)
+        log_p = torch.log_softmax(self.teacher.logits(self.hidden[part]), -1)
         log_q = torch.log_softmax(logits, -1)
         p = log_p.exp()
+        if self.answers is not None:
+            log_p, p = _corrected(log_p, p, self.answers[part, None])
         loss = log_p.sub_(log_q).mul_(p).sum()
-        return loss, log_q.exp_().sub_(p)
+        return loss, head.linear_grad(log_q.exp_().sub_(p), logits)
 
 
-ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
-"""loss of a chunk of tokens and the gradient of its logits, from where the chunk is and its logits [t, V]"""
+def _corrected(log_p: Tensor, p: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """The teacher's distribution [t, V], all of it on the answer [t, 1] where it gives that less than half."""
+    index = answers.clamp_min(0)
+    doubtful = (answers != IGNORED) & (p.gather(1, index) < KNOWN)
+    told = torch.zeros_like(p).scatter_(1, index, 1.0)
+    return log_p.masked_fill(doubtful, 0.0), torch.where(doubtful, told, p)
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _FusedDivergence:
+    hidden: Tensor
+    teacher: Head
+    answers: Tensor | None
+    logit_bytes: int = FUSED_BYTES
+
+    def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        from sse_convert.kernels.triton.logit_losses import divergence_
+
+        y = self.teacher.linear(self.hidden[part])
+        answers = None if self.answers is None else self.answers[part]
+        scales, caps = (head.scale, self.teacher.scale), (head.cap, self.teacher.cap)
+        return divergence_(x, y, scales, caps, answers, KNOWN).sum(), x
 
 
 def summed(hidden: Tensor, head: Head, chunk_loss: ChunkLoss) -> Tensor:
@@ -134,13 +199,12 @@ class _ChunkedLoss(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=accumulate) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=accumulate) if bias is not None and needs_bias else None
-        for part in token_chunks(hidden.shape[0], weight.shape[0], hidden.device):
-            logits = cast.logits(hidden[part])
-            loss, grad = chunk_loss(part, logits)
+        for part in token_chunks(hidden.shape[0], weight.shape[0], hidden.device, chunk_loss.logit_bytes):
+            loss, grad = chunk_loss(part, cast.linear(hidden[part]), head)
             total += loss
             if not any_grad:
                 continue
-            grad = head.linear_grad(grad, logits).to(hidden.dtype)
+            grad = grad.to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(grad, cast.weight, out=d_hidden[part])
             if d_weight is not None:

@@ -9,6 +9,8 @@ from itertools import islice
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,7 +28,8 @@ class Step:
     """One process's share of an optimizer step."""
 
     batches: list[dict[str, Tensor]]
-    """micro batches: `input_ids`, `position_ids`, `targets`, each int64 [R, T], and what the loss wants beside them;
+    """micro batches: `input_ids`, `position_ids`, `targets`, each int64 [R, T], and what the loss wants beside them,
+    such as `answers`;
     where rows are split, this process's tokens of them, and `context.ROW_POSITIONS`"""
     position: dict[str, Any]
     """where the next step's rows start"""
@@ -54,7 +57,9 @@ def steps(
         batches = []
         for i in range(0, len(own), micro_batch):
             part = own[i : i + micro_batch]
-            batch = with_targets(stack(part)) | (beside([row.number for row in part]) if beside else {})
+            batch = (
+                with_targets(stack(part)) | answers_of(part) | (beside([row.number for row in part]) if beside else {})
+            )
             batches.append(place.cut(batch))
         yield Step(batches, whole[-1].position)
 
@@ -63,6 +68,14 @@ def with_targets(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rows with `targets` [R, T], what each token predicts (-100 where that is nothing), in place of `labels`."""
     targets = F.pad(rows["labels"][:, 1:], (0, 1), value=IGNORED)
     return {"input_ids": rows["input_ids"], "position_ids": rows["position_ids"], "targets": targets}
+
+
+def answers_of(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """`answers` [R, T], the next token where the row itself tells it (-100 elsewhere), if rows say so."""
+    known = [row.answers for row in rows if row.answers is not None]
+    if not known:
+        return {}
+    return {"answers": F.pad(torch.from_numpy(np.stack(known)).long()[:, 1:], (0, 1), value=IGNORED)}
 
 
 class Background:

@@ -64,8 +64,10 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
 
 
 def _needles(recipe: Recipe, stage: Stage) -> Needles:
-    """What to plant: `data.needles`, with as many in a row as the stage asks for."""
-    return dc.replace(recipe.data.needles, keys=stage.needle_keys or recipe.data.needles.keys)
+    """What to plant: `data.needles`, with as many in a row as the stage asks for; only kl stages take answers."""
+    needles = recipe.data.needles
+    answers = needles.answers if stage.loss == "kl" else "teacher"
+    return dc.replace(needles, keys=stage.needle_keys or needles.keys, answers=answers)
 
 
 def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sse_convert.errors import ShapeError
 from sse_convert.modeling.head import Head
+from sse_convert.modeling.logits import KL_BYTES
 from sse_convert.training.losses import compute_dtype, summed
 
 NAMES = ("teacher_index", "teacher_log_p", "teacher_log_rest")
@@ -81,8 +82,10 @@ class _TruncatedDivergence:
     index: Tensor
     log_p: Tensor
     log_rest: Tensor
+    logit_bytes: int = KL_BYTES
 
-    def __call__(self, part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, part: slice, x: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        logits = head.finished(x)
         index, log_p, log_rest = self.index[part], self.log_p[part], self.log_rest[part]
         log_q = torch.log_softmax(logits, -1)
         kept = log_q.gather(1, index)
@@ -93,4 +96,4 @@ class _TruncatedDivergence:
         loss = (p * (log_p - kept)).sum() + (rest * excess).sum()
         factor = torch.where(some, -torch.expm1(excess), 1)
         grad = log_q.exp_().mul_(factor[:, None]).scatter_(1, index, kept.exp() - p)
-        return loss, grad
+        return loss, head.linear_grad(grad, logits)

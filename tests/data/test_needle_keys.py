@@ -1,5 +1,6 @@
 """A stage's own number of needles: its rows, and what they decide, are those of a recipe that has that many for all."""
 
+import re
 from itertools import islice
 
 import numpy as np
@@ -20,7 +21,7 @@ def planted(make, text_folder):
     """A recipe whose rows all carry as many needles as `keys`, or as the stage says."""
 
     def build(keys, **own):
-        needles = {"share": 1.0, "kinds": ["number"], "keys": keys}
+        needles = {"share": 1.0, "kinds": ["uuid"], "forms": {"numbered": 1.0}, "keys": keys}
         data = {"train": [{"path": str(text_folder)}], "needles": needles}
         calibrate = {"rows": 2, "seq_len": LENGTH}
         return make(
@@ -35,7 +36,7 @@ def rows(recipe, checkpoint, stage=0):
 
 
 def needles_in(row, tokenizer):
-    return tokenizer.decode(row).count("One of the special magic numbers for")
+    return len(set(re.findall(r"[0-9a-f]{8}-[-0-9a-f]{27}", tokenizer.decode(row))))
 
 
 def test_rows_have_as_many_needles_as_the_stage_says(planted, converted, tokenizer):
@@ -78,7 +79,7 @@ def test_a_stage_that_plants_nothing_is_refused_by_its_number(planted):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"), [([1], ""), ([1, 8], "with 8 needles (number) has room to ask for 1 of them")]
+    ("keys", "said"), [([1], ""), ([1, 16], "with 16 needles (numbered, uuid) has room for 4 of them")]
 )
 def test_needles_that_do_not_fit_are_told(planted, train, capsys, keys, said):
     train("distill", recipe=planted(keys))

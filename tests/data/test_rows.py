@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -140,16 +141,16 @@ def test_weights_decide_the_share_of_rows(tokenizer, tmp_path):
     assert abs(share - 0.75) < 0.06
 
 
-def test_needle_rows_are_one_document_with_its_answer_at_the_end(tokenizer, text_folder):
-    needles = Needles(share=0.5, keys=[1], kinds=["number"])
+def test_needle_rows_are_one_document(tokenizer, text_folder):
+    needles = Needles(share=0.5, keys=[1], kinds=["number"], forms={"facts": 1.0})
+    plain = take(Source(path=str(text_folder)), tokenizer, 40, length=256)
     found = take(Source(path=str(text_folder)), tokenizer, 40, needles=needles, length=256)
-    planted = [row for row in found if "special magic number" in tokenizer.decode(row.input_ids)]
+    planted = [
+        row for row, before in zip(found, plain, strict=True) if not np.array_equal(row.input_ids, before.input_ids)
+    ]
     assert 10 <= len(planted) <= 30
-    for row in planted:
-        assert row.position_ids.tolist() == list(range(256))
-        text = tokenizer.decode(row.input_ids)
-        value = text.rsplit(" is: ", 1)[1].rstrip(".")
-        assert value.isdigit()
+    assert all(row.position_ids.tolist() == list(range(256)) for row in planted)
+    assert all(re.search(r"(\d{2,}).*\1", tokenizer.decode(row.input_ids), re.DOTALL) for row in planted)
 
 
 def test_rows_too_short_for_needles_are_refused_at_once(tokenizer, text_folder):

@@ -1,13 +1,15 @@
 """The rows that layers are judged by."""
 
 import random
+import re
 
 import pytest
 import torch
 
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Source
-from sse_convert.selection.probe import copy_rows, make_probe
+from sse_convert.selection.probe import make_probe
+from sse_convert.selection.recall_probes import NAMES, copy_rows
 from tests.selection.conftest import TEXT
 
 
@@ -22,6 +24,19 @@ def test_text_and_needles(probe, tokenizer):
         assert f"is:{answer}" in before  # the planted sentence
         assert before.endswith("is:")
         assert before.count("One of the special magic numbers") == 4
+
+
+@pytest.mark.parametrize("kind", ["ruler", "table", "numbered", "facts"])
+def test_answers_of_every_kind_stand_in_the_row(probe, tokenizer, kind):
+    rows = probe.recall[kind]
+    assert rows.ids.shape == (6, 256)
+    for ids, asked in zip(rows.ids, rows.asked, strict=True):
+        (value,) = re.findall(r"\d+", tokenizer.decode(ids[1:][asked]))[:1]
+        assert value in tokenizer.decode(ids[: -int(asked.sum())])
+
+
+def test_kinds_are_tried_in_order(probe):
+    assert list(probe.recall) == list(NAMES)
 
 
 def test_copies_come_again():

@@ -139,9 +139,8 @@ def random_teacher(tmp_path):
 
 def test_a_teacher_without_recall_is_told_so(random_teacher, tmp_path):
     report = choose(tmp_path / "out", **random_teacher)
-    assert "the needle probe carries no signal, because the teacher itself answers 0% of it" in report.recall
+    assert report.recall.startswith("none: the teacher answers 0% of needles, ")
     assert "Text alone decides" in report.recall
-    assert report.chosen.measured.probe == "copy"
 
 
 def test_without_recall_no_method_ranks_by_it(random_teacher, tmp_path):
@@ -166,22 +165,42 @@ def test_weight_zero_leaves_recall_out_though_the_teacher_recalls(done, tmp_path
     assert [again.left_out, again.chosen.method, again.agreements] == [["recall-ratio"], "uniform", []]
 
 
-def test_copies_stand_in_for_needles(recipe, probe, tmp_path):
-    class Fails(Meter):
-        """A teacher that copies but answers no needle."""
+@pytest.fixture
+def meter_of(recipe, probe, tmp_path):
+    """A meter of the demo's teacher that answers only the named kinds."""
 
+    class Answers(Meter):
         def measure(self, kept):
             found = super().measure(kept)
-            return found if self.recall == "copy" else dc.replace(found, recall_accuracy=0.0)
+            return found if self.recall in kinds else dc.replace(found, recall_accuracy=0.0)
 
     def load():
         model = load_model(TEACHER, dtype=torch.float32, device="cpu")
         return Swap(model, recipe.mixers["sliding"], recipe, probe.text.ids)
 
-    meter = Fails(load, probe, 6, tmp_path / "m.csv")
+    kinds = []
+
+    def make(*answered):
+        kinds[:] = answered
+        return Answers(load, probe, 6, tmp_path / "m.csv")
+
+    return make
+
+
+def test_copies_stand_in_for_needles(meter_of):
+    meter = meter_of("copy")
     why, nothing = settle_recall(meter, 1.0)
-    assert why.startswith("copies of random tokens (the needle probe carries no signal")
+    assert why.startswith("copies of random tokens: the teacher answers 0% of needles, ")
     assert nothing.probe == "copy"
+    assert setup.METHODS["sensitivity"](meter, 1).kept == (RETRIEVES,)
+
+
+def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
+    """Each wording of a teacher of its own kind: recall decides by the likelihood of answers."""
+    meter = meter_of()
+    why, nothing = settle_recall(meter, 1.0)
+    assert why.startswith("needles, where replacing every layer costs ")
+    assert (nothing.probe, meter.recall_weight) == ("needle", 1.0)
     assert setup.METHODS["sensitivity"](meter, 1).kept == (RETRIEVES,)
 
 

@@ -84,12 +84,12 @@ def per_token_and_layer(mixer, bf16):
     return ((d - c) - (b - a)) / 256
 
 
-def geometry(layers=2):
+def geometry(layers=2, document_masks=False):
     config = tiny_config("qwen3", **SIZES)
     sizes = {"parameters": 2_000_000, "embedding_parameters": 20_000, "attention_parameters": 200_000}
     return Geometry(
         dims=attention_dims(config), windows=(None,) * layers, cache_element_bytes=2, tied=True, intermediate=704,
-        vocabulary=97, qk_norm=True, **sizes,
+        vocabulary=97, qk_norm=True, document_masks=document_masks, **sizes,
     )  # fmt: skip
 
 
@@ -100,8 +100,9 @@ def stage(**changes):
 
 def memory(mixers, **changes):
     options = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    sizes = geometry(len(mixers), changes.pop("document_masks", False))
     stage_changes = {key: changes.pop(key) for key in ("loss", "train", "context_parallel") if key in changes}
-    return stage_memory(geometry(len(mixers)), mixers, stage(**stage_changes), **{**options, **changes})
+    return stage_memory(sizes, mixers, stage(**stage_changes), **{**options, **changes})
 
 
 @pytest.mark.parametrize("bf16", [True, False])
@@ -197,13 +198,14 @@ def test_a_chunk_of_logits_is_the_same_share_of_any_gpu():
 
 def test_pairs_of_tokens_count_where_softmax_masks_them():
     sse = mixer_from_dict({"kind": "sse"})
-    assert memory([sse, sse]).per_pair == 0
-    assert memory([sse, None]).per_pair == memory([sse, sse], loss="kl").per_pair > 0
+    masked = {"document_masks": True}
+    assert memory([sse, sse], **masked).per_pair == memory([sse, None], loss="kl").per_pair == 0
+    assert memory([sse, None], **masked).per_pair == memory([sse, sse], loss="kl", **masked).per_pair > 0
 
 
 def test_processes_that_hold_a_row_together_keep_a_part_each():
     mixers = [mixer_from_dict({"kind": "sse"}), SlidingMixer(), None]
-    one, four = (memory(mixers, loss="kl", context_parallel=ranks) for ranks in (1, 4))
+    one, four = (memory(mixers, loss="kl", context_parallel=n, document_masks=True) for n in (1, 4))
     alone, two = (memory([SlidingMixer()] * count).per_token for count in (1, 2))
     masks = 2 * alone - two
     assert four.per_token - masks == pytest.approx((one.per_token - masks) / 4)

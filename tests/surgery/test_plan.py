@@ -10,6 +10,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
+from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.plan import make_plan, training_flops
 from tests.surgery import models, synthetic
@@ -227,7 +228,9 @@ def test_predictions_on_disk():
     assert (plan.stages[0].offline_bytes, beside.stages[0].offline_bytes) == (124 * tokens, 0)
     assert plan.notes == ["stage s: the teacher's predictions take 124 bytes per token, 130 MB in all (top_k 20)"]
     assert "note: stage s: the teacher's predictions" in "\n".join(plan.lines())
-    assert beside.stages[0].memory_bytes - plan.stages[0].memory_bytes == 2 * plan.parameters
+    logits = 512 * synthetic.LLAMA["vocab_size"]
+    fused = (KL_BYTES - FUSED_BYTES) * logits
+    assert beside.stages[0].memory_bytes - plan.stages[0].memory_bytes == 2 * plan.parameters - fused
 
 
 @pytest.mark.parametrize(("seq_len", "idle"), [(132, True), (133, False)])

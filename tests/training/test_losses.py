@@ -97,6 +97,31 @@ def compare_kl(kind, dtype, tolerance):
     assert teacher.weight.grad is None
 
 
+@pytest.mark.parametrize("kind", HEADS)
+def test_losses_in_one_kernel_equal_dense(kind, monkeypatch):
+    monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden: True)
+    monkeypatch.setattr("sse_convert.kernels.triton.logit_losses.TILE", 32)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 20 * V)
+    compare_cross_entropy(kind, torch.float32, 1e-4)
+    compare_kl(kind, torch.float32, 1e-4)
+
+
+def test_answers_are_told_in_the_kernel_as_without(monkeypatch):
+    hidden, _ = hidden_and_targets(torch.float32)
+    teacher_hidden = 2 * hidden_and_targets(torch.float32, D + 3)[0].detach().flip(0)
+    head, teacher = head_of("all", 1, torch.float32), head_of("plain", 2, torch.float32, D + 3)
+    p, likeliest = dense_logits(teacher, teacher_hidden).softmax(-1).max(-1)
+    assert 0 < (p[::2] < 0.5).sum() < len(p[::2])
+    answers = torch.where(torch.arange(T) % 2 == 0, likeliest, -100)
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden, fused=fused: fused)
+        loss = linear_kl(hidden, head, teacher_hidden, teacher, answers)
+        found.append([loss.detach(), *gradients(loss, hidden, head.weight, head.bias)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert found[0][0] != linear_kl(hidden, head, teacher_hidden, teacher)
+
+
 def test_kl_of_a_model_with_itself_is_zero():
     hidden, _ = hidden_and_targets(torch.float64)
     head = head_of("plain", 1, torch.float64)
@@ -108,8 +133,8 @@ def test_kl_of_a_model_with_itself_is_zero():
 def test_no_logits_of_the_whole_batch_exist(monkeypatch):
     monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 5 * V)
     seen = []
-    real = Head.logits
-    monkeypatch.setattr(Head, "logits", lambda self, hidden: seen.append(len(hidden)) or real(self, hidden))
+    real = Head.linear
+    monkeypatch.setattr(Head, "linear", lambda self, hidden: seen.append(len(hidden)) or real(self, hidden))
     hidden, targets = hidden_and_targets(torch.float32)
     linear_cross_entropy(hidden, head_of("plain", 0, torch.float32), targets).backward()
     assert max(seen) == 5

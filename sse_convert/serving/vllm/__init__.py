@@ -1,4 +1,4 @@
-"""The plugin that lets vLLM serve converted models. vLLM finds `register` by its entry point `vllm.general_plugins`."""
+"""The plugin that lets vLLM serve converted models: vLLM finds `register_plugin` by its entry point."""
 
 import logging
 
@@ -8,7 +8,7 @@ TESTED = "0.32"
 _log = logging.getLogger(__name__)
 
 
-def register() -> None:
+def register_plugin() -> None:
     """Tell vLLM of converted models; in each of its processes, any number of times.
 
     Whatever fails here must not keep vLLM from serving other models, so it is said and left: converted models are then

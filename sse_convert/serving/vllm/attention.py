@@ -17,7 +17,7 @@ from sse_convert.modeling.tensors import new_tensors
 from sse_convert.serving.batch import batch_of
 from sse_convert.serving.head_slices import local_config, own_part
 from sse_convert.serving.layer_state import ServedAttention, ServedSliding
-from sse_convert.serving.ring import Window
+from sse_convert.serving.ring import RingWindow
 from sse_convert.serving.vllm.checks import layer_state, local_attention, row_bytes
 from sse_convert.serving.vllm.metadata import StateBackend
 
@@ -80,7 +80,7 @@ class EngineLayer(MambaBase):
         qkv, _ = self.qkv_proj(hidden_states)
         heads = hidden_states.new_empty(hidden_states.shape[0], self.widths[0])
         torch.ops.vllm.sse_attention(hidden_states, qkv, positions, heads, self.prefix)
-        output, _ = self.o_proj(heads)
+        output: Tensor = self.o_proj(heads)[0]
         return output
 
     def run(self, hidden_states: Tensor, qkv: Tensor, positions: Tensor, heads: Tensor) -> None:
@@ -93,20 +93,20 @@ class EngineLayer(MambaBase):
             return
         batch = metadata[self.prefix].batch
         tokens = slice(0, batch.tokens)
-        projected = qkv[tokens].split(self.widths, -1)
+        projected = torch.split(qkv[tokens], self.widths, -1)
         heads[tokens] = self.attend(hidden_states[tokens], projected, positions[tokens], batch, self.pages)
 
     def _rehearse(self, hidden_states: Tensor, qkv: Tensor, positions: Tensor) -> None:
         """The same for one request that has all tokens, with states of its own."""
         batch = batch_of(0, [len(qkv)], [1], [0], qkv.device)
         pages = self.state.views(torch.zeros(2, self.row_bytes, dtype=torch.uint8, device=qkv.device))
-        self.attend(hidden_states, qkv.split(self.widths, -1), positions, batch, pages)
+        self.attend(hidden_states, torch.split(qkv, self.widths, -1), positions, batch, pages)
 
 
 class EngineAttention(EngineLayer, ServedAttention):
     """An SSE layer, with or without a window."""
 
-    forward = EngineLayer.forward
+    forward = EngineLayer.forward  # type: ignore[assignment]
 
 
 class EngineSliding(EngineLayer, ServedSliding):
@@ -129,7 +129,7 @@ def engine_layer(source: Any, vllm_config: Any, layer_idx: int, mixer: Mixer) ->
     del source.attn, source.rotary_emb
     if isinstance(mixer, SlidingMixer | SSESlidingMixer):
         cap = getattr(config, "attn_logit_softcapping", None)
-        window = Window(window=mixer.window, sinks=mixer.sinks, scale=source.scaling, soft_cap=cap)
+        window = RingWindow(window=mixer.window, sinks=mixer.sinks, scale=source.scaling, soft_cap=cap)
     layer: EngineAttention | EngineSliding
     if isinstance(mixer, SlidingMixer):
         assert window is not None

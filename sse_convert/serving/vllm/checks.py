@@ -15,6 +15,19 @@ from sse_convert.modeling.configuration import layer_mixers, spec_of
 from sse_convert.serving.head_slices import local_dims
 from sse_convert.serving.layer_state import state_shapes
 
+SERVED = {
+    "llama": "llama:LlamaForCausalLM",
+    "mistral": "mistral:MistralForCausalLM",
+    "ministral3": "mistral:MistralForCausalLM",
+    "qwen2": "qwen2:Qwen2ForCausalLM",
+    "qwen2_moe": "qwen2_moe:Qwen2MoeForCausalLM",
+    "qwen3": "qwen3:Qwen3ForCausalLM",
+    "qwen3_moe": "qwen3_moe:Qwen3MoeForCausalLM",
+    "gemma": "gemma:GemmaForCausalLM",
+    "gemma2": "gemma2:Gemma2ForCausalLM",
+    "gemma3_text": "gemma3:Gemma3ForCausalLM",
+}
+"""model_type of the source -> vLLM's module and class"""
 STATE_TYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """`--mamba-ssm-cache-dtype` -> type of the states"""
 ALIGNMENT = 256
@@ -75,8 +88,6 @@ def check_model(config: Any) -> None:
     Raises:
         UsageError: naming the family or the kind of layer.
     """
-    from sse_convert.serving.vllm.families import SERVED
-
     spec = spec_of(config)
     if spec.model_type not in SERVED:
         raise UsageError(

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 
-from sse_convert.modeling.architectures import ARCHITECTURES
+from sse_convert.modeling.architectures import ARCHITECTURES, spec_for
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.serving.vllm.attention import engine_layer
-from sse_convert.serving.vllm.checks import SOURCE_LAYER_TYPES, check_model, row_bytes
-from sse_convert.serving.vllm.families import SERVED, engine_class
+from sse_convert.serving.vllm.checks import SERVED, SOURCE_LAYER_TYPES, check_model, row_bytes
+from sse_convert.serving.vllm.families import engine_class
 
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""
@@ -66,15 +66,10 @@ def _source_layer_types(config: Any) -> Iterator[None]:
         config.layer_types = served
 
 
-class Unserved:
-    """Stands for families that are refused, once vLLM has looked this class up."""
-
-
 def _served_class(name: str) -> type:
+    """The class of a family; of one that is refused some class, since vLLM looks at it before it asks us."""
     spec = next(spec for spec in ARCHITECTURES.values() if spec.hybrid_causal_lm == name)
-    if spec.model_type not in SERVED:
-        return Unserved
-    source = engine_class(spec)
+    source = engine_class(spec if spec.model_type in SERVED else spec_for("llama"))
     return type(name, (HybridModel, source), {"__module__": __name__, "__doc__": f"{source.__name__} with SSE layers."})
 
 

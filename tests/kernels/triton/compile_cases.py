@@ -17,6 +17,7 @@ from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.kernels.triton.generation.token_attention import token_attention
+from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from sse_convert.kernels.triton.routing import select_partitions, slot_layout
 from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
 from sse_convert.kernels.validation import build_inputs
@@ -105,6 +106,13 @@ def project(inputs: int, outputs: int, bias: bool) -> None:
     precise_linear(x, weight, torch.zeros(outputs) if bias else None)
 
 
+def losses(vocabulary: int, dtype: torch.dtype, cap: float | None) -> None:
+    """Gradients take the place of logits."""
+    x = torch.zeros(2, vocabulary, dtype=dtype)
+    divergence_(x, x.clone(), (1.0, 0.5), (cap, None))
+    cross_entropy_(x, torch.zeros(2, dtype=torch.int64), 1.0, cap)
+
+
 BF16 = torch.bfloat16
 COMPILE_CASES = {
     "rows of states": CompileCase(partial(move_rows, BF16)),
@@ -151,6 +159,8 @@ COMPILE_CASES = {
     "norm of heads": CompileCase(partial(norm, (1, 16, 128), 16, False)),
     "norms of a prefill": CompileCase(partial(norm, (8192, 128), 16, True)),
     "norm of 16384": CompileCase(partial(norm, (1, 16384), 1, False)),
+    "losses of 151,936 logits": CompileCase(partial(losses, 151936, BF16, None)),
+    "losses of 50,257 bounded logits": CompileCase(partial(losses, 50257, torch.float32, 30.0)),
     "projection down": CompileCase(partial(project, 4096, 16, False)),
     "projection up": CompileCase(partial(project, 16, 4096, True)),
     "decode with everything": CompileCase(

@@ -14,6 +14,7 @@ from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.kernels.triton.generation.token_attention import token_attention
+from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from tests.kernels.cases import SHARED_NAMES
 from tests.kernels.triton.trials import Trial, results
 
@@ -50,6 +51,9 @@ def step(trial: Trial, device: str) -> None:
     visible = torch.arange(300, device=device)[None] < 270
     o = token_attention(x["q"].contiguous(), cached, cached, visible, 0.1)
     rms_norm(o, torch.ones(o[0].numel(), device=device), 1e-6, False, 0.0, o.dtype)
+    logits = torch.randn(3, 5000, device=device).bfloat16()
+    divergence_(logits, logits.flip(0), (1.0, 1.0), (None, 30.0))
+    cross_entropy_(logits, torch.tensor([0, 4999, 7], device=device), 1.0, None)
     precise_linear(o.flatten(1), torch.ones(9, o[0].numel(), device=device, dtype=o.dtype), None)
 
 

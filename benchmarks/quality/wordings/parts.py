@@ -1,0 +1,123 @@
+"""What is run: a teacher, which layers stay softmax attention, and what planted rows look like."""
+
+import dataclasses as dc
+import itertools
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PURE = "recipes/teacher-qwen3-32m-pure.yaml"
+KEPT = "recipes/teacher-qwen3-32m.yaml"
+LENGTHS = (2048, 8192)
+WORDS = "teacher-qwen3-32m/needle_words.json"
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Teacher:
+    """A teacher and the wording that it answers."""
+
+    folder: str
+    """below the folder of checkpoints"""
+    ruler: bool
+    """asked in RULER's wording; if not, in that of our own needles"""
+    layouts: dict[str, tuple[int, ...]]
+    """softmax layers by the name of the layout; `select` are those that `select` chooses"""
+
+
+TEACHERS = {
+    "qwen": Teacher("teacher-qwen3-32m", False, {"none": (), "blind": (4, 9), "select": (0, 7)}),
+    "llama": Teacher("teacher-llama-30m", True, {"none": (), "blind": (2, 8), "select": (0, 4)}),
+}
+VARIANTS = {
+    "row": ["data.needles.answers=row"],
+    "teacher": ["data.needles.answers=teacher"],
+    "facts": ["data.needles.answers=row", "data.needles.forms={facts: 1}"],
+    "induction": ["data.needles.answers=row", "data.needles.forms={copy: 4, numbered: 1, table: 1, facts: 2}"],
+    "text": ["data.needles.share=0"],
+}
+"""changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles"""
+TOKENS = {"none": ("16M", "10M"), "blind": ("16M", "10M"), "select": ("5M", "4M")}
+"""training tokens of both stages by layout"""
+CHEAP = ("5M", "4M")
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Part:
+    """One training and its measurement, or with the layout `teacher` what the teacher itself does."""
+
+    teacher: str
+    layout: str
+    variant: str
+    cheap: bool
+    """on 9M tokens"""
+
+    @property
+    def name(self) -> str:
+        """For files and folders."""
+        pieces = (self.teacher, self.layout, self.variant)
+        return "-".join(pieces[: 2 if self.layout == "teacher" else 3]) + ("-9M" if self.cheap else "")
+
+    @property
+    def samples(self) -> dict[int, int]:
+        """Questions of each task by context length; 500 where 99% are to be told from 98%."""
+        if self.cheap:
+            return {LENGTHS[0]: 128, LENGTHS[1]: 64}
+        most = 500 if self.layout in ("select", "teacher") else 200
+        return {LENGTHS[0]: most, LENGTHS[1]: most if not TEACHERS[self.teacher].ruler else 100}
+
+
+def parse(name: str) -> Part:
+    """The part of a name such as `qwen-none-row`, `llama-none-row-9M` or `llama-teacher`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    cheap = name.endswith("-9M")
+    teacher, layout, variant = [*name.removesuffix("-9M").split("-"), "", ""][:3]
+    if teacher not in TEACHERS or layout not in ("teacher", *TEACHERS[teacher].layouts):
+        raise ValueError(f"{name}: expected a teacher of {list(TEACHERS)} and a layout, as in qwen-none-row")
+    if layout != "teacher" and variant not in VARIANTS:
+        raise ValueError(f"{name}: the variant is {variant!r}, expected one of {', '.join(VARIANTS)}")
+    return Part(teacher, layout, variant, cheap)
+
+
+def all_parts(variants: list[str], *, cheap: bool) -> list[str]:
+    """Names of the parts of both teachers: the teacher's own score, then the longest trainings first."""
+    layouts = ("none",) if cheap else ("none", "blind", "select")
+    trained = [
+        "-".join((teacher, layout, variant)) + ("-9M" if cheap else "")
+        for layout, variant, teacher in itertools.product(layouts, variants, TEACHERS)
+    ]
+    return ["llama-teacher", *trained]
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Place:
+    """Folders."""
+
+    checkpoints: Path
+    """of both teachers"""
+    books: Path
+    """with train/ and valid/"""
+    model: Path
+    """of the part's model"""
+
+
+def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, list[str]]:
+    """The recipe of a part, and what to change in it; `samples` are questions of each task by context length."""
+    teacher = TEACHERS[part.teacher]
+    tokens = CHEAP if part.cheap else TOKENS[part.layout]
+    kept = list(teacher.layouts[part.layout])
+    most = max(samples.values())
+    needle = f"{{lengths: {list(samples)}, samples: {most}, kinds: [number, code], keys: [1, 4, 8]}}"
+    return str(ROOT / (KEPT if part.layout == "select" else PURE)), [
+        f"model={place.checkpoints / teacher.folder}",
+        f"layers={{pattern: [sse+sliding], keep: {kept}}}",
+        f"data.train=[{{path: {place.books}/train}}]",
+        f"data.valid=[{{path: {place.books}/valid}}]",
+        f"data.needles.words={place.checkpoints / WORDS}",
+        *VARIANTS[part.variant],
+        *(f"stages.{i}.tokens={n}" for i, n in enumerate(tokens)),
+        *(f"stages.{i}.optimizer=adamw" for i in range(2)),
+        "eval.needle=" + ("null" if teacher.ruler else needle),
+        f"export.dir={place.model}",
+    ]

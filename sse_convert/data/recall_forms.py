@@ -1,0 +1,220 @@
+"""Many forms of things to be recalled, so that what training teaches is looking back and not a wording.
+
+A form makes items: parts that stand somewhere in the row, and questions about them with answers. Most parts are facts
+in the wordings of `recall_templates`; copies plant random tokens; quotes and questions plant nothing and are about the
+row's own text. `recall_rows` puts items into rows.
+"""
+
+import dataclasses as dc
+import itertools
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sse_convert.data import recall_templates as templates
+from sse_convert.data.needle import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPAN = (6, 96)
+"""tokens of a passage that comes again, shortest and longest"""
+SENTENCES = 0.6
+"""share of the rows with facts whose statement is put together from words"""
+CUE = 4
+"""tokens of a passage at most that stand before its answer"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Asked:
+    """A question."""
+
+    prompt: list[int]
+    """tokens up to the answer"""
+    answer: list[int]
+    """tokens to be recalled"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Item:
+    """Something to be recalled."""
+
+    parts: list[list[int]]
+    """tokens to be planted, in this order"""
+    asked: list[Asked]
+    """questions about it; they stand behind the last part"""
+    after: int = 0
+    """tokens of the row's own text that stand before any question"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Draw:
+    """What forms draw from."""
+
+    rng: random.Random
+    """source of randomness; equal states give equal items"""
+    count: int
+    """items to make"""
+    kind: str
+    """kind of the values: number, word, code or uuid"""
+    words: Sequence[str]
+    """training words"""
+    text: Sequence[int]
+    """tokens of the row's own text that are sure to stay in it"""
+    tokenizer: "PreTrainedTokenizerBase"
+    """the model's tokenizer"""
+    size: int = 4
+    """rows of a table for each question about it, and links of a chain at most"""
+
+    def keys(self, count: int) -> list[str]:
+        """Different keys of one kind: words, two words, names of letters and digits, or uuids."""
+        makers = (self._word, self._word, self._two_words, self._name, self._uuid)
+        make = self.rng.choice(makers)
+        found: dict[str, None] = {}
+        while len(found) < count:
+            found[make()] = None
+            if len(found) >= len(self.words):
+                make = self._name
+        return list(found)
+
+    def value(self) -> str:
+        """A short or long value of the row's kind."""
+        if self.kind == "number":
+            return "".join(self.rng.choice("0123456789") for _ in range(self.rng.randint(2, 10)))
+        if self.kind == "word":
+            return self.rng.choice(" -").join(self.rng.choices(self.words, k=self.rng.randint(1, 3)))
+        if self.kind == "uuid":
+            return self._uuid()
+        return self._characters(self.rng.choice(("0123456789abcdef", _CAPITALS)), self.rng.randint(4, 16))
+
+    def _word(self) -> str:
+        return self.rng.choice(self.words)
+
+    def _two_words(self) -> str:
+        return f"{self.rng.choice(self.words)}-{self.rng.choice(self.words)}"
+
+    def _name(self) -> str:
+        return self._characters(_CAPITALS, self.rng.randint(3, 6))
+
+    def _uuid(self) -> str:
+        return str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
+
+    def _characters(self, letters: str, count: int) -> str:
+        return "".join(self.rng.choices(letters, k=count))
+
+
+_CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def facts(draw: Draw) -> list[Item]:
+    """Sentences; asked for in their own words, after a question or without one, in other words, or by a question."""
+    noun = draw.rng.choice(templates.NOUNS)
+    said, asked = templates.sentence(draw.rng) if draw.rng.random() < SENTENCES else _listed(draw.rng)
+    return [_item(draw, [said], asked, {"k": key, "v": draw.value(), "n": noun}) for key in draw.keys(draw.count)]
+
+
+def numbered(draw: Draw) -> list[Item]:
+    """Statements that have a number, and come again by it."""
+    said = draw.rng.choice(templates.NUMBERED)
+    numbers = draw.rng.sample(range(1, max(100, 3 * draw.count)), draw.count)
+    return [_item(draw, [said], said, {"i": str(i), "v": draw.value()}) for i in numbers]
+
+
+def table(draw: Draw) -> list[Item]:
+    """One table of keys and values, of which some rows are asked for."""
+    said = draw.rng.choice(templates.TABLES)
+    asked = "\n" + draw.rng.choice((said, said, *templates.LOOK_UPS))
+    rows = [{"k": key, "v": draw.value()} for key in draw.keys(draw.size * draw.count)]
+    text = "\n" + "".join(said.format(**row) for row in rows)
+    chosen = draw.rng.sample(rows, draw.count)
+    return [Item([encode(draw.tokenizer, text)], [_asked(draw, asked, row) for row in chosen])]
+
+
+def chain(draw: Draw) -> list[Item]:
+    """Variables that get a value or that of another variable; asked for at any of its links."""
+    first, link, asked = draw.rng.choice(templates.CHAINS)
+    names, items = draw.keys(draw.size * draw.count), []
+    for i in range(0, len(names), draw.size):
+        own = names[i : i + draw.rng.randint(min(2, draw.size), draw.size)]
+        value = draw.value()
+        said = [first.format(k=own[0], v=value)]
+        said += [link.format(k=name, a=before) for before, name in itertools.pairwise(own)]
+        parts = [encode(draw.tokenizer, part) for part in said]
+        items.append(Item(parts, [_asked(draw, asked, {"k": draw.rng.choice(own), "v": value})]))
+    return items
+
+
+def copy(draw: Draw) -> list[Item]:
+    """Passages of random tokens that come again."""
+    special = set(draw.tokenizer.all_special_ids)
+    tokens = sorted(set(draw.text) - special) or list(draw.text)
+    passages = [draw.rng.choices(tokens, k=_span(draw.rng, len(draw.text))) for _ in range(draw.count)]
+    return [Item([passage], [_again(draw.rng, passage, [])]) for passage in passages]
+
+
+def quote(draw: Draw) -> list[Item]:
+    """Passages of the row's own text that come again."""
+    lead = encode(draw.tokenizer, draw.rng.choice(templates.QUOTES))
+    return [Item([], [_again(draw.rng, passage, lead)], after=end) for passage, end in _passages(draw)]
+
+
+def questions(draw: Draw) -> list[Item]:
+    """Questions about the row's own text: which words follow these?"""
+    before, after = draw.rng.choice(templates.CONTINUATIONS).split("{c}")
+    opening, closing = encode(draw.tokenizer, before), encode(draw.tokenizer, after)
+    items = []
+    for passage, end in _passages(draw):
+        cue = min(draw.rng.randint(2, 2 * CUE), len(passage) - 1)
+        items.append(Item([], [Asked(opening + passage[:cue] + closing, passage[cue:])], after=end))
+    return items
+
+
+def _listed(rng: random.Random) -> tuple[str, str]:
+    """A statement of the list, and a question about it with its answer."""
+    said, question = rng.choice(templates.FACTS), rng.choice(templates.QUESTIONS)
+    other, short = rng.choice(templates.FACTS), rng.choice(templates.SHORT_QUESTIONS)
+    return said, rng.choice((said, said, question + said, question + other, short))
+
+
+FORMS: dict[str, Callable[[Draw], list[Item]]] = {
+    form.__name__: form for form in (facts, numbered, table, chain, copy, quote, questions)
+}
+ABOUT_TEXT = ("quote", "questions")
+"""forms that ask about the row's own text"""
+
+
+def _item(draw: Draw, said: list[str], asked: str, values: dict[str, str]) -> Item:
+    return Item([encode(draw.tokenizer, text.format(**values)) for text in said], [_asked(draw, asked, values)])
+
+
+def _asked(draw: Draw, template: str, values: dict[str, str]) -> Asked:
+    """Tokens of a question whose answer begins with the value, as the tokenizer writes both together."""
+    cue, tail = template.split("{v}")
+    space = " " if cue.endswith(" ") else ""
+    prompt = encode(draw.tokenizer, cue.removesuffix(" ").format(**values))
+    both = encode(draw.tokenizer, template.format(**values))
+    if both[: len(prompt)] == prompt:
+        return Asked(prompt, both[len(prompt) :])
+    return Asked(prompt, encode(draw.tokenizer, space + values["v"] + tail.format(**values)))
+
+
+def _span(rng: random.Random, most: int) -> int:
+    """Tokens of a passage; as many short as long ones by their logarithm."""
+    low, high = SPAN
+    return max(2, min(round(low * (high / low) ** rng.random()), most // 4))
+
+
+def _passages(draw: Draw) -> list[tuple[list[int], int]]:
+    """Passages of the text, and where they end."""
+    found = []
+    for _ in range(draw.count):
+        size = _span(draw.rng, len(draw.text))
+        start = draw.rng.randint(0, len(draw.text) - size)
+        found.append((list(draw.text[start : start + size]), start + size))
+    return found
+
+
+def _again(rng: random.Random, passage: list[int], lead: list[int]) -> Asked:
+    cue = min(rng.randint(1, CUE), len(passage) - 1)
+    return Asked(lead + passage[:cue], passage[cue:])

@@ -1,0 +1,113 @@
+"""The wordings of training rows that plant facts and ask for them. None is a wording that an evaluation uses.
+
+Statements are drawn from a list or put together from words (`sentence`), which makes some hundred thousand of them.
+`{k}` is a key, `{v}` its value, `{n}` what kind of thing the value is, `{i}` a number. What stands before `{v}` is the
+cue, from there on it is the answer. A test compares these templates, and rows made of them, with those of the needle
+evaluation and of RULER: no three words in a row are common to both.
+"""
+
+import random
+
+NOUNS = (
+    "address", "badge", "balance", "chapter", "cipher", "code", "colour", "contract", "debt", "desk", "distance",
+    "drawer", "fee", "file", "grade", "height", "key", "label", "licence", "locker", "mark", "nickname", "number",
+    "page", "parcel", "password", "payment", "phone", "pin", "plate", "platform", "price", "rank", "receipt",
+    "record", "room", "score", "seat", "secret", "serial", "shelf", "signature", "stamp", "tag", "target", "ticket",
+    "title", "total", "value", "weight", "word",
+)  # fmt: skip
+ADJECTIVES = (
+    "ancient", "big", "blue", "brave", "broken", "clever", "cold", "curious", "dark", "early", "final", "first",
+    "golden", "green", "heavy", "honest", "last", "late", "little", "lucky", "main", "new", "odd", "old", "plain",
+    "private", "quiet", "real", "red", "right", "royal", "second", "secret", "silent", "small", "strange", "true",
+    "usual", "wild", "wise",
+)  # fmt: skip
+OPENINGS = (" The", " One", " A certain", " Our", " This", " Note: the", " Here the", " Another", "\nThe", " (The")
+PREPOSITIONS = ("of", "from", "with", "to", "about", "behind", "under", "at", "held by", "given to", "known to", "in")
+VERBS = ("is", "was", "reads", "equals", "will be", "is now", "says", "=", "remains", "became", "are", "has been")
+ASKS = (
+    "\nName the {t}.",
+    "\nWhich {t}?",
+    "\nPlease give the {t}.",
+    "\nDo you know the {t}?",
+    "\nI need the {t}:",
+    "\nQuestion: the {t}? Answer:",
+    "\nLooking back, which {t} do you see?",
+    "\nWhich was the {t}?",
+    "\nFind the {t} and repeat it.",
+    "\nWho remembers the {t}?",
+    "",
+)
+"""what stands before a sentence with the answer; {t} is the thing asked for"""
+FACTS = (
+    " The {n} of {k} is {v}.",
+    " {k} has {n} {v}.",
+    " {k}'s {n}: {v}.",
+    " Remember that {k} goes with {v}.",
+    " In the register, {k} stands beside {v}.",
+    " Whoever asks about {k} hears {v}.",
+    " To reach {k}, dial {v}.",
+    " ({k} = {v})",
+    " [{k}] {v};",
+    "\n<{k}>{v}</{k}>",
+    "\n{k} -> {v}\n",
+    "\n{n}[{k}] = {v}\n",
+    " They gave {k} the {n} {v}.",
+    ' "{k}," he wrote, "{v}."',
+    " Under {k} we keep {v}, nothing else.",
+    " {n} {k} {v}.",
+)
+"""statements; a fact is asked for by a question, or none, and the cue of its own or of another statement"""
+QUESTIONS = (
+    "\nWhich {n} belongs to {k}?",
+    "\nDo you recall {k}?",
+    "\nQ: {n}, {k}?\nA:",
+    "\nTell me the {n} of {k}, please.",
+    "\nAgain about {k}.",
+    "\nEarlier we read about {k}.",
+    "\nFind {k} above.",
+)
+SHORT_QUESTIONS = (
+    "\nQ: {n} of {k}? A: {v}.",
+    "\nLook up {k}: {v}.",
+    "\nUser: {k}?\nAssistant: {v}\n",
+    "\nWhich {n} had {k}? It was {v}.",
+    '\n{{"ask": "{k}", "answer": "{v}"}}',
+)
+"""questions that the bare value answers"""
+NUMBERED = (
+    "\nFact {i}: {v}.",
+    "\n({i}) {v}.",
+    "\nEntry {i} reads {v}.",
+    "\n§ {i} {v};",
+    "\nline {i}\t{v}\n",
+)
+"""statements whose key is a number; asked for in the same words"""
+TABLES = (
+    "| {k} | {v} |\n",
+    "{k} = {v}\n",
+    "{k}\t{v}\n",
+    "{k},{v}\n",
+    '"{k}": "{v}",\n',
+    "{k} ... {v}\n",
+    "- {k}: {v}\n",
+)
+"""rows of a table; asked for as a row again"""
+LOOK_UPS = ("Row {k} of that list says {v}.\n", "lookup({k}) gives {v}\n")
+CHAINS = (
+    ("\nlet {k} = {v};", "\nlet {k} = {a};", "\nprint {k} prints {v};"),
+    ("\n{k} := {v}\n", "\n{k} := {a}\n", "\n{k} evaluates to {v}\n"),
+    (" First {k} held {v}.", " Then {k} took it from {a}.", " Now {k} holds {v}."),
+    ("\nalias {k} {v}\n", "\nalias {k} {a}\n", "\nresolve {k} {v}\n"),
+)
+"""a variable gets a value, a variable gets that of the variable {a}, a question"""
+QUOTES = ("", "\n", ' "', "\nAs was said: ", "\nTo quote the passage: ", "\n> ", " [...] ")
+"""what stands before words that come again"""
+CONTINUATIONS = ('\nHow does the sentence with "{c}" go on?', '\nQ: Words after "{c}"?\nA: ', '\nComplete "{c}":')
+"""questions about the row's own text: {c} are some words of a sentence, the answer is those that follow there"""
+
+
+def sentence(rng: random.Random) -> tuple[str, str]:
+    """A statement made of words, and a question about it with its answer."""
+    thing = " ".join([*rng.sample(ADJECTIVES, rng.randint(0, 3)), "{n}", rng.choice(PREPOSITIONS), "{k}"])
+    rest = f"{thing} {rng.choice(VERBS)}{rng.choice(('', ':'))} {{v}}."
+    return f"{rng.choice(OPENINGS)} {rest}", f"{rng.choice(ASKS).replace('{t}', thing)} The {rest}"

@@ -1,0 +1,46 @@
+"""What is not built is refused by name, before an engine starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from sse_convert.errors import UsageError
+from tests.serving.vllm.engine import checkpoint
+
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+OPTIONS = {
+    "speculative decoding": {"speculative_config": NGRAMS},
+    "LoRA adapters": {"enable_lora": True},
+    "pipeline parallelism": {"pipeline_parallel_size": 2},
+    "states in float16": {"mamba_ssm_cache_dtype": "float16"},
+}
+
+
+def configured(path: Path, **options: Any) -> Any:
+    given = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 256, **options}
+    return EngineArgs(model=str(path), **given).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"), ["sse", "full"]).path
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str, model: Path) -> None:
+    with pytest.raises(UsageError, match=f"{name} with a converted model"):
+        configured(model, **OPTIONS[name])
+
+
+def test_families(tmp_path: Path) -> None:
+    checkpoint(tmp_path, ["sse", "full"], "olmo2")
+    with pytest.raises(UsageError, match="model_type is 'sse_olmo2': vLLM does not serve converted models"):
+        configured(tmp_path)
+
+
+def test_what_vllm_is_told(model: Path) -> None:
+    config = configured(model)
+    assert config.model_config.is_hybrid
+    assert config.model_config.hf_config.layer_types == ["linear_attention", "full_attention"]
