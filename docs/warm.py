@@ -1,4 +1,4 @@
-"""Python processes that begin with the heavy libraries imported: forked from one server, which imports them once.
+"""Python processes that begin with the heavy libraries imported: forked from one server (docs/preload.py imports them).
 
 Each is a process of its own, with its own folder, environment, arguments and exit code; only the imports are shared.
 """
@@ -7,21 +7,13 @@ import multiprocessing
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
-PRELOADED = (
-    "torch",
-    "transformers.modeling_utils",
-    "transformers.generation",
-    "datasets",
-    "accelerate",
-    "typer",
-    "rich",
-)
-"""what nearly every command imports; nothing of ours, so that our own imports are those of a fresh process"""
 FIXED = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -48,8 +40,8 @@ def run(
         TimeoutError: it ran longer.
     """
     context = multiprocessing.get_context("forkserver")
-    with _environment({**environment, **FIXED}):
-        context.set_forkserver_preload(list(PRELOADED))
+    with _environment({**environment, **FIXED, "HF_MODULES_CACHE": _modules().name}):
+        context.set_forkserver_preload(["docs.preload"])
         forkserver.ensure_running()
     process = context.Process(target=_main, args=(list(arguments), folder, {**environment, **FIXED}, out, error))
     process.start()
@@ -58,6 +50,12 @@ def run(
         process.kill()
         raise TimeoutError(f"not finished after {timeout:.0f} s: python {' '.join(arguments)}")
     return process.exitcode
+
+
+@cache
+def _modules() -> "tempfile.TemporaryDirectory[str]":
+    """Where transformers keeps the code of checkpoints, for all processes of the server: compiled once, as at home."""
+    return tempfile.TemporaryDirectory(prefix="hf-modules-")
 
 
 @contextmanager

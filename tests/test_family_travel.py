@@ -1,7 +1,6 @@
 """Every family goes the whole way through the real command line, and on to where `sse_convert` is not installed."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +8,37 @@ import pytest
 import torch
 import yaml
 
-from docs import warm
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.modeling.auto import load_pretrained
-from tests.modeling.test_checkpoint import BLOCKED
+from tests.elsewhere import without_package
 from tests.modeling.tiny import ENTRIES, prompts
 from tests.surgery.models import recipe_data, save_source
 
 TWO_STEPS = {"name": "distill", "loss": "kl", "tokens": 64, "seq_len": 16, "batch_tokens": 32, "lr": 0.001}
 ELSEWHERE = """
+import json
 from pathlib import Path
 expected = torch.load("expected.pt")
-for folder in ("final", "again"):
-    model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+
+def check(loaded):
+    model, info = loaded
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-    assert type(model).__module__.startswith("transformers_modules."), type(model)
     with torch.no_grad():
         assert torch.equal(model(**expected["inputs"]).logits, expected["logits"])
     made = model.generate(**expected["inputs"], max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(made, expected["made"]), made
-    model.save_pretrained("again")
+    return model
+
+def code(folder):
+    entries = json.loads(Path(folder, "config.json").read_text())["auto_map"]
+    return entries, {path.name: path.read_bytes() for path in Path(folder).glob("*.py")}
+
+model = check(AutoModelForCausalLM.from_pretrained("final", trust_remote_code=True, output_loading_info=True))
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+model.save_pretrained("again")
+assert code("again") == code("final")
+check(type(model).from_pretrained("again", output_loading_info=True))
 assert "sse_convert" not in sys.modules
 Path("arrived").touch()
 """
@@ -45,12 +54,8 @@ def does(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
 
 
 def elsewhere(folder: Path, script: str = ELSEWHERE) -> None:
-    """Load, generate, save and load again in a process of its own that cannot import `sse_convert`."""
-    (folder / "elsewhere.py").write_text(BLOCKED + script)
-    said = folder / "said.txt"
-    modules = {"HF_MODULES_CACHE": str(folder / "modules")}
-    code = warm.run(["elsewhere.py"], folder, {**os.environ, **modules}, said, said, timeout=120)
-    assert code == 0, said.read_text()[-3000:]
+    """Load, generate, save and load again where `sse_convert` cannot be imported."""
+    without_package(script, folder)
     assert (folder / "arrived").is_file()
 
 

@@ -3,6 +3,7 @@
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -45,6 +46,7 @@ COMPAT = {f"{PACKAGE}.compat", f"{PACKAGE}.modeling.compat"}
 MOST_OF_A_BASENAME = 2
 
 
+@cache
 def modules(root: Path) -> dict[str, ast.Module]:
     """Every module of the package below `root` by dotted name, parsed."""
     found = {}
@@ -65,6 +67,22 @@ def imports(module: str, tree: ast.Module, known: set[str]) -> Iterator[tuple[st
             yield from ((name if name in known else str(node.module), node.lineno) for name in names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             yield from ((argument.value, node.lineno) for argument in node.args if isinstance(argument, ast.Constant))
+
+
+def imported_at_once(module: str, trees: dict[str, ast.Module]) -> set[str]:
+    """Modules that importing a module imports, whichever package they are of: what functions import is not among them,
+    nor what only type checkers see."""
+    found: set[str] = set()
+    waiting = {module}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        if name in trees:
+            parents = {name.rpartition(".")[0]} & trees.keys()
+            eager = [node for node in trees[name].body if isinstance(node, ast.Import | ast.ImportFrom)]
+            targets = {target for target, _ in imports(name, ast.Module(eager, []), set(trees))}
+            waiting |= (parents | targets) - found
+    return found
 
 
 def room(module: str) -> str:
@@ -144,6 +162,16 @@ def test_no_modules_import_each_other():
         if module != PACKAGE
     }
     TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize(
+    "module", ["api", "doctor", "checkpoints.open", "export.push", "pages.run_page", "pages.compare"]
+)
+def test_what_loads_no_model_imports_no_models(module):
+    """transformers' models take three seconds of every process that imports them."""
+    found = imported_at_once(f"{PACKAGE}.{module}", modules(ROOT))
+    assert f"{PACKAGE}.errors" in found
+    assert {name.partition(".")[0] for name in found} & {"transformers", "accelerate", "datasets", "peft"} == set()
 
 
 def test_one_writer_of_files():

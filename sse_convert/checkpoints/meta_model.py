@@ -2,12 +2,9 @@
 
 import re
 from collections.abc import Container
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
@@ -15,8 +12,11 @@ from sse_convert.compat import ignored_on_loading
 from sse_convert.modeling.architectures import further_tokens
 from sse_convert.modeling.auto import auto_class
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
+
+def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
     """The model with a language-model head of a transformers configuration, on the meta device.
 
     Args:
@@ -26,6 +26,8 @@ def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     Raises:
         CheckpointError: transformers cannot build a model of it.
     """
+    from accelerate import init_empty_weights
+
     with (
         refusing(
             f"config.json does not make a {config.model_type} model",
@@ -38,19 +40,19 @@ def skeleton(config: Any, *, buffers: bool = False) -> PreTrainedModel:
     return model
 
 
-def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def model_shapes(model: "PreTrainedModel") -> dict[str, tuple[int, ...]]:
     """Shapes of what a checkpoint of `model` must hold: parameters and persistent buffers, tied ones once."""
     persistent = model.state_dict().keys()
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {name: tuple(tensor.shape) for name, tensor in tensors if name in persistent}
 
 
-def image_parameters(teacher: Teacher, model: PreTrainedModel) -> int:
+def image_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
     """Elements of what sees images in the teacher's skeleton, which stages do not train."""
     return sum(int(p.numel()) for name, p in model.named_parameters() if teacher.spec.sees_images(name))
 
 
-def idle_parameters(teacher: Teacher, model: PreTrainedModel) -> int:
+def idle_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
     """Elements that a token of text does not meet: of each layer's routed experts, all but those it is sent to, and all
     of what sees images or what transformers leaves out.
 
@@ -69,7 +71,7 @@ def idle_parameters(teacher: Teacher, model: PreTrainedModel) -> int:
     return left_out + idle
 
 
-def left_out_tensors(teacher: Teacher, model: PreTrainedModel) -> list[str]:
+def left_out_tensors(teacher: Teacher, model: "PreTrainedModel") -> list[str]:
     """Stored tensors that a model leaves out by name: those its class names, and layers that predict further tokens."""
     patterns = ignored_on_loading(model)
     found = [
@@ -86,7 +88,7 @@ def predicts_further(teacher: Teacher, name: str) -> bool:
     return re.search(further_tokens(teacher.config), name) is not None
 
 
-def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[str]) -> dict[str, tuple[int, ...]]:
+def stored_shapes(teacher: Teacher, model: "PreTrainedModel", stored: Container[str]) -> dict[str, tuple[int, ...]]:
     """The same by the names that a checkpoint uses.
 
     Args:
@@ -95,6 +97,8 @@ def stored_shapes(teacher: Teacher, model: PreTrainedModel, stored: Container[st
         stored: names in the checkpoint. What is not among them by the model's own name is expected as transformers
             saves it: GPT-NeoX's head under another name, merged experts one by one.
     """
+    from transformers.core_model_loading import revert_weight_conversion
+
     shapes = model_shapes(model)
     own = {name: shape for name, shape in shapes.items() if teacher.stored(name) in stored}
     others = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if name not in own}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, DependencyError, RecipeError
-from sse_convert.inference.cuda_graphs import graphed
 from sse_convert.recipe.schema import LMEval, RulerName
 from sse_convert.report import FieldsReport
 from sse_convert.trust import OPTION, trusts_code
@@ -162,6 +161,8 @@ class Harness:
 def _generator() -> type[Any]:
     """The harness's class of models, whose generation steps are replayed as graphs where the device has them."""
     from lm_eval.models.huggingface import HFLM
+
+    from sse_convert.inference.cuda_graphs import graphed
 
     class Generator(HFLM):  # type: ignore[misc]
         def _model_generate(self, context: Any, max_length: int, stop: list[str], **settings: Any) -> Any:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sse_convert.modeling.architectures import backbone_of
-from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, sharded
 from sse_convert.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class LongRows:
             input_ids: [R, T], the same on each process.
             position_ids: [R, T] on the CPU, restarting with each document.
         """
+        from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, sharded
+
         shard = Shard.of(self.group, position_ids, model.device)
         config, ids = model.config, shard.own(input_ids).to(model.device)
         before, config._attn_implementation = config._attn_implementation, CONTEXT_ATTENTION

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from sse_convert.console import Bar
-from sse_convert.inference.cuda_graphs import graphed
 from sse_convert.modeling.architectures import decoder_config
 from sse_convert.report import FieldsReport
 
@@ -87,6 +85,8 @@ def throughput(
 
 def _run(model: "PreTrainedModel", ids: Tensor, prompt: int) -> tuple[float, list[float], int]:
     """Prefill seconds, decode seconds per step, cache bytes at the end."""
+    from sse_convert.inference.cuda_graphs import graphed
+
     with graphed(model, slots=ids.shape[1]):
         start = _now(ids)
         out = model(input_ids=ids[:, :prompt], use_cache=True, logits_to_keep=1)
@@ -114,6 +114,8 @@ def allocated_cache_bytes(cache: Any) -> int:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    from transformers.cache_utils import CacheLayerMixin
+
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, CacheLayerMixin):

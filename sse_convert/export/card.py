@@ -9,6 +9,10 @@ from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.report import format_bytes, format_number, format_rate
 
+CARD = "README.md"
+EVALUATION = "evaluation.json"
+RECIPE = "recipe.yaml"
+"""files that an export writes beside weights and code"""
 TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
 CITATION = """```bibtex
 @article{pan2025sse,

@@ -22,7 +22,7 @@ from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
-from sse_convert.export.card import model_card
+from sse_convert.export.card import CARD, EVALUATION, RECIPE, model_card
 from sse_convert.export.card_figures import write_pictures
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.pages.collect import read_evaluation
@@ -32,9 +32,6 @@ from sse_convert.report import FieldsReport, format_bytes, format_number
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.convert import write_index
 
-EVALUATION = "evaluation.json"
-RECIPE = "recipe.yaml"
-CARD = "README.md"
 _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
 
 

@@ -5,41 +5,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from sse_convert.inference.cuda_graphs import graphed
 from sse_convert.inference.generate import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class SeededChoice(LogitsProcessor):
-    """Leaves one token of each row, drawn with random numbers that belong to the row.
-
-    Args:
-        sampling: with a temperature above 0.
-        seeds: one per row.
-        start: columns of the prompts.
-        device: of the logits.
-    """
-
-    def __init__(self, sampling: Sampling, seeds: Sequence[int], start: int, device: torch.device) -> None:
-        self._warpers = [TemperatureLogitsWarper(sampling.temperature)]
-        if sampling.top_p < 1:
-            self._warpers.append(TopPLogitsWarper(sampling.top_p))
-        draws = [_uniform(seed, sampling.max_new_tokens) for seed in seeds]
-        self._draws = torch.stack(draws).to(device)
-        self._start = start
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Logits [B, vocab] with all but one of each row at minus infinity: a draw from the distribution by its CDF."""
-        for warp in self._warpers:
-            scores = warp(input_ids, scores)
-        shares = torch.softmax(scores.double(), -1).cumsum(-1)
-        draw = self._draws[:, input_ids.shape[1] - self._start, None] * shares[:, -1:]
-        chosen = torch.searchsorted(shares, draw, right=True).clamp_max(shares.shape[1] - 1)
-        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
 
 
 @torch.no_grad()
@@ -60,6 +30,11 @@ def continue_rows(
         sampling: how tokens are chosen, and how many at most.
         seeds: of the rows; unset takes `sampling.seed` for each.
     """
+    from transformers import LogitsProcessorList
+
+    from sse_convert.inference.cuda_graphs import graphed
+    from sse_convert.inference.seeded_choice import SeededChoice
+
     rows, mask = left_padded(prompts, model.device)
     width = rows.shape[1]
     end = model.generation_config.eos_token_id
@@ -92,10 +67,6 @@ def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple
         rows[i, longest - len(prompt) :] = torch.tensor(prompt)
         mask[i, longest - len(prompt) :] = 1
     return rows.to(device), mask.to(device)
-
-
-def _uniform(seed: int, count: int) -> Tensor:
-    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def _up_to_end(ids: list[int], ends: set[int]) -> list[int]:

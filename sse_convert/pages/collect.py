@@ -2,7 +2,7 @@
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -17,8 +17,10 @@ from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.controls import COMPARISON, stages_folder
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
 from sse_convert.pages.result_files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
-from sse_convert.surgery.inspect import InspectReport, inspect_checkpoint
 from sse_convert.training import metrics
+
+if TYPE_CHECKING:
+    from sse_convert.surgery.inspect import InspectReport
 
 STAGES = ".stages"
 WORK = ".work"
@@ -79,7 +81,7 @@ class Run:
     """folder of the finished model"""
     steps: tuple[RunStep, ...]
     """in order"""
-    model: InspectReport | None
+    model: "InspectReport | None"
     """the newest checkpoint"""
     recipe: dict[str, Any] | None
     """the resolved recipe that travels in it"""
@@ -120,6 +122,8 @@ def collect(path: str | Path) -> Run:
         UsageError: there is no run and no checkpoint.
         CheckpointError: one of its files is damaged or of another version.
     """
+    from sse_convert.surgery.inspect import inspect_checkpoint
+
     out = _out(Path(path))
     root = stages_folder(out)
     steps = steps_in(root) or _own_step(out)

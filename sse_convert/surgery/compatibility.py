@@ -26,7 +26,6 @@ from sse_convert.modeling.architectures import SSE_PREFIX
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.schema import Calibrate, Recipe, Stage
-from sse_convert.surgery.family_guard import check_family
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
 TRAINING_ONLY = ("balance", "balance_coef")
@@ -42,6 +41,8 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
         CheckpointError: see `check_family`.
         RecipeError: with every problem found.
     """
+    from sse_convert.surgery.family_guard import check_family
+
     check_family(teacher.config, teacher.spec)
     problems = [
         f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)

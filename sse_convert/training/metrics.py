@@ -3,13 +3,15 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from sse_convert.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 FILE = "metrics.jsonl"
 HEALTH_EVERY = 10
@@ -27,7 +29,7 @@ class MetricsLog:
         accelerator: of the stage, with its trackers.
     """
 
-    def __init__(self, folder: Path, accelerator: Accelerator) -> None:
+    def __init__(self, folder: Path, accelerator: "Accelerator") -> None:
         self._path = folder / FILE
         self.written = 0
         """records of this start"""

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from accelerate import debug_launcher
 
-from sse_convert.evaluation import long_rows
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
+from sse_convert.modeling.context import Shard
 from tests.modeling.tiny import BESIDE, VOCAB, tiny_model
 
 
@@ -23,8 +23,8 @@ def _one_thread():
 def read(model, windows, expected):
     """What each process does: windows of half the length alone, the others together."""
     seen = []
-    gather = long_rows.Shard.whole
-    long_rows.Shard.whole = lambda shard, x: seen.append(shard.shape) or gather(shard, x)
+    gather = Shard.whole
+    Shard.whole = lambda shard, x: seen.append(shard.shape) or gather(shard, x)
     together = LongRows(length=64, size=2, group=dist.group.WORLD)
     for one, before in zip(windows, expected, strict=True):
         seen.clear()

@@ -1,10 +1,7 @@
 import dataclasses as dc
 import errno
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,6 +19,7 @@ from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Layers
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.verify import verify_checkpoint
+from tests.elsewhere import without_package
 from tests.evaluation.conftest import SSE
 from tests.evaluation.test_report import make_report
 
@@ -68,27 +66,25 @@ def count(shard):
         return len(list(file.keys()))
 
 
+LOAD = """
+from transformers import AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+ids = torch.load("ids.pt")
+torch.save(model(ids, use_cache=False).logits.detach(), "logits.pt")
+made = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+assert made.shape[1] == ids.shape[1] + 4
+assert AutoTokenizer.from_pretrained(sys.argv[1])("x").input_ids
+"""
+
+
 @pytest.mark.parametrize("kind", ["sse", "sse+sliding"])
 def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
     mixer = mixer_from_dict({**SSE, "kind": kind, **({} if kind == "sse" else {"window": 4, "sinks": 1})})
     recipe = dc.replace(recipe, layers=Layers(pattern=["full", kind]), mixers={kind: mixer})
     convert_checkpoint(recipe, tmp_path / "converted")
     out = export_checkpoint(recipe, tmp_path / "converted", tmp_path / "final").out
-    code = (
-        "import sys, torch; sys.modules['sse_convert'] = None\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
-        "ids = torch.load(sys.argv[2])\n"
-        "torch.save(model(ids, use_cache=False).logits.detach(), sys.argv[3])\n"
-        "made = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)\n"
-        "assert made.shape[1] == ids.shape[1] + 4\n"
-        "assert AutoTokenizer.from_pretrained(sys.argv[1])('x').input_ids\n"
-    )
     torch.save(IDS, tmp_path / "ids.pt")
-    files = [str(out), str(tmp_path / "ids.pt"), str(tmp_path / "logits.pt")]
-    env = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", code, *files], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    without_package(LOAD, tmp_path, str(out))
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(tmp_path / "converted"))
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sse_convert.inference.batch import SeededChoice, continue_rows
+from sse_convert.inference.batch import continue_rows
 from sse_convert.inference.generate import Sampling
+from sse_convert.inference.seeded_choice import SeededChoice
 from tests.modeling.tiny import BESIDE, LAYOUT, tiny_model, tiny_source
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [20] * 11, [30]]

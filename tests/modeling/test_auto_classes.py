@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from sse_convert.modeling.architectures import ARCHITECTURES
 from sse_convert.modeling.auto import register
-from tests.modeling.test_checkpoint import without_package
+from tests.elsewhere import without_package
 from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, prompts, tiny_model, tiny_source
 
 CLASSIFIERS = tuple(name for name in FAMILIES if ARCHITECTURES[name].classifier_class)
@@ -116,8 +116,7 @@ def test_the_code_in_the_checkpoint_serves_every_auto_class(tmp_path: Path) -> N
     with torch.no_grad():
         hidden = model.base_model(ids, attention_mask=mask).last_hidden_state
     torch.save({"ids": ids, "mask": mask, "hidden": hidden}, tmp_path / "expected.pt")
-    done = without_package(_REMOTE, tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
+    without_package(_REMOTE, tmp_path)
 
 
 _REMOTE = """

@@ -1,8 +1,6 @@
 """Saving and loading: with the package, with the code in the checkpoint alone, and not as something else."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,36 +16,16 @@ from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
 from sse_convert.modeling.remote_code import remote_code, write_remote_code
+from tests.elsewhere import without_package
 from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
 
 ROOT = Path(__file__).parents[2]
-BLOCKED = """
-import importlib.abc, sys
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "sse_convert":
-            raise ModuleNotFoundError("sse_convert is hidden from this test")
-sys.meta_path.insert(0, Blocker())
-import torch, transformers
-from transformers import AutoConfig, AutoModelForCausalLM
-torch.set_num_threads(1)
-"""
 
 
 @torch.no_grad()
 def logits(model: PreTrainedModel) -> torch.Tensor:
     ids, mask = prompts()
     return model(ids, attention_mask=mask).logits
-
-
-def without_package(script: str, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a fresh interpreter that cannot import sse_convert."""
-    cached = {"HF_HOME": str(cache), "HF_MODULES_CACHE": str(cache / "modules")}
-    environment = {**os.environ, **cached, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKED + script, *arguments],
-        cwd=cache, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -103,11 +81,10 @@ def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / model_type)
         expected = {"ids": ids, "inputs": inputs, "logits": logits(model), "generated": model.generate(ids, **inputs)}
         torch.save(expected, tmp_path / f"{model_type}.pt")
-    done = without_package(
+    without_package(
         _REMOTE, tmp_path, "qwen3", "Qwen3ForCausalLM", "gpt2", "GPT2LMHeadModel", "llama", "LlamaForCausalLM",
         "gemma2", "Gemma2ForCausalLM",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
     for folder in ("qwen3", "qwen3-again", "gpt2-again", "llama-again", "gemma2-again"):
         assert {path.name for path in (tmp_path / folder).glob("*.py")} == remote_code().keys()
 

@@ -1,4 +1,4 @@
-"""transformers' own checks of a model, on converted models: backbone, causal LM and classifier of four layouts."""
+"""transformers' own checks of a model, on converted models: backbone, causal LM and classifier of three layouts."""
 
 import unittest
 
@@ -92,15 +92,14 @@ class Converted(ModelTesterMixin):
 
 
 class TestSSE(Converted, unittest.TestCase):
-    model_type, layers = "qwen3", ("sse", "full")
-
-
-class TestBoth(Converted, unittest.TestCase):
-    model_type, layers = "qwen3", ("sse+sliding", "full")
+    model_type, layers = "qwen3", ("sse", "sse+sliding", "full")
+    test_bc_torch_dtype = None
+    """two names of one argument of transformers: TestAllKinds has it"""
 
 
 class TestDelta(Converted, unittest.TestCase):
     model_type, layers = "qwen3", ("delta", "delta")
+    test_bc_torch_dtype = None
     has_attentions = False
 
     def setUp(self) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
 from transformers.generation.configuration_utils import CompileConfig
 
-from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model
+from tests.modeling.tiny import PAD, prompts, tiny_model
 
 SLOTS = 32
 STEPS = 3
@@ -14,10 +14,18 @@ CLOSE = {"atol": 1e-10, "rtol": 0}
 
 
 @pytest.fixture(
-    scope="module", params=[("qwen3", ("sse", "sliding", "mom", "full")), ("gpt2", LAYOUT), ("llama", BESIDE)], ids=str
+    scope="module",
+    params=[
+        ("qwen3", ("sse", "sliding", "mom", "full")),
+        ("gpt2", ("sse", "sliding")),
+        ("llama", ("sse+sliding", "full")),
+    ],
+    ids=str,
 )
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return tiny_model(*request.param, dtype=torch.float64)
+    """Every kind of layer, absolute positions and rotated ones."""
+    model_type, layers = request.param
+    return tiny_model(model_type, layers, dtype=torch.float64, num_hidden_layers=len(layers))
 
 
 @torch.no_grad()

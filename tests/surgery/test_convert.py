@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from hashlib import sha256
 
 import pytest
@@ -28,6 +26,7 @@ from sse_convert.surgery import convert as converting
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.verify import verify_checkpoint
+from tests.elsewhere import without_package
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
 
@@ -208,25 +207,22 @@ def test_plain_loading_is_refused(teacher, tmp_path):
         Qwen3ForCausalLM.from_pretrained(tmp_path / "out")
 
 
-@pytest.mark.slow
+REMOTE = """
+from safetensors.torch import load_file
+ours = load_file("ours.safetensors")
+model = AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True).eval()
+with torch.no_grad():
+    assert torch.equal(model(ours["ids"]).logits, ours["logits"])
+"""
+
+
 def test_remote_code_gives_the_same_logits(teacher, tmp_path):
     """In a process that cannot import sse_convert."""
     convert_checkpoint(recipe(teacher), tmp_path / "out")
     ids = tokens()
     with torch.no_grad():
         save_file({"ids": ids, "logits": load_pretrained(tmp_path / "out")(ids).logits}, tmp_path / "ours.safetensors")
-    code = (
-        "import sys, torch\n"
-        "sys.modules['sse_convert'] = None\n"
-        "from safetensors.torch import load_file\n"
-        "from transformers import AutoModelForCausalLM\n"
-        "ours = load_file('ours.safetensors')\n"
-        "model = AutoModelForCausalLM.from_pretrained('out', trust_remote_code=True).eval()\n"
-        "with torch.no_grad():\n"
-        "    assert torch.equal(model(ours['ids']).logits, ours['logits'])\n"
-    )
-    env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
+    without_package(REMOTE, tmp_path)
 
 
 def test_conversion_is_deterministic_and_seeded(teacher, tmp_path):

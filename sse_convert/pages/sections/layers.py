@@ -1,11 +1,15 @@
 """Which layer is what, and what it keeps of a context."""
 
+from typing import TYPE_CHECKING
+
 from sse_convert.mixers import FULL
 from sse_convert.pages.blocks import Block, Fold, LayerMap, Missing, Section, Table
 from sse_convert.pages.collect import Run
 from sse_convert.pages.commands import run_command
 from sse_convert.report import format_bytes
-from sse_convert.surgery.inspect import InspectReport
+
+if TYPE_CHECKING:
+    from sse_convert.surgery.inspect import InspectReport
 
 
 def layers(run: Run) -> Section:
@@ -16,7 +20,7 @@ def layers(run: Run) -> Section:
     return Section(anchor="layers", title="Layers", blocks=blocks)
 
 
-def layer_map(model: InspectReport) -> LayerMap:
+def layer_map(model: "InspectReport") -> LayerMap:
     """Every layer in order, one colour per mixer.
 
     Args:
@@ -26,7 +30,7 @@ def layer_map(model: InspectReport) -> LayerMap:
     return LayerMap(tuple((i, name, names.index(name) % 7) for i, name in enumerate(model.layers)))
 
 
-def _settings(model: InspectReport) -> tuple[Fold, ...]:
+def _settings(model: "InspectReport") -> tuple[Fold, ...]:
     """Settings of the mixers in use, one column each."""
     used = [name for name in dict.fromkeys(model.layers) if name in model.mixers]
     keys = dict.fromkeys(key for name in used for key in model.mixers[name])
@@ -43,7 +47,7 @@ def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _table(model: InspectReport) -> Table:
+def _table(model: "InspectReport") -> Table:
     rows = tuple(
         (str(i), name, format_bytes(size) if size else "grows with the context")
         for i, (name, size) in enumerate(zip(model.layers, model.constant_bytes, strict=True))

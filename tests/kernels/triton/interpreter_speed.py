@@ -4,7 +4,8 @@ from typing import Any
 
 
 def speed_up(interpreter: Any) -> None:
-    """Keep what depends on types alone: attributes, shapes of tensors, NumPy's dtypes, and what needs no broadcast."""
+    """Keep what depends on types alone: attributes, shapes of tensors, NumPy's dtypes, what needs no broadcast or cast;
+    and the tensor that a number becomes beside one of a type."""
     import triton.language as tl
 
     _keep_numpy_dtypes(interpreter)
@@ -12,6 +13,7 @@ def speed_up(interpreter: Any) -> None:
     _keep_shapes(tl.core)
     _compare_by_identity_first(tl.core.dtype)
     _know_equal_shapes(interpreter.TritonSemantic)
+    _know_operands(interpreter.TritonSemantic, tl.core.tensor)
 
 
 def _keep_numpy_dtypes(interpreter: Any) -> None:
@@ -68,3 +70,28 @@ def _know_equal_shapes(semantic: Any) -> None:
         return found
 
     semantic.broadcast_impl_value = broadcast_unless_alike
+
+
+def _know_operands(semantic: Any, tensor: type) -> None:
+    check, known = semantic.binary_op_type_checking_impl, {}
+
+    def operands(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:
+        how, given = (allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod), (lhs, rhs)
+        key = (*(x.type.name if isinstance(x, tensor) else repr(x) for x in given), *how)
+        if key not in known:
+            made = check(self, lhs, rhs, *how)
+            if any(isinstance(x, tensor) and x is not new for x, new in zip(given, made, strict=True)):
+                return made
+            known[key] = tuple(None if isinstance(x, tensor) else new for x, new in zip(given, made, strict=True))
+        left, right = known[key]
+        return lhs if left is None else left, rhs if right is None else right
+
+    semantic.binary_op_type_checking_impl = operands

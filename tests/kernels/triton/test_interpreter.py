@@ -42,6 +42,16 @@ def _copy_kernel(a, out, first, N: tl.constexpr):
     tl.store(out + i, tl.load(a + i))
 
 
+@triton.jit
+def _numbers_kernel(a, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(a + i)
+    tl.store(out + i, x + 1)
+    tl.store(out + N + i, (i + 1) / 2 + (i + 1) // 2)
+    tl.store(out + 2 * N + i, 1 - x)
+    tl.store(out + 3 * N + i, x / 4.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_dot(dtype: torch.dtype, device: str) -> None:
     a, b = torch.randn(2, 32, 32, device=device).to(dtype)
@@ -69,6 +79,16 @@ def test_bfloat16_arithmetic(device: str) -> None:
     product = a.double() * b.double()
     exact = a.double() - product
     assert ((out - exact).abs() <= 2**-8 * (product.abs() + exact.abs())).all()  # a GPU may round the product or not
+
+
+def test_a_number_is_what_it_is_beside_each_type(device: str) -> None:
+    """Twice: the second time it is known from the first."""
+    numbers = torch.arange(1, 17, device=device)
+    expected = torch.stack([numbers + 1.0, numbers / 2 + numbers // 2, 1.0 - numbers, numbers / 4])
+    for dtype in (torch.float32, torch.int32, torch.float32):
+        out = torch.empty(4, 16, device=device)
+        _numbers_kernel[(1,)](numbers.to(dtype), out, 16)
+        assert torch.equal(out, expected)
 
 
 def test_casts_to_bfloat16_round_to_nearest_even(device: str) -> None:

@@ -221,7 +221,7 @@ def test_mixed_dtypes(dtypes: dict[str, torch.dtype], device: str) -> None:
 
 
 def test_views_of_any_stride(device: str) -> None:
-    trial = Trial(heads=2, initial_state=True)
+    trial = Trial(lengths=(20, 3), heads=2, initial_state=True)
     x = trial.rounded(device)
     x["log_decay"][:] = x["log_decay"][..., :1]
     expected, names = results(trial, x), list(x)
@@ -243,7 +243,7 @@ def test_views_of_any_stride(device: str) -> None:
 @pytest.mark.parametrize("source", ["o", "final"])
 def test_one_gradient_alone(wanted: str, source: str, device: str) -> None:
     """Nothing else requires a gradient, and only one of the two results is used."""
-    trial = Trial(top_k=2, initial_state=True, k_scale=True)
+    trial = Trial(lengths=(20, 3), top_k=2, initial_state=True, k_scale=True)
     x = trial.rounded(device)
 
     def gradient(inputs: Inputs, backend: str) -> Tensor:
@@ -433,10 +433,10 @@ def test_segments_share_chunks_where_padding_would_cost_more(
 @pytest.mark.parametrize(
     "trial",
     [
-        dc.replace(EVERYTHING, initial_state=True),
-        dc.replace(EVERYTHING, lengths=SHORT, dtype=BF16),
-        Trial(shared=False, write_gate=False, read_gate=False, top_k=3),
-        Trial(top_k=2, groups=3, k_map="silu"),
+        dc.replace(EVERYTHING, lengths=(9, 3), initial_state=True),
+        dc.replace(EVERYTHING, lengths=(9, 0, 3), dtype=BF16),
+        Trial(lengths=(9, 3), shared=False, write_gate=False, read_gate=False, top_k=3),
+        Trial(lengths=(9, 3), top_k=2, groups=3, k_map="silu"),
     ],
     ids=str,
 )
