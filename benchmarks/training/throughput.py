@@ -185,7 +185,6 @@ def main() -> None:
     recipe = load_recipe(path)
     result: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": arguments.commit,
         **surroundings(),
         "parts": {},
     }
@@ -198,7 +197,8 @@ def main() -> None:
             else run_stage(part, path, arguments.work, arguments.steps, until)
         )
         loss = "ce" if part == "uptrain" else "kl"
-        result["parts"][part] = row = figures(found, recipe, loss, softmax=part == "plain")
+        row = {"commit": arguments.commit, **figures(found, recipe, loss, softmax=part == "plain")}
+        result["parts"][part] = row
         arguments.out.write_text(json.dumps(result, indent=1))
         shown = {
             key: row.get(key)

@@ -38,9 +38,9 @@ MOST_TOKENS = 65536
 """tokens of a pass beyond which more of them no longer make a GPU faster"""
 _PAIR_BYTES = 4
 """of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
-COMPILED_SHARE = 0.7
-"""of the activations, what compiled layers with fused kernels keep at most; 0.61 of them in the distill stage of
-benchmarks/training/throughput_qwen3-0.6b.json: its peak without the bytes that do not depend on the rows"""
+COMPILED_SHARE = 0.62
+"""of the activations, what compiled layers with fused kernels keep at most; 0.56 of them in both stages of
+benchmarks/training/throughput_qwen3-0.6b.json: the peaks without the bytes that do not depend on the rows"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 

@@ -26,6 +26,7 @@ from sse_convert.surgery.memory import (
     trained_parameters,
 )
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.training.stage import pick_stage
 from tests.modeling.tiny import spec_for, tiny_config
 from tests.surgery.synthetic import teacher_from_config
 
@@ -158,18 +159,20 @@ def test_compiled_layers_keep_less():
     assert checkpointed[0] == checkpointed[1]
 
 
-def test_the_estimate_covers_what_was_measured():
+@pytest.mark.parametrize("loss", ["kl", "ce"])
+def test_the_estimate_covers_what_was_measured(loss):
     """The peak of a stage that chose its own passes on a GPU, as benchmarks/training/throughput.py recorded it."""
     record = json.loads((Path(__file__).parents[2] / "benchmarks/training/throughput_qwen3-0.6b.json").read_text())
-    part = record["parts"]["distill"]
+    part = record["parts"]["distill" if loss == "kl" else "uptrain"]
     assert part["chosen"]["compile"]
     recipe = load_recipe("qwen3-0.6b")
     config = json.loads((Path(__file__).parents[1] / "fixtures/configs/qwen3-0.6b.json").read_text())
     teacher = teacher_from_config(config, "qwen3-0.6b")
+    own = pick_stage(recipe, loss)
     names, mixers = resolve(recipe, teacher.num_layers)
     layers = [None if name == FULL else mixers[name] for name in names]
     estimate = stage_memory(
-        geometry_of(teacher), layers, recipe.stages[0],
+        geometry_of(teacher), layers, own,
         lora=recipe.train.lora, bf16=True, checkpointing=False, cuda_graphs=False, compiled=True,
     )  # fmt: skip
     total = estimate.total(part["seq_len"], part["chosen"]["micro_batch"], 140 * GIB)
