@@ -252,6 +252,8 @@ class _StageRun:
         now, position, watched = Progress(), None, None
         if state is not None:
             now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
+            if self.accelerator.is_main_process:
+                say(f"{self.stage.name}: continuing at step {now.step} of {self.schedule.steps}")
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)

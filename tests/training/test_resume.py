@@ -63,6 +63,7 @@ def test_interrupted_and_continued(train, monkeypatch, capsys, tmp_path, name, o
     assert not stopped.exists()
     assert f"{name}: 2 of 6 steps are saved in {stopped}.work" in capsys.readouterr().err
     folder, report = train(name, "stopped")
+    assert f"{name}: continuing at step 2 of 6" in capsys.readouterr().err
     assert losses(folder) == losses(whole)
     assert losses(folder, "grad_norm") == losses(whole, "grad_norm")
     assert report.steps == 6
