@@ -22,8 +22,8 @@ def continue_rows(
     """New token ids after each prompt, up to and with the model's end token.
 
     Rows are as if each had been continued alone: exactly in float64; in lower precision a batch of another shape rounds
-    otherwise, which can tip a choice. Penalties of repetition, beams and sampling in the model's own generation settings
-    do not count.
+    otherwise, which can tip a choice. The model's own settings of beams, sampling and penalties of repetition do
+    not count.
 
     Args:
         model: causal language model in evaluation mode.
