@@ -411,8 +411,9 @@ class SSEHeadMixin(SSEMixin):
         balance = getattr(family, "load_balancing_loss_func", None)
         if balance is None:
             return torch.zeros((), device=self.device)
-        loss: Tensor = balance(router_logits, self.num_experts, self.num_experts_per_tok)
-        weighted: Tensor = self.router_aux_loss_coef * loss
+        holder: Any = self if hasattr(self, "num_experts") else decoder_config(self.config)  # where images are seen
+        loss: Tensor = balance(router_logits, holder.num_experts, holder.num_experts_per_tok)
+        weighted: Tensor = holder.router_aux_loss_coef * loss
         return weighted
 
     def sse_router_stats(self) -> dict[int, dict[str, Any]]:

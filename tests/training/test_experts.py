@@ -1,5 +1,7 @@
 """Models with experts in training: their routers' own loss, and what is never trained by gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from sse_convert.training.objective import Frozen
 from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import prepare_parameters
 from sse_convert.training.uptrain import UptrainLoss
-from tests.modeling.tiny import prompts, tiny_model, tiny_source
+from tests.modeling.tiny import LAYOUT, prompts, tiny_model, tiny_source
+from tests.modeling.tiny_images import tiny_image_model
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "granitemoe"])
@@ -27,6 +30,18 @@ def test_experts_are_balanced_where_the_checkpoint_says_so(model_type: str) -> N
     torch.testing.assert_close(whole, theirs.loss, atol=0, rtol=1e-6)  # theirs is of float32 logits
     grads = torch.autograd.grad(sums["balance"], [p for name, p in model.named_parameters() if _routes(name)])
     assert all(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_experts_of_models_of_images_and_text_are_balanced_as_well(model_type: str) -> None:
+    model: Any = tiny_image_model(model_type, LAYOUT).train()
+    model.config.text_config.output_router_logits = True
+    ids = prompts((20, 20))[0]
+    balance: Tensor = hidden_and_balance(model, ids, None)[1]
+    theirs = model(input_ids=ids, output_router_logits=True).router_logits
+    share = model.sse_expert_loss(theirs)
+    assert share > 0
+    torch.testing.assert_close(balance, model.sse_balance_loss() + share)
 
 
 def _routes(name: str) -> bool:
