@@ -224,5 +224,5 @@ def _passages(draw: Draw) -> list[tuple[list[int], int]]:
 
 
 def _again(rng: random.Random, passage: list[int], lead: list[int]) -> Asked:
-    cue = min(rng.randint(1, CUE), len(passage) - 1)
+    cue = min(rng.randint(2, CUE), len(passage) - 1)
     return Asked(lead + passage[:cue], passage[cue:])
