@@ -200,6 +200,20 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     return teacher + student * (2 + (stage.gradient_checkpointing is True)) + weights
 
 
+def _wide_states(teacher: Teacher, mixers: Mixers) -> list[str]:
+    """Layers whose heads are wider than the Triton kernels take."""
+    from sse_convert.kernels.triton.config import MAX_DIM
+
+    recurrent = [i for i, mixer in enumerate(mixers) if isinstance(mixer, SSEMixer)]
+    widths = {i: max(dims.head_dim, dims.value_dim) for i in recurrent if (dims := teacher.dims_of(i))}
+    if not (wide := [i for i, width in widths.items() if width > MAX_DIM]):
+        return []
+    return [
+        f"layers {', '.join(map(str, wide))}: heads are {widths[wide[0]]} wide, and Triton kernels take at most "
+        f"{MAX_DIM}, so these layers run slower in PyTorch"
+    ]
+
+
 def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
     """Stages whose rows the window beside SSE covers whole."""
     windows = {mixer.window + mixer.sinks for mixer in mixers if isinstance(mixer, SSESlidingMixer)}
@@ -219,6 +233,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
     if any(isinstance(mixer, SSEMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
+    notes += _wide_states(teacher, mixers)
     notes += _idle_branches(recipe, mixers)
     notes += [
         f"stage {stage.name}: {stage.context_parallel} GPUs hold a row together and share the weights (FSDP2); the "

@@ -71,7 +71,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
         "sliding_window": 5, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
         "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 4, "final_logit_softcapping": 2.0,
-        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
     },
     "glm4": {"head_dim": 8, **_HALF_ROTARY},
     "hunyuan_v1_dense": {"head_dim": 8},
