@@ -279,7 +279,7 @@ def test_rows_cannot_be_split_over_processes_in_every_family(tmp_path, family, m
 
 
 def test_layers_of_other_sizes_than_the_first():
-    """Gemma 4: states, caches and new parameters of each layer's own heads; a word on heads that kernels do not take."""
+    """States, caches and new parameters follow each layer's own heads; heads that kernels do not take get a note."""
     config = Gemma4TextConfig(
         num_hidden_layers=3, layer_types=["sliding_attention"] + ["full_attention"] * 2, attention_k_eq_v=True,
         num_global_key_value_heads=2, dtype="bfloat16",
