@@ -181,7 +181,7 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
             check_stage(chosen, stage, accelerator)
         make_plan(chosen, teacher=teacher)
     check_sources([*recipe.data.train, *recipe.data.valid])
-    check_texts(recipe, teacher.files)
+    check_texts(recipe, teacher)
     warnings = overlap(recipe.data.train, recipe.data.valid)
     if accelerator.is_main_process:
         for warning in warnings:

@@ -131,14 +131,31 @@ class Encoder:
                 expected="a tokenizer with a chat template",
                 fix="convert an instruction-tuned model, or add a chat_template.jinja to the model's folder",
             )
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
-        except Exception as error:  # a template is a program: it fails in any way, on content that it did not expect
-            raise DataError(
-                f"{where}: the chat template refuses the conversation: {error}",
-                expected="roles in the order the template wants",
-                fix="mend or remove this conversation",
-            ) from error
+        return rendered(self._tokenizer, messages, where, prompt=prompt)
+
+
+def rendered(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[dict[str, Any]], where: str, *, prompt: bool
+) -> str:
+    """A conversation in the tokenizer's chat template.
+
+    Args:
+        tokenizer: has a chat template.
+        messages: of the conversation.
+        where: they come from, for errors.
+        prompt: whether the beginning of the model's next turn follows.
+
+    Raises:
+        DataError: the template refuses them.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))
+    except Exception as error:  # a template is a program: it fails in any way, on content that it did not expect
+        raise DataError(
+            f"{where}: the chat template refuses the conversation: {error}",
+            expected="roles in the order the template wants",
+            fix="mend or remove this conversation",
+        ) from error
 
 
 def document_from_record(record: dict[str, Any], field: str, *, chat: bool, where: str) -> Document:
@@ -157,7 +174,7 @@ def document_from_record(record: dict[str, Any], field: str, *, chat: bool, wher
     if not chat:
         if not isinstance(value, str):
             raise DataError(f"{where}: column {field!r} is {type(value).__name__}, not text", expected="a string")
-        _check_letters(value, field, where)
+        check_letters(value, field, where)
         return Document(text=value, where=where)
     if not isinstance(value, list) or not value or not all(_is_message(message) for message in value):
         raise DataError(
@@ -166,11 +183,11 @@ def document_from_record(record: dict[str, Any], field: str, *, chat: bool, wher
         )
     for message in value:
         for part in message.values():
-            _check_letters(part, field, where)
+            check_letters(part, field, where)
     return Document(messages=[dict(message) for message in value], where=where)
 
 
-def _check_letters(value: object, field: str, where: str) -> None:
+def check_letters(value: object, field: str, where: str) -> None:
     """Make sure that a text can be written as UTF-8: JSON can spell halves of characters, which no tokenizer reads."""
     try:
         if isinstance(value, str):

@@ -217,7 +217,7 @@ def _passages(draw: Draw) -> list[tuple[list[int], int]]:
     """Passages of the text, and where they end."""
     found = []
     for _ in range(draw.count):
-        size = _span(draw.rng, len(draw.text))
+        size = min(_span(draw.rng, len(draw.text)), len(draw.text))
         start = draw.rng.randint(0, len(draw.text) - size)
         found.append((list(draw.text[start : start + size]), start + size))
     return found

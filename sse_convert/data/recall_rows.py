@@ -61,11 +61,13 @@ def recall_row(
     beginning = beginning_ids(tokenizer)
     form = rng.choices(list(needles.forms), list(needles.forms.values()))[0]
     kind, count = rng.choice(needles.kinds), min(rng.choice(needles.keys), len(words.train))
-    room = seq_len - len(beginning)
+    if (room := seq_len - len(beginning)) < 2:
+        raise too_short(len(beginning) + 2, seq_len)
     text = text_stretch(rng, haystack_ids, room, seq_len)
     items, asked = _fitting(form, Draw(rng, count, kind, words.train, text, tokenizer), room)
-    if (used := _size(items, asked)) > room:
-        raise too_short(used + len(beginning), seq_len)
+    used = _size(items, asked)
+    if (needed := used + max(items[i].after for i, _ in asked)) > room:
+        raise too_short(needed + len(beginning), seq_len)
     del text[room - used :]
     pieces, last = _planted(rng, items, len(text))
     early = [needles.early > 0 and rng.random() < needles.early for _ in asked]

@@ -278,10 +278,14 @@ class RowReader:
             yield row
 
     def _plant(self, packed: Packed, needles: Needles, seed: int) -> tuple[Packed, npt.NDArray[np.bool_]]:
-        """A row of one document, with needles in the text of `packed`, and where the row tells the next token."""
+        """A row of one document, with needles in the text of `packed`, and where the row tells the next token. As it
+        is, where it is too short for what was drawn, which is longer than what `_try_needles` drew."""
         T = self._seq_len
         haystack = packed.ids.tolist()
-        made = recall_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words)
+        try:
+            made = recall_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words)
+        except DataError:
+            return packed, np.zeros(T, dtype=np.bool_)
         known = np.array(made.answers, dtype=np.bool_) & (made.form not in ABOUT_TEXT)
         ids = np.array(made.token_ids, dtype=np.int32)
         return Packed(ids, np.arange(T, dtype=np.int32), np.ones(T, dtype=np.bool_)), known

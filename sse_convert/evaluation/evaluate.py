@@ -22,8 +22,8 @@ from sse_convert.checkpoints.load_model import (
     pick_device,
     tokenizer_of,
 )
-from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
-from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.data.needle import NeedleSample, load_words
 from sse_convert.data.rows import RowReader, is_local, stack
@@ -358,14 +358,14 @@ def _questions(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: in
     return read_questions(recipe.eval.generation, tokenizer, limit)
 
 
-def check_texts(recipe: Recipe, source: CheckpointFiles) -> None:
+def check_texts(recipe: Recipe, teacher: Teacher) -> None:
     """Make sure that held-out text and the files of words and haystacks will do, before anything is trained.
 
     Text of a hub or of the teacher is left to the measurement: it is not here yet.
 
     Args:
         recipe: `data` and `eval` are read.
-        source: the teacher, whose tokenizer reads the text.
+        teacher: whose tokenizer reads the text.
 
     Raises:
         DataError: the held-out text does not fill a row, or a file or a question cannot be used.
@@ -378,11 +378,11 @@ def check_texts(recipe: Recipe, source: CheckpointFiles) -> None:
     if settings.ruler is not None:
         load_material(settings.ruler.text)
     if settings.generation is not None:
-        _questions(recipe, tokenizer_of(source), source.config.get("max_position_embeddings"))
+        _questions(recipe, tokenizer_of(teacher.files), context_limit(teacher.config))
     lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
     if not lengths or not all(map(is_local, recipe.data.valid)):
         return
-    reader = RowReader(recipe.data.valid, tokenizer_of(source), max(lengths), recipe.data.seed, role="valid")
+    reader = RowReader(recipe.data.valid, tokenizer_of(teacher.files), max(lengths), recipe.data.seed, role="valid")
     next(reader.rows())
 
 

@@ -125,8 +125,12 @@ def _same_value(a: str, b: str) -> bool:
     x, y = _value(a), _value(b)
     if x is None or y is None:
         return False
-    exact = isinstance(x, Fraction) and isinstance(y, Fraction)
-    return x == y if exact else math.isclose(x, y, rel_tol=_CLOSE, abs_tol=_CLOSE)
+    if isinstance(x, Fraction) and isinstance(y, Fraction):
+        return x == y
+    try:
+        return math.isclose(x, y, rel_tol=_CLOSE, abs_tol=_CLOSE)
+    except OverflowError:  # a whole number that is larger than every float
+        return False
 
 
 def _value(text: str) -> Number | None:

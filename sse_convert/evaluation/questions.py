@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.data.documents import beginning_ids
+from sse_convert.data.documents import beginning_ids, check_letters, rendered
 from sse_convert.data.needle import encode
 from sse_convert.data.text_files import check_text
 from sse_convert.data.watched_files import WatchedFiles
@@ -129,12 +129,10 @@ class _File:
     """files that questions share, by name"""
 
     def questions(self) -> Iterator[Question]:
-        lines = _text_of(self.path).splitlines()
-        numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-        if not numbered:
+        records = list(_records(_text_of(self.path), self.path))
+        if not records:
             raise DataError(f"{self.path} holds no questions", expected="one JSON object on each line")
-        for number, line in numbered:
-            record = _object(line, f"{self.path}, line {number}")
+        for number, record in records:
             yield _Line(self, number, {key.lower(): value for key, value in record.items()}).question()
 
     def context(self, name: str, where: str) -> str:
@@ -149,8 +147,7 @@ class _File:
         text = _text_of(path)
         if path.suffix != ".jsonl":
             return text
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        return _passages([_object(line, f"{path}, line {number}") for number, line in lines], str(path))
+        return _passages([record for _, record in _records(text, path)], str(path))
 
 
 @dc.dataclass(frozen=True)
@@ -184,10 +181,12 @@ class _Line:
         if self.file.settings.template == "base":
             if not isinstance(prompt, str):
                 raise self._wrong("prompt", "a list of messages, and the template is base", "template: chat")
+            check_letters(prompt, "prompt", self.where)
             return [*beginning_ids(tokenizer), *encode(tokenizer, prompt)]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return encode(tokenizer, str(text))
+        text = rendered(tokenizer, messages, self.where, prompt=True)
+        check_letters(text, "prompt", self.where)
+        return encode(tokenizer, text)
 
     def _prompt(self) -> str | list[dict[str, str]]:
         prompt = self._value("prompt")
@@ -272,6 +271,13 @@ def _text_of(path: Path) -> str:
         raise DataError(f"{path} does not exist", expected="a .jsonl file of questions", fix="correct the path")
     check_text(path)
     return path.read_text(encoding="utf-8-sig")
+
+
+def _records(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a .jsonl text with their lines, which line feeds alone end: JSON may hold other separators."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, _object(line, f"{path}, line {number}")
 
 
 def _object(line: str, where: str) -> dict[str, Any]:

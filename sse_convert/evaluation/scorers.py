@@ -31,7 +31,7 @@ from sse_convert.recipe.schema import Scorer
 Answers = Sequence[tuple[str, ...]]
 """right answers or items of a list, each with other ways to write it"""
 THOUGHT = "</think>"
-_ANSWER = re.compile(r".*(?:final answer|answer)\s*(?:is)?\s*:", re.IGNORECASE | re.DOTALL)
+_ANSWER = re.compile(r"\A.*answer\s*(?:is)?\s*:", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 _LETTERS = (
     re.compile(r"(?i:answer(?: is|:))\W{0,4}(?:\\boxed\{|\\text\{|option )*\(?([A-Z])\b(?!')"),
@@ -66,12 +66,14 @@ def score(scorer: Scorer, text: str, answers: Answers, prefix: str = "") -> floa
     Raises:
         DependencyError: `rouge` needs a package that is not installed.
     """
-    return SCORERS[scorer].score(text.rpartition(THOUGHT)[2], answers, prefix)
+    _, thought, said = text.rpartition(THOUGHT)
+    return SCORERS[scorer].score(said.lstrip() if thought else said, answers, prefix)
 
 
 def normalised(text: str) -> str:
-    """A text without case, punctuation, articles and double spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """A text without case, punctuation, articles and double spaces; without case alone where nothing else is left."""
+    words = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    return " ".join(words or text.lower().split())
 
 
 def listed(text: str) -> list[str]:
@@ -80,7 +82,7 @@ def listed(text: str) -> list[str]:
     if brackets := re.findall(r"\[[^][]*\]", text):
         try:
             return [str(item) for item in ast.literal_eval(brackets[-1])]
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
+        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
             return [part.strip(" '\"") for part in brackets[-1][1:-1].split(",") if part.strip()]
     lines = [_BULLET.sub("", line).strip() for line in text.splitlines() if line.strip()]
     return [part.strip() for part in lines[0].split(",") if part.strip()] if len(lines) == 1 else lines

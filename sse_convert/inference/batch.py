@@ -22,7 +22,8 @@ def continue_rows(
     """New token ids after each prompt, up to and with the model's end token.
 
     Rows are as if each had been continued alone: exactly in float64; in lower precision a batch of another shape rounds
-    otherwise, which can tip a choice.
+    otherwise, which can tip a choice. The model's own settings of beams, sampling and penalties of repetition do
+    not count.
 
     Args:
         model: causal language model in evaluation mode.
@@ -53,6 +54,9 @@ def continue_rows(
             temperature=None,
             top_p=None,
             top_k=None,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
             pad_token_id=min(ends, default=0),
         )
     return [_up_to_end(row, ends) for row in out[:, width:].tolist()]

@@ -37,6 +37,7 @@ from sse_convert.modeling.cache import counting_layer, install
 from sse_convert.modeling.compat import record_outputs, share_weight_names
 from sse_convert.modeling.configuration import config_class_for, hand_down, layer_mixers
 from sse_convert.modeling.context import Shard, check_part, current_shard
+from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import (
@@ -200,7 +201,7 @@ class SSEBaseMixin(SSEMixin):
                 **{**kwargs, **split_arguments(shard, self._sse_running_windows())},
             )
         mask = starts = None
-        if self._sse_converted():
+        if self._sse_lays_out():
             self._refuse_sharded()
             self.sse_install(past_key_values)
             one_step = length == 1 and past_key_values is not None
@@ -261,7 +262,7 @@ class SSEBaseMixin(SSEMixin):
         offsets: Tensor | None,
         weights: bool,
     ) -> dict[str, Any]:
-        """The keyword arguments that converted layers need, made once for all layers.
+        """The keyword arguments that converted layers and attention within documents need, made once for all layers.
 
         Args:
             shape: (B, T) of the new tokens.
@@ -273,7 +274,7 @@ class SSEBaseMixin(SSEMixin):
             offsets: of those documents, if they are known.
             weights: whether attention weights are to be returned.
         """
-        if not self._sse_converted():
+        if not self._sse_lays_out():
             return {}
         layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts, offsets)
         kind = self.config._attn_implementation
@@ -308,6 +309,10 @@ class SSEBaseMixin(SSEMixin):
 
     def _sse_converted(self) -> bool:
         return bool(self._sse_windows or self._sse_indices)
+
+    def _sse_lays_out(self) -> bool:
+        """Whether any layer, converted or not, needs to know where sequences are."""
+        return self._sse_converted() or self.config._attn_implementation == DOCUMENT_ATTENTION
 
     def _refuse_sharded(self) -> None:
         if (layer := next(iter(self.sse_layers().values()), None)) is not None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import Any
 
 from sse_convert.mixers import BUILT_IN, FULL
@@ -250,6 +251,10 @@ def _ruler_eval(ruler: RulerEval) -> Iterator[Problem]:
 
 def _generation_eval(settings: GenerationEval) -> Iterator[Problem]:
     yield from _not_empty(settings, "questions")
+    names = [PurePath(path).stem for path in settings.questions]
+    for path, name in zip(settings.questions, names, strict=True):
+        if names.count(name) > 1:
+            yield Problem(("questions", path), f"another file is called {name} too, and scores go by it; rename one")
 
 
 def _lm_eval(settings: LMEval) -> Iterator[Problem]:

@@ -26,8 +26,6 @@ KEYS = 4
 """facts in a row, one of which is asked for"""
 PASSAGE = 32
 """tokens that a copy row repeats"""
-FORMS = ("table", "numbered", "facts")
-"""forms of training rows that are tried"""
 NAMES = {
     "needle": "needles",
     "ruler": "needles in RULER's wording",

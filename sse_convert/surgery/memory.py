@@ -153,7 +153,7 @@ def stage_memory(
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
         lora: LoRA settings of the recipe.
-        bf16: bfloat16 autocast.
+        bf16: autocast to bfloat16 or float16.
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.
@@ -177,7 +177,8 @@ def stage_memory(
         kept *= COMPILED_SHARE if compiled and not checkpointing else 1
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
-    masked = geometry.document_masks and stage.context_parallel == 1
+    no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
+    masked = (geometry.document_masks or no_kernel) and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
     return StageMemory(
         weights=weights * (6 if bf16 else 4) + trained * 12 + teacher,

@@ -79,11 +79,17 @@ def lay_out(accelerator: Accelerator, stage: Stage) -> Place:
 
 
 def choose_attention(
-    model: PreTrainedModel, stage: Stage, accelerator: Accelerator, *, compiled: bool
+    model: PreTrainedModel, stage: Stage, accelerator: Accelerator, *, traced: bool
 ) -> PreTrainedModel:
     """Let a model's softmax layers attend over the processes that hold the same rows, or else within documents, without
-    masks of all pairs of tokens. Families that this is not built for keep their attention, as do compiled layers where
-    there is no kernel for documents: one after another, they cannot be traced.
+    masks of all pairs of tokens. Families that this is not built for keep their attention.
+
+    Args:
+        model: student or teacher.
+        stage: of the model.
+        accelerator: of the stage.
+        traced: layers are compiled or passes recorded. Such a model keeps its attention where there is no kernel for
+            documents: one after another, they cannot be traced.
 
     Raises:
         RecipeError: the model's heads or layers cannot be dealt out.
@@ -100,6 +106,6 @@ def choose_attention(
         return model
     kernel = accelerator.device.type == "cuda" and accelerator.mixed_precision != "no"
     plain = config._attn_implementation == "sdpa" and document_attention_problem(config) is None
-    if plain and (kernel or not compiled):
+    if plain and (kernel or not traced):
         config._attn_implementation = DOCUMENT_ATTENTION
     return model

@@ -28,9 +28,8 @@ class Step:
     """One process's share of an optimizer step."""
 
     batches: list[dict[str, Tensor]]
-    """micro batches: `input_ids`, `position_ids`, `targets`, each int64 [R, T], and what the loss wants beside them,
-    such as `answers`;
-    where rows are split, this process's tokens of them, and `context.ROW_POSITIONS`"""
+    """micro batches: `input_ids`, `position_ids`, `targets`, each int64 [R, T], and what the loss wants beside
+    them, such as `answers`; where rows are split, this process's tokens of them, and `context.ROW_POSITIONS`"""
     position: dict[str, Any]
     """where the next step's rows start"""
 

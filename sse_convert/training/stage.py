@@ -310,8 +310,9 @@ class _StageRun:
         return Frozen(self._attending(teacher, dc.replace(self.stage, context_parallel=1)))
 
     def _attending(self, model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
-        compiled = self.train_settings.compile is True
-        return choose_attention(model, stage, self.accelerator, compiled=compiled)
+        train = self.train_settings
+        recorded = train.cuda_graphs and self.accelerator.device.type == "cuda"
+        return choose_attention(model, stage, self.accelerator, traced=train.compile is True or recorded)
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)

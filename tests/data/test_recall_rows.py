@@ -113,11 +113,28 @@ def test_only_training_words_are_keys(row, tokenizer, haystack):
         assert not any(word in text for word in held_out)
 
 
-def test_rows_too_short_say_what_is_needed(row, haystack):
+def test_rows_too_short_say_what_is_needed(row, haystack, bos_tokenizer):
+    with pytest.raises(DataError, match="need 3 tokens, the row has 1"):
+        row(length=1, tok=bos_tokenizer, forms={"copy": 1.0})
     with pytest.raises(DataError, match=r"need \d+ tokens, the row has 20"):
         row(length=20, forms={"facts": 1.0})
     with pytest.raises(DataError, match="text for needle rows has 30 tokens"):
         row(text=haystack[:30])
+
+
+@pytest.mark.parametrize("form", ["quote", "questions"])
+@pytest.mark.parametrize("length", [2, 12, 16, 24, 32])
+def test_short_rows_ask_for_text_that_they_have_or_are_refused(row, form, length):
+    made = 0
+    for seed in range(40):
+        try:
+            one = row(seed, length, forms={form: 1.0}, keys=[1], early=0.5 * (seed % 2))
+        except DataError:
+            continue
+        ((start, answer),) = answers_of(one)
+        assert any(one.token_ids[i : i + len(answer)] == answer for i in range(start))
+        made += 1
+    assert made > 0 or length < 24
 
 
 def test_rows_that_are_short_for_their_needles(tokenizer):

@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from sse_convert.checkpoints.load_model import load_model
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import DataError, OutputError
 from sse_convert.evaluation import generation
-from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint
+from sse_convert.evaluation.evaluate import Evaluator, check_texts, evaluate_checkpoint
 from sse_convert.evaluation.generation import AnswerFile, generation_score, sampling_of
 from sse_convert.evaluation.intervals import best_of, wilson
 from sse_convert.evaluation.questions import read_questions
 from sse_convert.evaluation.scorers import score
 from sse_convert.export.card import model_card
 from sse_convert.recipe.schema import Eval, GenerationEval, SamplingEval
+from tests.modeling.tiny import tiny_source
+from tests.modeling.tiny_images import IMAGE_MODELS, tiny_image_source
+from tests.surgery.models import recipe, save_teacher
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 0), (5, 2), (32, 3), (32, 31)])
@@ -34,6 +38,18 @@ def test_pass_at_k_of_parts_is_the_mean_over_all_choices():
     for k in (0, 6):
         with pytest.raises(ValueError, match="is not defined"):
             best_of(scores, k)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2_5_vl"])
+def test_a_question_too_long_for_the_teacher_is_named_before_training(name, tmp_path):
+    """Whatever config.json calls the context, or wherever it has it."""
+    made = tiny_image_source(name) if name in IMAGE_MODELS else tiny_source(name)
+    source = save_teacher(made, tmp_path / "teacher")
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": "w3 " * 300, "answer": "w3"}) + "\n")
+    asked = GenerationEval(questions={str(tmp_path / "q.jsonl"): "exact"}, max_new_tokens=8)
+    settings = dc.replace(recipe(source), eval=Eval(perplexity=False, generation=asked))
+    with pytest.raises(DataError, match=r"line 1: the prompt has \d+ tokens"):
+        check_texts(settings, open_teacher(source))
 
 
 WORDS = ["He saw", "down to the harbor", "What did", "The keeper of"]

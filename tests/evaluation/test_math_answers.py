@@ -84,6 +84,7 @@ def test_the_same_answer_in_other_words(given, expected):
         ("(" * 150 + "1" + ")" * 150, "2"),
         ("1/0", "0"),
         (r"\sqrt{-1}", "1"),
+        ("2^{4000}", r"\pi"),
     ],
 )
 def test_other_answers(given, expected):

@@ -108,12 +108,26 @@ def test_contexts_in_files_of_their_own(tmp_path, tokenizer):
         ('{"prompt": [1], "answer": "1"}', r"line 1: field 'prompt' is \[1\]"),
         ('{"question": "a", "context": 7, "answer": "1"}', r"line 1: field 'context' is 7"),
         ('{"question": "a", "context": [{}], "answer": "1"}', r"line 1: field 'context': passage 1 has no text"),
+        (r'{"question": "a \ud83d b", "answer": "1"}', r"line 1: column 'prompt' has half a character"),
         ("\n", r"set.jsonl holds no questions"),
     ],
 )
 def test_bad_lines_are_named_with_their_field(tmp_path, tokenizer, line, message):
     with pytest.raises(DataError, match=message):
         read_questions(asked(tmp_path, line, "boxed"), tokenizer)
+
+
+def test_lines_end_with_line_feeds_alone(tmp_path, tokenizer):
+    line = json.dumps({"prompt": "a\u2028b\x85c", "answer": "1"}, ensure_ascii=False)
+    settings = asked(tmp_path, f"{line}\r\n{line}\n", "exact")
+    (found,) = read_questions(settings, tokenizer)
+    assert [tokenizer.decode(question.token_ids) for question in found.questions] == ["a\u2028b\x85c"] * 2
+
+
+def test_a_conversation_that_the_template_refuses(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(DataError, match=r"line 1: the chat template refuses the conversation: roles must alternate"):
+        read(tmp_path, tokenizer, {"question": "a", "answer": "1"}, "exact", template="chat")
 
 
 @pytest.mark.parametrize("answer", ["C", 2, "they", 0.5])

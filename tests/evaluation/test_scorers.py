@@ -1,6 +1,7 @@
 """Every scorer on hand-made answers in the form of the published set it is for."""
 
 import builtins
+import time
 from difflib import SequenceMatcher
 from typing import get_args
 
@@ -42,6 +43,9 @@ CASES = [
     ("f1", "", ["Paris"], 0),
     ("exact", "Final Answer: The Eiffel Tower.\nIt is high.", ["Eiffel tower"], 1),
     ("exact", "Eiffel Tower in Paris", ["Eiffel tower"], 0),
+    ("exact", "", ["The"], 0),
+    ("exact", "A", ["a"], 1),
+    ("contains", "nothing of it", ["%"], 0),
     # Quest, Qampari and Table Query in LOFT's form
     ("list_f1", "Final Answer: ['Up', 'Coco', 'Brave']", [["Up"], ["Coco"]], 2 * 2 / (3 + 2)),
     ("list_f1", "- Up\n- the Coco\n", [["Up"], ["Coco"]], 1),
@@ -52,6 +56,7 @@ CASES = [
     ("list_exact", "Final Answer: ['Paris', 'Rome', '3']", ["3", "Paris"], 0),
     ("ratio", "xY3abcd", ["xY3abce"], SequenceMatcher(None, "abcd", "abce").ratio()),
     ("ratio", "abcd", ["xY3abcd"], 0),
+    ("ratio", "<think>I see.</think>\n\nxY3abcd", ["xY3abcd"], 1),
 ]
 
 
@@ -89,3 +94,13 @@ def test_lists_are_read_as_models_write_them():
     assert listed("I think so.\nFinal Answer: ['a, b', \"c\"]") == ["a, b", "c"]
     assert listed("1. one\n2) two\n* three") == ["one", "two", "three"]
     assert listed("Answer: [Up, Coco]") == ["Up", "Coco"]
+    assert listed("[{{1}}, {{2}: 3}]") == ["{{1}}", "{{2}: 3}"]
+
+
+def test_a_text_without_an_answer_is_read_in_time_linear_in_its_length():
+    seconds = []
+    for words in (2**9, 2**12):
+        began = time.process_time()
+        assert score("exact", "on and " * words, [("x",)]) == 0
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 32 * max(seconds[0], 0.01), "eight times the text"

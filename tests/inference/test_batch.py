@@ -48,6 +48,13 @@ def test_rows_end_with_their_end_token(model, monkeypatch):
     assert stopped[0] == free[: free.index(free[3]) + 1]
 
 
+def test_the_models_own_penalties_and_beams_do_not_count(model, monkeypatch):
+    free = continue_rows(model, PROMPTS, Sampling(max_new_tokens=9))
+    for name, value in {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "num_beams": 2}.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert continue_rows(model, PROMPTS, Sampling(max_new_tokens=9)) == free
+
+
 def test_draws_follow_the_warped_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(4000, 4)
     choose = SeededChoice(Sampling(max_new_tokens=1, temperature=2.0, top_p=0.85), range(4000), 0, logits.device)

@@ -14,6 +14,8 @@ from sse_convert.training.objective import Frozen
 from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_config, tiny_model, tiny_source
 
 LENGTHS = ((6, 1, 9, 4), (13, 7))
+OFFSETS = torch.tensor([0, 6, 7, 16, 20, 33, 40, 40, 40])
+"""of these, padded with empty documents"""
 REFUSED = {"gemma2": "bounded", "gpt_oss": "sinks"}
 
 
@@ -71,8 +73,7 @@ def test_teachers_attend_as_under_masks(model_type: str) -> None:
     source.config._attn_implementation = DOCUMENT_ATTENTION
     found = [teacher(ids, where)[0] for where in (positions, None)]
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
-    offsets = torch.tensor([0, 6, 7, 16, 20, 33, 40, 40, 40])  # padded with empty documents
-    torch.testing.assert_close(teacher(ids, positions, offsets)[0], expected[0], atol=1e-9, rtol=0)
+    torch.testing.assert_close(teacher(ids, positions, OFFSETS)[0], expected[0], atol=1e-9, rtol=0)
 
 
 def test_no_mask_of_all_pairs_is_made(no_masks: None) -> None:
@@ -82,6 +83,17 @@ def test_no_mask_of_all_pairs_is_made(no_masks: None) -> None:
         model(ids, position_ids=positions, use_cache=False)
     model.config._attn_implementation = DOCUMENT_ATTENTION
     assert model(ids, position_ids=positions, use_cache=False).logits.isfinite().all()
+
+
+def test_a_model_without_converted_layers_attends_within_documents() -> None:
+    """The control `teacher_tuned`."""
+    model = tiny_model("qwen3", ("full",) * 4, dtype=torch.float64)
+    ids, positions = rows()
+    where = [{"position_ids": positions}, {"position_ids": positions, "sse_offsets": OFFSETS}, {}]
+    expected = [model(ids, use_cache=False, **{k: v for k, v in w.items() if k != "sse_offsets"}).logits for w in where]
+    model.config._attn_implementation = DOCUMENT_ATTENTION
+    found = [model(ids, use_cache=False, **w).logits for w in where]
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("window", [None, 3])

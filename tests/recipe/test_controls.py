@@ -101,6 +101,16 @@ def test_the_tuned_teacher_runs_the_stages_that_teach_it_something():
     assert recipe.stages[-1].train == "mixers"
 
 
+@pytest.mark.parametrize(
+    ("share", "answers", "teaches"), [(0.5, "row", True), (0.5, "teacher", False), (0, "row", False)]
+)
+def test_answers_of_the_row_teach_the_teacher_in_stages_of_kl(share, answers, teaches):
+    data = {**small()["data"], "needles": {"share": share, "answers": answers}}
+    tuned = controls(data=data)[1]["teacher_tuned"]
+    assert isinstance(tuned, str) != teaches
+    assert not teaches or [stage.loss for stage in tuned.stages] == ["kl"]
+
+
 def test_what_is_said_of_a_teacher_without_training_gives_it_some():
     align, kl = small()["stages"]
     stages = [align, kl, {**kl, "name": "second"}]

@@ -4,6 +4,7 @@ import importlib
 import logging
 import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,24 @@ def test_no_vllm_is_said_and_nothing_breaks(monkeypatch: pytest.MonkeyPatch, cap
         register_plugin()
     assert "sse-convert cannot serve with this vLLM" in caplog.text
     assert TESTED in caplog.text
+
+
+def test_a_vllm_of_another_make_is_said_and_nothing_breaks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from sse_convert.serving import vllm as plugin
+
+    def register_families() -> None:
+        raise AttributeError("CompilationConfig has no attribute '_attention_ops'")
+
+    for name, values in {
+        "vllm": {"__version__": "0.40.1"},
+        "sse_convert.serving.vllm.families": {"register_families": register_families},
+    }.items():
+        module = types.ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    with caplog.at_level(logging.WARNING):
+        plugin.register_plugin()
+    assert "was tested with vLLM 0.32, this is 0.40.1" in caplog.text
+    assert "_attention_ops" in caplog.text

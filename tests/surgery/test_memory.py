@@ -206,6 +206,13 @@ def test_pairs_of_tokens_count_where_softmax_masks_them():
     assert memory([sse, None], **masked).per_pair == memory([sse, sse], loss="kl", **masked).per_pair > 0
 
 
+@pytest.mark.parametrize("traced", ["compiled", "cuda_graphs"])
+def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_traced(traced):
+    sse = mixer_from_dict({"kind": "sse"})
+    assert memory([sse, None], **{traced: True}).per_pair == 0
+    assert memory([sse, None], bf16=False, **{traced: True}).per_pair > memory([sse, None], bf16=False).per_pair == 0
+
+
 def test_processes_that_hold_a_row_together_keep_a_part_each():
     mixers = [mixer_from_dict({"kind": "sse"}), SlidingMixer(), None]
     one, four = (memory(mixers, loss="kl", context_parallel=n, document_masks=True) for n in (1, 4))

@@ -2,6 +2,7 @@
 
 import dataclasses as dc
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ from accelerate.utils import DistributedType, patch_environment
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.evaluation.long_rows import LongRows
+from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.pipeline import run_recipe
+from sse_convert.recipe.schema import Stage
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
-from sse_convert.training.context import ROW_POSITIONS, Place, lay_out
+from sse_convert.training.context import ROW_POSITIONS, Place, choose_attention, lay_out
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
+from tests.modeling.tiny import tiny_source
 from tests.training.conftest import losses, recipe_for
 from tests.training.launched import CONTINUED, forked_stages, fresh_accelerate
 
@@ -132,3 +136,23 @@ def forked_run(recipe):
     run_recipe(recipe)
     assert set(seen) == {64}
     PartialState().destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "traced", "family", "expected"),
+    [
+        ("cpu", "no", False, "qwen3", DOCUMENT_ATTENTION),
+        ("cpu", "no", True, "qwen3", "sdpa"),
+        ("cpu", "bf16", True, "qwen3", "sdpa"),
+        ("cuda", "no", False, "qwen3", DOCUMENT_ATTENTION),
+        ("cuda", "no", True, "qwen3", "sdpa"),
+        ("cuda", "bf16", True, "qwen3", DOCUMENT_ATTENTION),
+        ("cuda", "fp16", True, "qwen3", DOCUMENT_ATTENTION),
+        ("cuda", "bf16", False, "gpt_oss", "eager"),
+    ],
+)
+def test_what_is_traced_attends_by_a_kernel_or_under_masks(device, precision, traced, family, expected):
+    model = tiny_source(family)
+    stage = Stage(name="s", loss="kl", tokens=64, seq_len=64, lr=1e-3)
+    place = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
+    assert choose_attention(model, stage, place, traced=traced).config._attn_implementation == expected

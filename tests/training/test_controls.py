@@ -99,3 +99,14 @@ def test_results_from_before_these_settings_are_still_good(recipe, tmp_path):
     assert record["inputs"]["eval"].pop("lm_eval") is None
     path.write_text(json.dumps(record))
     assert all(step["already_done"] for step in run_recipe(recipe()).steps)
+
+
+@pytest.mark.slow
+def test_the_teacher_is_tuned_by_answers_of_the_row(make, text_folder, tmp_path):
+    text, needles = [{"path": str(text_folder)}], {"share": 1.0, "answers": "row", "forms": {"copy": 1}, "keys": [1]}
+    settings = {"data": {"train": text, "valid": text, "needles": needles}, "eval": {"lengths": [32], "tokens": 256}}
+    run_recipe(make(("distill", TINY), controls=["teacher_tuned"], calibrate={"enabled": False}, **settings))
+    stages = tmp_path / "out.controls" / "teacher_tuned.stages"
+    assert sorted(path.name for path in stages.iterdir()) == ["00-convert", "01-distill", "02-eval"]
+    before, tuned = (load_pretrained(stages / name) for name in ("00-convert", "01-distill"))
+    assert not tuned.lm_head.weight.equal(before.lm_head.weight)

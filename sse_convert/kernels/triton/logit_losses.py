@@ -126,7 +126,7 @@ def divergence_kernel(
         if answers is not None:
             b_log_p = tl.where(told, 0.0, b_log_p)
             b_p = tl.where(told, (first + v == answer).to(tl.float32), b_p)
-        b_loss += tl.where(b_p > 0.0, b_p * (b_log_p - b_log_q), 0.0)
+        b_loss += tl.where(b_p != 0.0, b_p * (b_log_p - b_log_q), 0.0)  # NaN is not 0
         b_grad = (tl.exp(b_log_q) - b_p) * b_slope
         tl.store(x + first + v, b_grad.to(x.dtype.element_ty), mask=inside)
     tl.store(losses + row, tl.sum(b_loss, 0))

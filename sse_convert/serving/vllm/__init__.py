@@ -18,9 +18,9 @@ def register_plugin() -> None:
         import vllm
 
         from sse_convert.serving.vllm.families import register_families
-    except ImportError as error:
-        _log.warning("sse-convert cannot serve with this vLLM: %s; it was tested with vLLM %s", error, TESTED)
-        return
-    if not vllm.__version__.startswith(TESTED):
-        _log.warning("sse-convert was tested with vLLM %s, this is %s", TESTED, vllm.__version__)
-    register_families()
+
+        if not vllm.__version__.startswith(f"{TESTED}."):
+            _log.warning("sse-convert was tested with vLLM %s, this is %s", TESTED, vllm.__version__)
+        register_families()
+    except Exception as error:  # another vLLM lacks modules, classes or fields that we ask for
+        _log.warning("sse-convert cannot serve with this vLLM: %r; it was tested with vLLM %s", error, TESTED)

@@ -64,3 +64,10 @@ def test_equal_models_do_not_diverge_and_no_tokens_are_no_loss(device: str) -> N
     assert divergence_(x, y, (1.0, 1.0), (None, None)).abs().max() < 1e-5
     assert x.abs().max() < 1e-6
     assert len(cross_entropy_(x[:0], torch.zeros(0, dtype=torch.int64, device=device), 1.0, None)) == 0
+
+
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_logits_that_are_no_numbers_show_in_the_loss(spoiled: int, device: str) -> None:
+    both = drawn(3, 100, torch.float32, device)
+    both[spoiled][1, 70] = torch.nan
+    assert divergence_(*both, (1.0, 1.0), (None, None)).isnan().tolist() == [False, True, False]
