@@ -295,6 +295,12 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             experts_per_token="top_k_experts", arguments=("shared_kv_states",),
             switches=("use_bidirectional_attention", "kv_sharing_modes"),
         ),
+        _llama_like(
+            "gemma4_unified_text", "Gemma4Unified", config_class="Gemma4UnifiedTextConfig",
+            backbone_class="Gemma4UnifiedTextModel", classifier_class=None, qk_norm="head", value_norm="v_norm",
+            keys_as_values="attention_k_eq_v", arguments=("shared_kv_states",),
+            switches=("use_bidirectional_attention", "kv_sharing_modes"),
+        ),
         _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
         _llama_like("granite", "Granite", classifier_class=None, logits_over="logits_scaling"),
