@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
-from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
+from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections, value_heads
 from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
 from sse_convert.modeling.window.sliding import training_mask
 
@@ -102,7 +102,8 @@ class Collector:
     ) -> None:
         heads = attention_dims(model.config).query_heads
         self.model, self.spec, self.students = model, spec, students or {}
-        self.windows, self.dims = windows or {}, attention_dims(model.config)
+        self.windows = windows or {}
+        self.dims = {layer: attention_dims(model.config, layer) for layer in layers}
         self._values: dict[int, Tensor] = {}
         self._given: dict[int, tuple[Tensor, RotaryTables | None]] = {}
         self.statistics = {
@@ -157,7 +158,9 @@ class Collector:
         if layer in self.windows:
             seen_BHTT = weights_BHTT * self._seen(layer, weights_BHTT)
             sunk_BHT1 = 1 - weights_BHTT.sum(3, keepdim=True) if self.spec.softmax_parameters else 0.0
-            missed_NHD = _missed(weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims.value_dim)
+            missed_NHD = _missed(
+                weights_BHTT, seen_BHTT, sunk_BHT1, self._values.pop(layer), self.dims[layer].value_dim
+            )
             statistics.missed_square_H += _sums(missed_NHD, missed_NHD)
             self._compare(layer, statistics, missed_NHD)
             weights_BHTT = weights_BHTT - seen_BHTT
@@ -174,7 +177,7 @@ class Collector:
         return training_mask(None, starts, shape, *self.windows[layer], like_BHTT.device)
 
     def _outputs(self, layer: int, statistics: LayerStatistics, module: Any, args: tuple[Tensor, ...]) -> None:
-        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims.value_dim)
+        heads_NHD = args[0].reshape(-1, len(statistics.square_H), self.dims[layer].value_dim)
         statistics.square_H += _sums(heads_NHD, heads_NHD)
         statistics.tokens += len(heads_NHD)
         if layer not in self.windows:
@@ -192,7 +195,9 @@ class Collector:
     def _inputs(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x_BTC = args[0] if args else kwargs["hidden_states"]
         if layer in self.windows:
-            self._values[layer] = projections(module, self.spec, self.dims, x_BTC)[2]
+            dims = self.dims[layer]
+            spec = self.spec.of(self.model.config, own_values=dims.own_values)
+            self._values[layer] = value_heads(module, spec, dims, projections(module, spec, dims, x_BTC)[2]).flatten(2)
         if layer in self.students:
             self._given[layer] = x_BTC, kwargs.get("position_embeddings")
 

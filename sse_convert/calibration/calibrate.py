@@ -100,20 +100,20 @@ def calibrate_checkpoint(
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
     statistics = _measured(model, teacher, mixers, batches, "the teacher")
-    values = {i: decay_values(mixer, teacher.dims, statistics[i]) for i, mixer in mixers.items()}
+    values = {i: decay_values(mixer, teacher.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
     if (kind := recipe.calibrate.output_scale) != "none":
         students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
         found = _measured(model, teacher, mixers, batches, "the new layers", students=students)
         for i, mixer in mixers.items():
             if found[i].measured:
-                values[i] |= output_scale(kind, mixer, teacher.dims, found[i])
+                values[i] |= output_scale(kind, mixer, teacher.dims_of(i), found[i])
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
     return CalibrateReport(
         out=out,
         rows=sum(len(batch["input_ids"]) for batch in batches),
         tokens=sum(batch["input_ids"].numel() for batch in batches),
-        layers=[_summary(i, mixer, teacher.dims, statistics[i], values[i]) for i, mixer in mixers.items()],
+        layers=[_summary(i, mixer, teacher.dims_of(i), statistics[i], values[i]) for i, mixer in mixers.items()],
     )
 
 
@@ -215,7 +215,7 @@ def _student(
     student = attention_layer(source, decoder_config(model.config), layer, spec=spec, mixer=mixer)
     stored = {
         new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
-        for new in new_tensors(teacher.dims, mixer)
+        for new in new_tensors(teacher.dims_of(layer), mixer)
     }
     stored["sse_out_scale"] = torch.ones_like(stored["sse_out_scale"])
     student.load_state_dict({**stored, **values}, strict=False)

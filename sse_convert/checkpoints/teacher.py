@@ -16,6 +16,7 @@ from sse_convert.modeling.architectures import (
     attention_dims,
     check_text_type,
     decoder_config,
+    dims_by_layer,
     softmax_layers,
     source_fields,
     source_spec,
@@ -39,7 +40,7 @@ class Teacher:
     config: Any
     """transformers configuration object, with the family's defaults filled in"""
     dims: AttentionDims
-    """sizes of an attention layer"""
+    """sizes of an attention layer: of the first, where they differ"""
     stored_prefix: str
     """what stored tensor names begin with where the causal LM's begin with the backbone: the same, an older name, or
     nothing"""
@@ -58,6 +59,10 @@ class Teacher:
     def windows(self) -> list[int | None]:
         """Native sliding window of each layer, None for full attention."""
         return native_windows(self.config)
+
+    def dims_of(self, layer: int) -> AttentionDims:
+        """Sizes of a layer's attention."""
+        return attention_dims(self.config, layer)
 
     @property
     def softmax_layers(self) -> list[int]:
@@ -104,6 +109,7 @@ def as_teacher(files: CheckpointFiles) -> Teacher:
     spec = spec_for(files.model_type)
     _check_kind(files, spec)
     config = build_source_config(files.config, files.name)
+    _check_sharing(config, files.name)
     teacher = Teacher(
         files=files,
         spec=spec.of(config),
@@ -173,7 +179,7 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
         config.to_dict()
     if (decoder := decoder_config(config)) is not config:
         check_text_type(source_spec(config.model_type), decoder.model_type)
-    dims = attention_dims(config)
+    dims = max(dims_by_layer(config), key=lambda dims: dims.query_heads % dims.kv_heads)
     if dims.query_heads % dims.kv_heads:
         raise CheckpointError(
             f"config.json of {name}: {dims.query_heads} attention heads over {dims.kv_heads} key-value heads",
@@ -187,6 +193,16 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
             fix="correct config.json, or download it again",
         )
     return config
+
+
+def _check_sharing(config: Any, name: str) -> None:
+    if shared := getattr(decoder_config(config), "num_kv_shared_layers", 0):
+        raise CheckpointError(
+            f"config.json of {name}: num_kv_shared_layers is {shared}, so its last layers reuse the keys and values of "
+            "earlier ones, which a converted layer does not make",
+            expected="num_kv_shared_layers: 0",
+            fix="convert a checkpoint whose layers have keys and values of their own",
+        )
 
 
 def config_object(raw: dict[str, Any]) -> Any:
@@ -276,7 +292,7 @@ def attention_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int
             zip(
                 spec.qkv,
                 ((query * (2 if spec.gated else 1), dims.hidden), (key, dims.hidden), (key, dims.hidden)),
-                strict=True,
+                strict=dims.own_values,
             )
         )
     else:
@@ -294,11 +310,16 @@ def _latent_shapes(spec: ArchSpec, dims: AttentionDims) -> dict[str, tuple[int, 
     return dict(zip(spec.qkv, (*of_query, (rank + shared, dims.hidden), (rank,), (expanded, rank)), strict=True))
 
 
+def _layer_shapes(teacher: Teacher, layer: int) -> dict[str, tuple[int, ...]]:
+    dims = teacher.dims_of(layer)
+    return attention_shapes(teacher.spec.of(teacher.config, own_values=dims.own_values), dims)
+
+
 def _check_tensors(teacher: Teacher) -> None:
     expected = {
         teacher.attention_tensor(layer, name): shape
         for layer in teacher.softmax_layers
-        for name, shape in attention_shapes(teacher.spec, teacher.dims).items()
+        for name, shape in _layer_shapes(teacher, layer).items()
     }
     expected[teacher.embedding] = (teacher.text.vocab_size, teacher.dims.hidden)
     check_shapes(teacher.files, expected)

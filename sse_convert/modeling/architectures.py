@@ -61,6 +61,10 @@ class ArchSpec:
     """q and k are rotated first and then normed"""
     normed_layers: Literal["all", "rotated"] = "all"
     """layers with norms of q and k: all, or those that rotate"""
+    value_norm: str | None = None
+    """module that norms each head's values; None if they are not normed"""
+    keys_as_values: str | None = None
+    """config field that says whether, in layers without a native window, keys before their norm serve as values"""
     rotary: Literal["full", "partial", "last", "none"] = "full"
     """rotary embedding over all, the first or the last dimensions of a head; none for learned absolute positions, or no
     positions at all"""
@@ -103,8 +107,9 @@ class ArchSpec:
     masks_outside: bool = False
     """masks are made around the backbone, which is handed them in place of the padding"""
 
-    def of(self, config: Any, *, rotated: bool = True) -> "ArchSpec":
-        """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not."""
+    def of(self, config: Any, *, rotated: bool = True, own_values: bool = True) -> "ArchSpec":
+        """The entry as it is for one checkpoint, by its transformers configuration, in layers that rotate or do not,
+        and that have values of their own or not."""
         config = decoder_config(config)
         changes: dict[str, Any] = {}
         switched_off = self.qk_norm_switch is not None and not getattr(config, self.qk_norm_switch)
@@ -114,12 +119,15 @@ class ArchSpec:
             changes["rotary_pairs"] = "halves"
         if self.qkv_layout == "latent" and config.q_lora_rank is None:
             changes["qkv"] = ("q_proj", *self.qkv[-3:])
+        if not own_values:
+            changes["qkv"] = self.qkv[:2]
         return dc.replace(self, **changes) if changes else self
 
     @property
     def children(self) -> tuple[str, ...]:
         """Modules of the attention that a converted layer uses."""
-        return (*self.qkv, self.output, *(() if self.qk_norm == "none" else dict.fromkeys(self.qk_norms)))
+        norms = () if self.qk_norm == "none" else dict.fromkeys(self.qk_norms)
+        return (*self.qkv, self.output, *norms, *(() if self.value_norm is None else (self.value_norm,)))
 
     @property
     def hybrid_config(self) -> str:
@@ -205,6 +213,8 @@ class AttentionDims:
     """V, size of a value; the same as D but for latent attention"""
     latent: LatentDims | None = None
     """sizes of low-rank projections, None for whole ones"""
+    own_values: bool = True
+    """whether values have a projection of their own; else keys serve as values"""
 
     @property
     def cached(self) -> int:
@@ -218,7 +228,8 @@ class AttentionDims:
         """Inputs and outputs of all projections, summed."""
         query, output = self.query_heads * self.head_dim, self.query_heads * self.value_dim
         if self.latent is None:
-            return 4 * self.hidden + query + self.kv_heads * (self.head_dim + self.value_dim) + output
+            inputs = (4 if self.own_values else 3) * self.hidden
+            return inputs + query + self.kv_heads * (self.head_dim + self.own_values * self.value_dim) + output
         rank, shared = self.latent.key_value, self.latent.shared_key
         expanded = self.query_heads * (self.head_dim - shared + self.value_dim)
         return 3 * self.hidden + 2 * (self.latent.query or 0) + query + 2 * rank + shared + expanded + output
@@ -277,6 +288,18 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like(
             "gemma3_text", "Gemma3", config_class="Gemma3TextConfig", backbone_class="Gemma3TextModel",
             classifier_class="Gemma3TextForSequenceClassification", qk_norm="head",
+        ),
+        _llama_like(
+            "gemma4_text", "Gemma4", config_class="Gemma4TextConfig", backbone_class="Gemma4TextModel",
+            classifier_class=None, qk_norm="head", value_norm="v_norm", keys_as_values="attention_k_eq_v",
+            experts_per_token="top_k_experts", arguments=("shared_kv_states",),
+            switches=("use_bidirectional_attention", "kv_sharing_modes"),
+        ),
+        _llama_like(
+            "gemma4_unified_text", "Gemma4Unified", config_class="Gemma4UnifiedTextConfig",
+            backbone_class="Gemma4UnifiedTextModel", classifier_class=None, qk_norm="head", value_norm="v_norm",
+            keys_as_values="attention_k_eq_v", arguments=("shared_kv_states",),
+            switches=("use_bidirectional_attention", "kv_sharing_modes"),
         ),
         _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
@@ -566,15 +589,16 @@ def has_experts(config: Any) -> bool:
     return getattr(decoder_config(config), source_spec(config.model_type).experts_per_token, None) is not None
 
 
-def attention_dims(config: Any) -> AttentionDims:
-    """Sizes of the attention layers of a model.
+def attention_dims(config: Any, layer: int = 0) -> AttentionDims:
+    """Sizes of an attention layer of a model. In most families all layers are alike.
 
     Args:
         config: a transformers configuration object.
+        layer: its index.
     """
     config = decoder_config(config)
-    heads = config.num_attention_heads
-    if source_spec(config.model_type).qkv_layout == "latent":
+    spec, heads = source_spec(config.model_type), config.num_attention_heads
+    if spec.qkv_layout == "latent":
         return AttentionDims(
             hidden=config.hidden_size,
             query_heads=heads,
@@ -585,14 +609,36 @@ def attention_dims(config: Any) -> AttentionDims:
                 query=config.q_lora_rank, key_value=config.kv_lora_rank, shared_key=config.qk_rope_head_dim
             ),
         )
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    own = config.per_layer_config[layer] if differs_by_layer(config) else config
+    head_dim = getattr(own, "head_dim", None) or config.hidden_size // heads
+    reuses_keys = spec.keys_as_values is not None and getattr(config, spec.keys_as_values)
     return AttentionDims(
         hidden=config.hidden_size,
         query_heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=getattr(own, "num_key_value_heads", None) or heads,
         head_dim=head_dim,
         value_dim=head_dim,
+        own_values=not (reuses_keys and config.layer_types[layer] == "full_attention"),
     )
+
+
+def differs_by_layer(config: Any) -> bool:
+    """Whether transformers describes the layers of a model one by one, as their sizes may differ.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    return bool(getattr(decoder_config(config), "is_heterogeneous", False))
+
+
+def dims_by_layer(config: Any) -> tuple[AttentionDims, ...]:
+    """Sizes of the attention of each layer of a model.
+
+    Args:
+        config: a transformers configuration object.
+    """
+    config = decoder_config(config)
+    return tuple(attention_dims(config, layer) for layer in range(config.num_hidden_layers))
 
 
 WIDEST_HEAD = 256
@@ -607,14 +653,15 @@ def document_attention_problem(config: Any) -> str | None:
     Args:
         config: of a model of a known family, plain or converted.
     """
-    spec, dims, config = source_spec(config.model_type), attention_dims(config), decoder_config(config)
+    spec, config = source_spec(config.model_type), decoder_config(config)
+    widest = max(max(dims.head_dim, dims.value_dim) for dims in dims_by_layer(config))
     found = {
         "decoder layers keep their arguments to themselves": not spec.hands_on,
         "layers have linear attention of their own": spec.linear_layers,
         "attention has learned sinks": bool(spec.softmax_parameters),
         "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
-        f"heads are {(widest := max(dims.head_dim, dims.value_dim))} wide": widest > WIDEST_HEAD,
+        f"heads are {widest} wide": widest > WIDEST_HEAD,
         "some layers have masks of another kind": not set(getattr(config, "layer_types", None) or []) <= _MASKED_KINDS,
     }
     return next((problem for problem, holds in found.items() if holds), None)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
+from sse_convert.modeling.architectures import decoder_config, dims_by_layer, source_spec
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 
@@ -181,11 +181,12 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         config: of a model of a known family, plain or converted.
         ranks: P. Key-value heads may be fewer, and are repeated then.
     """
-    dims, spec, config = attention_dims(config), source_spec(config.model_type), decoder_config(config)
-    query, keys = dims.query_heads, dims.kv_heads
+    every, spec, config = dims_by_layer(config), source_spec(config.model_type), decoder_config(config)
+    query = every[0].query_heads
+    uneven = {dims.kv_heads for dims in every if dims.kv_heads % ranks and ranks % dims.kv_heads}
     holds = {
         f"does not divide {query} query heads": query % ranks != 0,
-        f"neither divides {keys} key-value heads nor is a multiple": keys % ranks != 0 and ranks % keys != 0,
+        f"neither divides {max(uneven, default=0)} key-value heads nor is a multiple": bool(uneven),
         "is not built for layers that have linear attention of their own": spec.linear_layers,
         "is not built for attention sinks that are learned": bool(spec.softmax_parameters),
         "is not built for bounded attention scores": getattr(config, "attn_logit_softcapping", None) is not None,

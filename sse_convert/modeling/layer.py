@@ -71,7 +71,7 @@ class SSEAttention(RoutedLayer):
         mixer: SSEMixer,
         backend: str = "auto",
     ) -> None:
-        dims = attention_dims(config)
+        dims = attention_dims(config, layer_idx)
         if problems := layer_problems(mixer, spec, dims.head_dim):
             raise UsageError("; ".join(problems), expected=f"settings of mixers that fit {spec.model_type}")
         super().__init__(dims, mixer, layer_idx)
@@ -80,7 +80,7 @@ class SSEAttention(RoutedLayer):
         for name in spec.softmax_parameters:
             self.keep_for_softmax(name, getattr(source, name))
         rotated = is_rotated(source, spec)
-        self.spec = spec.of(config, rotated=rotated)
+        self.spec = spec.of(config, rotated=rotated, own_values=dims.own_values)
         self.backend = backend
         self.state_heads = state_heads(self.dims, self.mixer)
         self.rotates = self.mixer.rope == "keep" and rotated
@@ -336,7 +336,7 @@ class SSEAttention(RoutedLayer):
 
     def _values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
-        v = self._per_state_head(_split(flat, self.dims.kv_heads, self.dims.value_dim))
+        v = self._per_state_head(value_heads(self, self.spec, self.dims, flat))
         return v.float() if v.dtype == torch.float16 else v
 
     def _per_state_head(self, heads: Tensor) -> Tensor:
@@ -392,7 +392,8 @@ def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Te
     if spec.qkv_layout == "latent":
         q, k, v = _from_latents(modules, dims, x)
     elif spec.qkv_layout == "separate":
-        q, k, v = (module(x) for module in modules)
+        q, k, *own = (module(x) for module in modules)
+        v = own[0] if own else k
         if spec.gated:
             q = _split(q, dims.query_heads, 2, dims.head_dim).select(-2, 0).flatten(-2)
     elif spec.qkv_layout == "blocks":
@@ -402,6 +403,12 @@ def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Te
         heads = _split(modules[0](x), dims.query_heads, 3, dims.head_dim)
         q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
     return q, k, v
+
+
+def value_heads(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, flat: Tensor) -> Tensor:
+    """A family's v [..., kv heads, V] of projected values [..., kv heads*V], normed if the family norms them."""
+    heads = _split(flat, dims.kv_heads, dims.value_dim)
+    return heads if spec.value_norm is None else getattr(attention, spec.value_norm)(heads)
 
 
 def _from_latents(modules: list[Any], dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -130,7 +130,7 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
         recipe: `calibrate` and the seed are read.
         rows: int64 [R, T] token ids.
     """
-    spec, dims = source_spec(model.config.model_type), attention_dims(model.config)
+    spec = source_spec(model.config.model_type)
     layers = range(decoder_config(model.config).num_hidden_layers)
     kind = model.config._attn_implementation
     windows = branch_windows(dict.fromkeys(layers, mixer))
@@ -138,6 +138,7 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
     _run(collector, rows)
     made = {}
     for i in layers:
+        dims = attention_dims(model.config, i)
         values = fresh_sse_tensors(dims, mixer, torch.Generator().manual_seed(recipe.train.seed + i))
         values |= decay_values(mixer, dims, collector.statistics[i])
         if recipe.calibrate.output_scale != "none":
@@ -152,7 +153,7 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
         second = Collector(model, spec, list(layers), windows=windows, students=made)
         _run(second, rows)
         for i, layer in made.items():
-            layer.load_state_dict(output_scale(scaled, mixer, dims, second.statistics[i]), strict=False)
+            layer.load_state_dict(output_scale(scaled, mixer, layer.dims, second.statistics[i]), strict=False)
     model.set_attn_implementation(kind)
     return list(made.values())
 

@@ -33,7 +33,7 @@ class Geometry:
     """The sizes that costs depend on."""
 
     dims: AttentionDims
-    """attention sizes"""
+    """attention sizes: of the first layer, where they differ"""
     windows: tuple[int | None, ...]
     """native sliding window per layer, None for full attention"""
     linear: frozenset[int] = frozenset()
@@ -52,6 +52,8 @@ class Geometry:
     """whether the language-model head is the input embedding"""
     attention_parameters: int
     """parameters of one layer's attention, the teacher's"""
+    by_layer: tuple[tuple[AttentionDims, int], ...] = ()
+    """attention sizes and parameters of each layer, where they differ"""
     intermediate: int
     """width of the feed-forward layer; with experts, mean width of what a token meets"""
     vocabulary: int
@@ -65,6 +67,13 @@ class Geometry:
     def layers(self) -> int:
         """Number of decoder layers."""
         return len(self.windows)
+
+    def at(self, layer: int) -> "Geometry":
+        """The same with the attention of one layer."""
+        if not self.by_layer:
+            return self
+        dims, parameters = self.by_layer[layer]
+        return dc.replace(self, dims=dims, attention_parameters=parameters)
 
     @property
     def matmul_parameters(self) -> int:
@@ -90,6 +99,7 @@ def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:
 
 def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> int:
     """Cache or state bytes of one layer for one sequence of `length` tokens; formulas at the top of this file."""
+    geometry = geometry.at(layer)
     state = state_bytes(geometry, mixer)
     if layer in geometry.linear or (isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer)):
         return state
@@ -140,7 +150,7 @@ def visible_tokens(length: int, window: int | None) -> float:
 
 def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int) -> float:
     """Forward FLOPs per token of one layer's attention beyond the teacher's weights."""
-    dims = geometry.dims
+    dims = geometry.at(layer).dims
     recurrent = 0.0
     if layer in geometry.linear:
         return recurrent

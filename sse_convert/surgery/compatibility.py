@@ -22,7 +22,7 @@ from sse_convert.mixers import (
     mixer_to_dict,
     recipe_entry,
 )
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.architectures import SSE_PREFIX, dims_by_layer
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.schema import Calibrate, Recipe, Stage
@@ -74,7 +74,8 @@ def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
         return problems
     from sse_convert.modeling.layer import layer_problems
 
-    return problems + layer_problems(mixer, teacher.spec, teacher.dims.head_dim)
+    narrowest = min(dims.head_dim for dims in dims_by_layer(teacher.config))
+    return problems + layer_problems(mixer, teacher.spec, narrowest)
 
 
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:

@@ -182,7 +182,7 @@ def new_layout(teacher: Teacher, names: list[str], mixers: dict[str, Mixer]) -> 
     return {
         teacher.attention_tensor(layer, spec.name): (teacher.dtype, spec.shape)
         for layer, mixer in _sse_layers(names, mixers)
-        for spec in new_tensors(teacher.dims, mixer)
+        for spec in new_tensors(teacher.dims_of(layer), mixer)
     }
 
 
@@ -203,7 +203,7 @@ def _fresh_tensors(
     """The initial new tensors in the order of `new_layout`. A layer's depend on the seed and its index alone."""
     for layer, mixer in _sse_layers(names, mixers):
         generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + layer)
-        for name, tensor in fresh_sse_tensors(teacher.dims, mixer, generator).items():
+        for name, tensor in fresh_sse_tensors(teacher.dims_of(layer), mixer, generator).items():
             yield teacher.attention_tensor(layer, name), tensor.to(TORCH_DTYPES[teacher.dtype])
 
 

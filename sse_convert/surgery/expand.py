@@ -182,10 +182,10 @@ def _layer_tensors(
     files: CheckpointFiles, view: Teacher, layer: int, old: SSEMixer, new: SSEMixer, growth: Growth
 ) -> dict[str, Tensor]:
     """Stored name -> changed or added tensor of one layer, in the dtype its tensors are stored in."""
-    stored = {spec.name: view.attention_tensor(layer, spec.name) for spec in new_tensors(view.dims, old)}
+    stored = {spec.name: view.attention_tensor(layer, spec.name) for spec in new_tensors(view.dims_of(layer), old)}
     tensors = {name: read_tensor(files.folder, files.tensors[path]) for name, path in stored.items()}
     dtype = tensors["sse_out_scale"].dtype
-    grown = grown_tensors(tensors, old, new, view.dims, growth, layer)
+    grown = grown_tensors(tensors, old, new, view.dims_of(layer), growth, layer)
     return {view.attention_tensor(layer, name): tensor.to(dtype) for name, tensor in grown.items()}
 
 

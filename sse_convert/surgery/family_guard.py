@@ -18,7 +18,7 @@ from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, decoder_config, softmax_layers
+from sse_convert.modeling.architectures import ArchSpec, attention_dims, decoder_config, softmax_layers
 from sse_convert.modeling.layer import is_rotated, quarter_turn
 
 SIZES = (
@@ -26,6 +26,7 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "per_layer_config",
     "q_lora_rank",
     "kv_lora_rank",
     "qk_head_dim",
@@ -104,20 +105,23 @@ def model_problems(model: Any, spec: ArchSpec) -> list[str]:
     config = decoder_config(model.config)
     softmax = softmax_layers(config)
     found: dict[str, int] = {}
+    if not getattr(config, "is_causal", True):
+        return ["attention to later tokens (is_causal is False)"]
     for index, layer in enumerate(layers):
-        for problem in _layer_problems(layer, config, spec, linear=index not in softmax):
+        for problem in _layer_problems(layer, config, spec, index, linear=index not in softmax):
             found.setdefault(problem, index)
     return [f"{problem} (layer {index})" for problem, index in found.items()]
 
 
-def _layer_problems(layer: Any, config: Any, spec: ArchSpec, *, linear: bool) -> Iterator[str]:
+def _layer_problems(layer: Any, config: Any, spec: ArchSpec, index: int, *, linear: bool) -> Iterator[str]:
     attention = getattr(layer, spec.attention, None)
     if linear and spec.linear_layers:
         return
     if attention is None or isinstance(attention, nn.ModuleList):
         yield f"a {type(layer).__name__} without attention at {spec.attention}"
         return
-    spec = spec.of(config, rotated=is_rotated(attention, spec))
+    own_values = spec.keys_as_values is None or attention_dims(config, index).own_values
+    spec = spec.of(config, rotated=is_rotated(attention, spec), own_values=own_values)
     known = {*spec.children, *spec.inert, *spec.softmax_parameters}
     have = dict(attention.named_children())
     yield from (f"no module {name}" for name in spec.children if name not in have)
@@ -198,7 +202,7 @@ def _known_arguments(spec: ArchSpec) -> frozenset[str]:
 
 @functools.cache
 def _known_fields(spec: ArchSpec) -> frozenset[str | None]:
-    named = {spec.output_dropout, spec.qk_norm_switch, spec.pairs_switch} - {None}
+    named = {spec.output_dropout, spec.qk_norm_switch, spec.pairs_switch, spec.keys_as_values} - {None}
     return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *named, *spec.switches))
 
 

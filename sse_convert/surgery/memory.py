@@ -119,15 +119,20 @@ def even_parts(rows: int) -> list[int]:
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
     """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
     layers (plus LoRA)."""
-    added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
+    added = _added(geometry, mixers)
     if stage.train == "all":
         return geometry.parameters - geometry.image_parameters + added
-    converted = sum(mixer is not None for mixer in mixers)
-    trained = added + converted * geometry.attention_parameters
+    converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
+    trained = added + sum(converted)
     if stage.train == "lora":
-        dims, inner = geometry.dims, geometry.intermediate
-        trained += lora.rank * geometry.layers * (dims.projected + 3 * (dims.hidden + inner))
+        dense = 3 * (geometry.dims.hidden + geometry.intermediate)
+        trained += lora.rank * sum(geometry.at(i).dims.projected + dense for i in range(geometry.layers))
     return trained
+
+
+def _added(geometry: Geometry, mixers: Mixers) -> int:
+    """Elements of all new tensors."""
+    return sum(added_parameters(geometry.at(i).dims, mixer) for i, mixer in enumerate(mixers))
 
 
 def stage_memory(
@@ -155,19 +160,19 @@ def stage_memory(
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
-    added = sum(added_parameters(geometry.dims, mixer) for mixer in mixers)
+    added, sizes = _added(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
     if stage.loss == "layer_mse":
-        each = [geometry.attention_parameters + added_parameters(geometry.dims, m) for m in mixers if m is not None]
-        trained = sum(each)
+        converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
+        trained = sum(converted) + added
     weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
     teacher = geometry.parameters * element if beside else 0
     if stage.loss == "layer_mse":
-        layers = [_attention_bytes(geometry, mixer, element) for mixer in mixers if mixer is not None]
+        layers = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
         kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
     else:
-        layers = [_layer_bytes(geometry, mixer, element) for mixer in mixers]
+        layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
         kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
         kept *= COMPILED_SHARE if compiled and not checkpointing else 1
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())

@@ -9,7 +9,7 @@ from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import document_attention_problem
+from sse_convert.modeling.architectures import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
@@ -90,8 +90,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
 def geometry_of(teacher: Teacher) -> Geometry:
     """The sizes that costs depend on."""
     config, files, model = teacher.text, teacher.files, skeleton(teacher.config)
-    softmax = teacher.softmax_layers
-    prefix = teacher.attention_tensor(softmax[0], "")
+    softmax, differs = teacher.softmax_layers, differs_by_layer(teacher.config)
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     geometry = Geometry(
         dims=teacher.dims,
@@ -102,7 +101,10 @@ def geometry_of(teacher: Teacher) -> Geometry:
         image_parameters=image_parameters(teacher, model),
         embedding_parameters=files.tensors[teacher.embedding].numel,
         tied=bool(teacher.config.tie_word_embeddings),
-        attention_parameters=sum(info.numel for name, info in files.tensors.items() if name.startswith(prefix)),
+        attention_parameters=_attention_parameters(teacher, softmax[0]),
+        by_layer=tuple(
+            (teacher.dims_of(i), _attention_parameters(teacher, i)) for i in range(differs * teacher.num_layers)
+        ),
         intermediate=inner or 4 * teacher.dims.hidden,
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
@@ -112,11 +114,17 @@ def geometry_of(teacher: Teacher) -> Geometry:
     return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry
 
 
+def _attention_parameters(teacher: Teacher, layer: int) -> int:
+    prefix = teacher.attention_tensor(layer, "")
+    return sum(info.numel for name, info in teacher.files.tensors.items() if name.startswith(prefix))
+
+
 def _met_width(geometry: Geometry, idle: int) -> int:
     """Mean width of the experts that a token meets, the shared one's included, as if they were one feed-forward layer
     of three matrices."""
     around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    layers = geometry.parameters - idle - around - geometry.layers * geometry.attention_parameters
+    attention = sum(geometry.at(i).attention_parameters for i in range(geometry.layers))
+    layers = geometry.parameters - idle - around - attention
     return layers // (geometry.layers * 3 * geometry.dims.hidden)
 
 
@@ -128,7 +136,7 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
         index=index,
         source="linear" if linear else "full" if window is None else f"sliding {window}",
         mixer=name,
-        added_parameters=budget.added_parameters(geometry.dims, mixer),
+        added_parameters=budget.added_parameters(geometry.at(index).dims, mixer),
         bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,
         constant_bytes=0 if grows else budget.layer_bytes(geometry, index, mixer, 1 << 40),
     )
@@ -183,13 +191,27 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     plain: Mixers = [None] * len(mixers)
     teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
     attention = sum(
-        2 * geometry.attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
+        2 * geometry.at(i).attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
         for i, mixer in enumerate(mixers)
         if mixer is not None
     )
     student = attention if stage.loss == "layer_mse" else budget.forward_flops(geometry, mixers, length)
     weights = student if stage.train == "all" else attention
     return teacher + student * (2 + (stage.gradient_checkpointing is True)) + weights
+
+
+def _wide_states(teacher: Teacher, mixers: Mixers) -> list[str]:
+    """Layers whose heads are wider than the Triton kernels take."""
+    from sse_convert.kernels.triton.config import MAX_DIM
+
+    recurrent = [i for i, mixer in enumerate(mixers) if isinstance(mixer, SSEMixer)]
+    widths = {i: max(dims.head_dim, dims.value_dim) for i in recurrent if (dims := teacher.dims_of(i))}
+    if not (wide := [i for i, width in widths.items() if width > MAX_DIM]):
+        return []
+    return [
+        f"layers {', '.join(map(str, wide))}: heads are {widths[wide[0]]} wide, and Triton kernels take at most "
+        f"{MAX_DIM}, so these layers run slower in PyTorch"
+    ]
 
 
 def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
@@ -211,6 +233,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")
     if any(isinstance(mixer, SSEMixer) for mixer in mixers) and not recipe.stages:
         notes.append("no training stages: the new layers keep their initial values")
+    notes += _wide_states(teacher, mixers)
     notes += _idle_branches(recipe, mixers)
     notes += [
         f"stage {stage.name}: {stage.context_parallel} GPUs hold a row together and share the weights (FSDP2); the "

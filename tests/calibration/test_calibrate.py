@@ -141,7 +141,7 @@ def test_settings_choose_what_changes(made, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"rope": "keep"}])
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen3_next", "deepseek_v3", "gemma4_text"])
 def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type, settings):
     """On the calibration text itself, layer by layer on the teacher's inputs, before the output projection."""
     source = save_source(tmp_path / "teacher", model_type)
@@ -243,10 +243,12 @@ SMALL = {"sse": {"qk_rank": 4}}
 WINDOW = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "phi3", "gpt_neox", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "gemma4_text"]
+)
 def test_what_a_window_misses_by_brute_force(model_type):
     """The heads of the teacher minus those of a teacher limited to the window in that layer."""
-    native = {"sliding_window": 64} if model_type in ("gemma2", "gpt_oss") else {}
+    native = {"sliding_window": 64} if model_type in ("gemma2", "gpt_oss", "gemma4_text") else {}
     model, spec = tiny_source(model_type, **native), source_spec(model_type)
     (batch,) = batches()
     collector = Collector(model, spec, [0, 1], windows={0: (4, 2)})

@@ -12,6 +12,8 @@ from sse_convert.modeling.architectures import (
     ARCHITECTURES,
     IMAGE_TEXT,
     attention_dims,
+    differs_by_layer,
+    dims_by_layer,
     softmax_layers,
     source_spec,
     spec_for,
@@ -47,10 +49,10 @@ def test_the_spec_describes_the_source(model_type: str) -> None:
     backbone: PreTrainedModel = getattr(model, spec.backbone)
     assert type(backbone).__name__ == spec.backbone_class
     assert getattr(backbone, spec.embeddings) is model.get_input_embeddings()
-    dims = attention_dims(model.config)
     for index in softmax_layers(model.config):
+        dims = attention_dims(model.config, index)
         attention = model.get_submodule(spec.attention_path(index))
-        own = spec.of(model.config, rotated=is_rotated(attention, spec))
+        own = spec.of(model.config, rotated=is_rotated(attention, spec), own_values=dims.own_values)
         modules = [getattr(attention, name) for name in (*own.qkv, own.output)]
         assert all((type(module).__name__ == "Conv1D") == own.conv1d for module in modules)
         if own.qk_norm != "none":
@@ -65,6 +67,17 @@ def test_dims() -> None:
     assert attention_dims(tiny_config("qwen3")) == attention_dims(tiny_model("qwen3").config)
     dims = attention_dims(tiny_config("gpt2"))
     assert (dims.hidden, dims.query_heads, dims.kv_heads, dims.head_dim) == (32, 4, 4, 8)
+
+
+def test_dims_of_layers_that_differ() -> None:
+    config = tiny_config("gemma4_text")
+    first, *_, last = dims_by_layer(config)
+    assert (first.head_dim, first.kv_heads, first.own_values) == (8, 2, True)
+    assert (last.head_dim, last.kv_heads, last.own_values) == (16, 1, False)
+    assert (first.projected, last.projected) == (4 * 32 + 2 * 32 + 2 * 16, 3 * 32 + 2 * 64 + 16)
+    assert attention_dims(config, 3) == last
+    assert differs_by_layer(config)
+    assert not differs_by_layer(tiny_config("llama"))
 
 
 def test_paper_layer_of_qwen3_0_6b() -> None:

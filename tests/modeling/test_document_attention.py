@@ -8,7 +8,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling import document_attention
-from sse_convert.modeling.architectures import document_attention_problem
+from sse_convert.modeling.architectures import backbone_of, document_attention_problem
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION, attend_to_documents
 from sse_convert.training.objective import Frozen
 from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_config, tiny_model, tiny_source
@@ -38,6 +38,8 @@ def no_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 def together(model: torch.nn.Module, ids: torch.Tensor, **where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits, and the gradient of the embeddings."""
     embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
+    if hasattr(backbone := backbone_of(model), "get_per_layer_inputs"):
+        where["per_layer_inputs"] = backbone.get_per_layer_inputs(ids)
     logits = model(inputs_embeds=embeddings, use_cache=False, **where).logits
     logits.square().mean().backward()
     return logits.detach(), embeddings.grad

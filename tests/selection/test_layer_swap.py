@@ -65,7 +65,7 @@ def test_recurrent_layers_are_those_of_a_converted_model(model_type, mixer):
         for name, value in stand_in.layer.state_dict().items()
         if i not in KEPT
     }
-    scales = torch.stack([stand_in.layer.sse_out_scale for stand_in in swap.stand_ins])
+    scales = torch.cat([stand_in.layer.sse_out_scale for stand_in in swap.stand_ins])
     assert not ((scales == 1) | (scales == RESIDUAL_SCALE)).any()  # calibrated
     expected = logits(hybrid(model, mixer, weights))
     with swap.keeping(KEPT) as swapped:

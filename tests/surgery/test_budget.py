@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from sse_convert.checkpoints.teacher import attention_shapes, native_windows
 from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_from_dict
-from sse_convert.modeling.architectures import AttentionDims, LatentDims, attention_dims, spec_for
+from sse_convert.modeling.architectures import AttentionDims, LatentDims, attention_dims, dims_by_layer, spec_for
 from sse_convert.surgery.budget import (
     Geometry,
     added_parameters,
@@ -40,16 +40,17 @@ def geometry(**changes):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2", "deepseek_v3", "gemma4_text"])
 def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
     settings = {"kind": "sse", "qk_rank": 4, **variant}
-    model = tiny_model(model_type, ("sse", "full", "full", "full"), {"sse": settings})
+    model = tiny_model(model_type, ("sse", "full", "sse", "full"), {"sse": settings})
     built = sum(tensor.numel() for name, tensor in model.state_dict().items() if "sse_" in name)
-    assert added_parameters(attention_dims(model.config), mixer_from_dict(settings)) == built
+    dims = (attention_dims(model.config, layer) for layer in (0, 2))
+    assert sum(added_parameters(each, mixer_from_dict(settings)) for each in dims) == built
 
 
 @pytest.mark.parametrize("length", [3, 9, 20])
-@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral", "youtu", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral", "youtu", "llama4_text", "gemma4_text"])
 @pytest.mark.parametrize("variant", [*VARIANTS[:3], VARIANTS[-1]])
 def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
     """Full, native sliding, converted sliding and SSE layers, below and above their windows."""
@@ -58,7 +59,8 @@ def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(tokens(1, length), past_key_values=cache, use_cache=True)
-    sizes = geometry(dims=attention_dims(model.config), windows=tuple(native_windows(model.config)))
+    by_layer = tuple((dims, 0) for dims in dims_by_layer(model.config))
+    sizes = geometry(dims=by_layer[0][0], by_layer=by_layer, windows=tuple(native_windows(model.config)))
     mixers = [None if n == FULL else mixer_from_dict(model.config.sse["mixers"][n]) for n in model.config.sse["layers"]]
     measured = [sum(tensor.nbytes for tensor in _tensors(layer)) for layer in cache.layers]
     assert [layer_bytes(sizes, i, mixer, length) for i, mixer in enumerate(mixers)] == measured

@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import Gemma4TextConfig
 
 from sse_convert.checkpoints.meta_model import skeleton
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, spec_for
+from sse_convert.modeling.architectures import ArchSpec, dims_by_layer, document_attention_problem, spec_for
 from sse_convert.surgery.family_guard import check_family, model_problems
 from sse_convert.surgery.plan import make_plan
 from tests.modeling.tiny import ENTRIES, tiny_config
 from tests.surgery.models import recipe, save_source
+from tests.surgery.synthetic import edit_config
 
 
 def plain(model_type: str, **fields: Any) -> ArchSpec:
@@ -100,6 +103,27 @@ def test_switches_that_a_checkpoint_may_set() -> None:
     assert "module q_norm (layer 0)" in problems("cohere", use_qk_norm=True)
     assert "module q_layernorm (layer 0)" in problems("phi", qk_layernorm=True)
     assert "config field use_bidirectional_attention = True" in problems("gemma", use_bidirectional_attention=True)
+
+
+def test_attention_to_later_tokens_is_refused() -> None:
+    later = problems("gemma4_text", use_bidirectional_attention="all")
+    assert later == "attention to later tokens (is_causal is False)"
+    assert problems("gemma4_text", use_bidirectional_attention="vision") == ""  # of images, which it does not see
+
+
+def test_gemma_4_of_its_default_sizes() -> None:
+    config = Gemma4TextConfig()
+    assert model_problems(skeleton(config), spec_for("gemma4_text")) == []
+    assert {dims.head_dim for dims in dims_by_layer(config)} == {256, 512}
+    assert document_attention_problem(config) == "heads are 512 wide"
+
+
+def test_layers_that_share_keys_and_values_are_refused(tmp_path: Any) -> None:
+    source = save_source(tmp_path / "teacher", "gemma4_text")
+    edit_config(source, num_kv_shared_layers=1)
+    with pytest.raises(CheckpointError, match="num_kv_shared_layers is 1") as caught:
+        open_teacher(source)
+    assert caught.value.expected == "num_kv_shared_layers: 0"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import Gemma4TextConfig
 
 from sse_convert.checkpoints import open as opening
 from sse_convert.checkpoints.meta_model import skeleton
@@ -275,3 +276,19 @@ def test_rows_cannot_be_split_over_processes_in_every_family(tmp_path, family, m
     asked = models.recipe(source, stages=[stage], layers={"pattern": ["sse", "full"]}, data={"train": [{"path": "x"}]})
     with pytest.raises(RecipeError, match=message):
         make_plan(asked)
+
+
+def test_layers_of_other_sizes_than_the_first():
+    """States, caches and new parameters follow each layer's own heads; heads that kernels do not take get a note."""
+    config = Gemma4TextConfig(
+        num_hidden_layers=3, layer_types=["sliding_attention"] + ["full_attention"] * 2, attention_k_eq_v=True,
+        num_global_key_value_heads=2, dtype="bfloat16",
+    )  # fmt: skip
+    mixers = {"sse": {"kind": "sse"}}
+    made = plan_of(config.to_dict(), mixers=mixers, layers={"pattern": ["sse", "sse", "full"]})
+    narrow, wide, kept = made.layers
+    assert narrow.constant_bytes == 5 * 4 * 256 * 256 * 4  # partitions, heads, D, V
+    assert wide.constant_bytes == 5 * 2 * 512 * 512 * 4
+    assert narrow.added_parameters != wide.added_parameters
+    assert kept.bytes_per_token == 2 * 2 * 512 * 2
+    assert any(note.startswith("layers 1: heads are 512 wide") for note in made.notes)
