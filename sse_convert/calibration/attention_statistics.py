@@ -17,7 +17,7 @@ from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.architectures import ArchSpec, attention_dims
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections, value_heads
-from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
+from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
 from sse_convert.modeling.window.sliding import training_mask
 
 
@@ -204,7 +204,7 @@ class Collector:
     def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None) -> Tensor:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
-        layout = row_layout(batch, length, None, x_BTC.device) if starts is None else document_layout(starts)
+        layout = sequence_layout((batch, length), x_BTC.device, starts=starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
         o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
         heads = student.scaled(o_NHD, layout.pack(x_BTC), torch.float32)

@@ -20,7 +20,7 @@ from sse_convert.errors import OutputError
 from sse_convert.evaluation.intervals import Accuracy, best_of
 from sse_convert.evaluation.questions import Question, QuestionSet
 from sse_convert.evaluation.scorers import score
-from sse_convert.inference.batch import continue_rows
+from sse_convert.inference.batch import continue_rows, end_tokens
 from sse_convert.inference.generate import Sampling
 from sse_convert.recipe.schema import GenerationEval, SamplingEval
 
@@ -232,8 +232,7 @@ def _answered(
 ) -> list[Answer]:
     prompts = [row.question.token_ids for row in rows]
     new = continue_rows(model, prompts, sampling, [row.seed for row in rows])
-    end = model.generation_config.eos_token_id
-    ends = end if isinstance(end, list) else [end]
+    ends = end_tokens(model)
     texts = tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return [Answer(str(text), len(ids), ids[-1] in ends) for text, ids in zip(texts, new, strict=True)]
 

@@ -38,8 +38,7 @@ def continue_rows(
 
     rows, mask = left_padded(prompts, model.device)
     width = rows.shape[1]
-    end = model.generation_config.eos_token_id
-    ends = set(end if isinstance(end, list) else [] if end is None else [end])
+    ends = end_tokens(model)
     choices = LogitsProcessorList()
     if sampling.temperature > 0:
         seeds = [sampling.seed] * len(prompts) if seeds is None else seeds
@@ -60,6 +59,13 @@ def continue_rows(
             pad_token_id=min(ends, default=0),
         )
     return [_up_to_end(row, ends) for row in out[:, width:].tolist()]
+
+
+def end_tokens(model: "PreTrainedModel") -> set[int]:
+    """Token ids with which a model ends an answer."""
+    assert model.generation_config is not None
+    end = model.generation_config.eos_token_id
+    return set(end if isinstance(end, list) else [] if end is None else [end])
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

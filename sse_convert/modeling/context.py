@@ -44,8 +44,8 @@ class Shard:
     """int64 [B, T] of the whole rows, on the device of the tokens"""
     starts: Tensor | None
     """bool [B, T], first tokens of packed documents, on that device; None for one document per row"""
-    offsets: tuple[int, ...]
-    """where documents begin in the flattened rows, and B * T"""
+    offsets: Tensor
+    """int64 [S + 1], where documents begin in the flattened rows, and B * T, on that device"""
 
     @staticmethod
     def of(group: Any, positions: Tensor, device: torch.device) -> "Shard":
@@ -58,7 +58,7 @@ class Shard:
         """
         first = torch.ones_like(positions, dtype=torch.bool)
         first[:, 1:] = positions.diff(dim=1) != 1
-        offsets = (*first.flatten().nonzero()[:, 0].tolist(), positions.numel())
+        offsets = F.pad(first.flatten().nonzero()[:, 0], (0, 1), value=positions.numel()).to(device)
         starts = document_starts(positions, len(positions))
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         return Shard(group, rank, size, positions.to(device), None if starts is None else starts.to(device), offsets)
@@ -324,7 +324,7 @@ def context_attention(
         raise not_built(f"a softmax layer with a window of {window} tokens")
     _refuse_more(kwargs)
     q, k, v = (to_attention(x, shard).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    heads = attend_to_documents(q, k, v, torch.tensor(shard.offsets), shard.shape[1], scaling=kwargs.get("scaling"))
+    heads = attend_to_documents(q, k, v, shard.offsets, shard.shape[1], scaling=kwargs.get("scaling"))
     return from_attention(_split(heads, 0, *shard.shape), shard), None
 
 

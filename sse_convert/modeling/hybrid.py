@@ -41,11 +41,10 @@ from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import (
-    document_layout,
     document_starts,
     padding_mask,
     positions_from_offsets,
-    row_layout,
+    sequence_layout,
     text_positions,
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
@@ -276,7 +275,7 @@ class SSEBaseMixin(SSEMixin):
         """
         if not self._sse_lays_out():
             return {}
-        layout = row_layout(*shape, mask, device) if starts is None else document_layout(starts, offsets)
+        layout = sequence_layout(shape, device, mask=mask, starts=starts, offsets=offsets)
         kind = self.config._attn_implementation
         sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)
         return {
@@ -480,10 +479,7 @@ def split_arguments(shard: Shard, windows: dict[int, tuple[int, int]]) -> dict[s
         windows: index of each layer with a window -> (window, sinks).
     """
     shape, starts, device = shard.shape, shard.starts, shard.positions.device
-    if starts is None:
-        layout = row_layout(*shape, None, device)
-    else:
-        layout = document_layout(starts, torch.tensor(shard.offsets, device=device))
+    layout = sequence_layout(shape, device, starts=starts, offsets=shard.offsets)
     return {LAYOUT: layout, MASKS: sliding_masks(windows, None, None, None, starts, shape, device)}
 
 

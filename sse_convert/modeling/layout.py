@@ -46,6 +46,26 @@ class SequenceLayout:
         return flat.view(batch, length, *x.shape[1:])
 
 
+def sequence_layout(
+    shape: tuple[int, int],
+    device: torch.device,
+    *,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> SequenceLayout:
+    """Of packed rows each document is a sequence, of others each row.
+
+    Args:
+        shape: (B, T), new tokens.
+        device: of the tokens.
+        mask: as of `row_layout`.
+        starts: as of `document_layout`; None where rows are not packed.
+        offsets: as of `document_layout`.
+    """
+    return row_layout(*shape, mask, device) if starts is None else document_layout(starts, offsets)
+
+
 def row_layout(
     batch: int, length: int, mask: Tensor | None, device: torch.device | str | None = None
 ) -> SequenceLayout:

@@ -225,7 +225,7 @@ def read_measurements(file: Path) -> list[Measurement]:
     try:
         with file.open(newline="", encoding="utf-8") as stream:
             return [_from_text(row) for row in csv.DictReader(stream)]
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise CheckpointError(
             f"{file} is damaged: {error}",
             expected="what an earlier selection measured",
@@ -247,10 +247,16 @@ def write_measurements(file: Path, measurements: Iterable[Measurement]) -> None:
             writer.writerow({**dc.asdict(m), "kept": " ".join(map(str, m.kept))})
 
 
+def _named(probe: str) -> str:
+    if probe not in NAMES:
+        raise ValueError(f"probe is {probe!r}")
+    return probe
+
+
 def _from_text(row: dict[str, str]) -> Measurement:
     numbers = {f.name: f.type for f in dc.fields(Measurement) if f.type in (int, float)}
     return Measurement(
-        probe=next(name for name in NAMES if name == row["probe"]),
+        probe=_named(row["probe"]),
         kept=tuple(map(int, row["kept"].split())),
         **{name: kind(row[name]) for name, kind in numbers.items()},  # type: ignore[arg-type, operator]
     )

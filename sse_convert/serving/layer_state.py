@@ -12,6 +12,7 @@ from sse_convert.modeling.architectures import ArchSpec, AttentionDims
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import ROUTER_BIAS, state_shape
+from sse_convert.modeling.window.window_branch import branch_sum
 from sse_convert.serving.batch import Batch
 from sse_convert.serving.ring import RingWindow, window_rows, window_steps
 
@@ -125,7 +126,8 @@ class ServedAttention(SSEAttention):
         if self.window is None:
             return self.scaled(o, x, x.dtype)
         heads = self.scaled(o, x, precise_dtype(x))
-        return self._beside(heads, window_heads(self, self.window, projected, positions, batch, pages[1]))
+        window = window_heads(self, self.window, projected, positions, batch, pages[1])
+        return branch_sum(heads, window, self.sse_window_scale).flatten(1)
 
     def _recur(self, inputs: dict[str, Any], part: Batch, first: int, states: Tensor) -> Tensor:
         """[tokens of the part, Hq, D] of the operator."""
@@ -140,11 +142,6 @@ class ServedAttention(SSEAttention):
             backend=self.backend,
         )
         return o
-
-    def _beside(self, heads: Tensor, window: Tensor) -> Tensor:
-        """SSE's heads [T, Hq * D] and the window's [T, Hq, D] as [T, Hq * D] of the latter's type."""
-        scale = self.sse_window_scale.to(heads.dtype)[:, None]
-        return (window.to(heads.dtype) * scale + heads.view(window.shape)).to(window.dtype).flatten(1)
 
     def _rotation_at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """(cos, sin) of positions, each [T, 1, rotated dims], where SSE keeps the rotation."""

@@ -18,7 +18,7 @@ from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.hybrid import LAYOUT, split_arguments
-from sse_convert.modeling.layout import document_layout, document_starts, row_layout
+from sse_convert.modeling.layout import document_starts, sequence_layout
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import full_state
@@ -195,6 +195,6 @@ def converted_arguments(student: PreTrainedModel, position_ids: Tensor) -> dict[
         for window, sinks in windows
     }
     return {
-        LAYOUT: row_layout(*shape, None, position_ids.device) if starts is None else document_layout(starts),
+        LAYOUT: sequence_layout(shape, position_ids.device, starts=starts),
         MASKS: masks,
     }

@@ -19,7 +19,7 @@ from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import LAYOUT
-from sse_convert.modeling.layout import SequenceLayout, document_layout, document_starts, row_layout
+from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
 from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.training.context import ROW_POSITIONS
 
@@ -171,9 +171,7 @@ class Frozen(nn.Module):
 def _layout(input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None) -> SequenceLayout:
     batch, length = input_ids.shape
     starts = document_starts(position_ids, batch, look=offsets is None)
-    if starts is None:
-        return row_layout(batch, length, None, input_ids.device)
-    return document_layout(starts, offsets)
+    return sequence_layout((batch, length), input_ids.device, starts=starts, offsets=offsets)
 
 
 def frozen_teacher(model: "PreTrainedModel", accelerator: Accelerator, layers: nn.ModuleList) -> Frozen:

@@ -108,10 +108,14 @@ class SSESlidingAttention(SSEAttention):
         return layer
 
     def _join(self, heads: Tensor, window: Tensor) -> Tensor:
-        """The sum of SSE's heads [B, T, Hq * D] and the window's [B, T, Hq, D], in the latter's form."""
-        dtype = precise_dtype(window)
-        scale = self.sse_window_scale.to(dtype)[:, None]
-        return (window.to(dtype) * scale + heads.view(window.shape)).to(window.dtype)
+        return branch_sum(heads, window, self.sse_window_scale)
+
+
+def branch_sum(heads: Tensor, window: Tensor, window_scale: Tensor) -> Tensor:
+    """SSE's heads [..., Hq * D] and the window's [..., Hq, D], times its scale [Hq], added in the latter's form."""
+    dtype = precise_dtype(window)
+    scale = window_scale.to(dtype)[:, None]
+    return (window.to(dtype) * scale + heads.view(window.shape)).to(window.dtype)
 
 
 def attention_layer(
