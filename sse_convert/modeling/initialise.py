@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, state_heads
 
 ROUTER_STD = 0.02

@@ -9,7 +9,7 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.compat import in_backward
 from sse_convert.modeling.initialise import NewTensors
 from sse_convert.modeling.tracing import traced

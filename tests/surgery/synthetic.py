@@ -13,7 +13,8 @@ from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo, header_bytes
 from sse_convert.checkpoints.teacher import Teacher, build_source_config
 from sse_convert.checkpoints.tensor_data import DTYPE_NAMES
-from sse_convert.modeling.architectures import attention_dims, spec_for
+from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.attention_dims import attention_dims
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
