@@ -19,7 +19,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.modeling.arch_spec import ArchSpec, decoder_config
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, INSIDE, backbone_of, source_spec, spec_for
 from sse_convert.modeling.backbone import SSEBaseMixin, SSEMixin, leave_further_tokens
 from sse_convert.modeling.cache import counting_layer
@@ -218,8 +218,9 @@ def model_class_for(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
                 fix="convert the checkpoint with the language-model head",
             )
         _CLASSES[source] = _derive(spec.hybrid_causal_lm, SSECausalLMMixin, source)
-        # by these names the Trainer knows whose labels it must shift when it computes the loss itself
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(spec.hybrid_type, spec.hybrid_causal_lm)
+        # By these names the Trainer knows whose labels it must shift when it computes the loss itself. It does not read
+        # the keys: this one is no model_type, for which who lists the table would look in transformers.
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[SSE_PREFIX + spec.hybrid_causal_lm] = spec.hybrid_causal_lm
     return _CLASSES[source]
 
 
