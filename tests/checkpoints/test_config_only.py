@@ -47,9 +47,12 @@ def test_pickles_are_weights(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"model_type": "unheard-of"}, "unheard-of"), ({"num_attention_heads": 5}, "multiple of the number of attention heads"),
-     ({"quantization_config": {"quant_method": "fp8"}}, "is quantised")],
-)  # fmt: skip
+    [
+        ({"model_type": "unheard-of"}, "unheard-of"),
+        ({"num_attention_heads": 5}, "multiple of the number of attention heads"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised"),
+    ],
+)
 def test_a_config_that_makes_no_teacher(tmp_path, changes, message):
     with pytest.raises(CheckpointError, match=message):
         open_for_planning(config_alone(tmp_path / "m", **changes))
