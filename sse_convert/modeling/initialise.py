@@ -34,6 +34,8 @@ class PreciseLinear(nn.Module):
         bias: whether there is one.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
