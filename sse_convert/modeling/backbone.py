@@ -51,6 +51,10 @@ class SSEMixin(_Source):
         return super().from_pretrained(*args, **kwargs)
 
     @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: saving the configuration writes the code."""
+
+    @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         """As the source: transformers looks for a decorator in the file that a class is from."""
         source: Any = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
