@@ -16,6 +16,7 @@ from sse_convert.kernels.torch.operands import Operands, operands_of
 from sse_convert.kernels.torch.recurrent import sse_attention_recurrent
 from sse_convert.kernels.torch.reference import sse_attention_reference
 from sse_convert.kernels.torch.sequential import sse_attention_sequential
+from sse_convert.kernels.torch.step import can_step, sse_attention_step
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton_backend import GPU as _GPU
 from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
@@ -177,6 +178,8 @@ def _gpu() -> torch.device:
 
 def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
     """The backends that take operands and segments."""
+    if backend == "recurrent" and can_step(given):
+        return sse_attention_step(given, inplace_state=inplace_state)
     if backend == "recurrent":
         o_THGV, final_SMHDV = sse_attention_recurrent(operands_of(given), inplace_state=inplace_state)
     else:
