@@ -10,6 +10,7 @@ from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.state_slots import read_states, write_states
 from sse_convert.kernels.torch.masked import sse_attention_masked
 from sse_convert.kernels.torch.operands import Operands, operands_of
@@ -129,7 +130,7 @@ def sse_attention(
     Source: arXiv:2507.16577, section "SSE" and Algorithms 1 and 2.
     """
     _check_backend(backend, partition_gate)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device.type):
         x = build_inputs(
             q, k, v, log_decay, router_logits, shared,
             top_k=top_k, read_top_k=read_top_k, write_strength=write_strength,

@@ -314,8 +314,10 @@ class SSEBaseMixin(SSEMixin):
         return self._sse_converted() or self.config._attn_implementation == DOCUMENT_ATTENTION
 
     def _refuse_sharded(self) -> None:
-        if (layer := next(iter(self.sse_layers().values()), None)) is not None:
-            refuse_sharded(layer, self.config._attn_implementation)
+        if self._sse_indices:
+            spec = source_spec(self.config.model_type)
+            layer = getattr(self, spec.layers)[self._sse_indices[0]]
+            refuse_sharded(getattr(layer, spec.attention), self.config._attn_implementation)
 
     def _documents(
         self,
