@@ -280,7 +280,10 @@ class SSEBaseMixin(SSEMixin):
         sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)
         return {
             LAYOUT: layout,
-            MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},
+            MASKS: {
+                key: None if value is None else attention_mask_for(kind, value, self.dtype)
+                for key, value in sees.items()
+            },
         }
 
     def _sse_positions(self, position_ids: Tensor | None, mask: Any, cache: Any, tokens: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def _positions(x: Inputs) -> Tensor | None:
 
 def _rows(x: Inputs, name: str) -> Tensor:
     """One of q, k and v [B, R or 1, heads, dim] for the partitions that a token uses."""
-    own = getattr(x, name).to(x.dtype)
+    own: Tensor = getattr(x, name).to(x.dtype)
     if x.shared is None or (name == "v" and not x.shared.own_values):
         return own
     shared = getattr(x.shared, name).to(x.dtype)

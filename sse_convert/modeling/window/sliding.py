@@ -227,8 +227,8 @@ def sees_all(layer: SlidingCacheLayer, attention_mask: Tensor | None) -> bool:
     return full and (attention_mask is None or bool(attention_mask.all()))
 
 
-def attention_mask_for(kind: str, sees: Sees | None, dtype: torch.dtype) -> Sees | None:
-    """The mask in the form that an attention implementation takes; None for a query that sees all.
+def attention_mask_for(kind: str, sees: Sees, dtype: torch.dtype) -> Sees:
+    """The mask in the form that an attention implementation takes.
 
     Raises:
         UsageError: the implementation cannot follow a window with sinks.
@@ -239,7 +239,7 @@ def attention_mask_for(kind: str, sees: Sees | None, dtype: torch.dtype) -> Sees
             expected=f"one of {', '.join(ATTENTION_KINDS)}",
             fix='load the model with attn_implementation="sdpa"',
         )
-    if kind != "eager" or sees is None:
+    if kind != "eager":
         return sees
     if isinstance(sees, WindowBlocks):
         return dc.replace(sees, sees=_additive(sees.sees, dtype))
