@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
@@ -54,7 +55,7 @@ class PreciseLinear(nn.Module):
             projected: Tensor = precise_linear(input, self.weight, self.bias)
             return projected
         dtype = precise_dtype(input)
-        with torch.autocast(input.device.type, enabled=False):
+        with without_autocast(input.device.type):
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(input.to(dtype), self.weight.to(dtype), bias)
 
