@@ -51,6 +51,8 @@ class Objective(ABC):
     """what is trained"""
     student: "PreTrainedModel"
     """the converted model, as far as it is not sharded"""
+    judged = "valid_loss"
+    """the figure of `held_out_means` that says which weights are best"""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -100,6 +102,17 @@ class Objective(ABC):
         Returns:
             Detached 0-d contributions to the step's means; `loss` among them.
         """
+
+    @abstractmethod
+    def held_out(self, batch: Batch) -> dict[str, Tensor]:
+        """What `held_out_means` needs of a micro batch from `on_device`: 0-d sums over what its targets predict.
+
+        Models are in evaluation mode, without gradients and under autocast.
+        """
+
+    @abstractmethod
+    def held_out_means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """`valid_loss`, and `valid_kl` where the teacher is there, from the sums over all rows and processes."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
