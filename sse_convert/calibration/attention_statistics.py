@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
-from sse_convert.modeling.architectures import ArchSpec, attention_dims
+from sse_convert.modeling.architectures import ArchSpec, attention_dims, backbone_of
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections, value_heads
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
+from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.modeling.window.sliding import training_mask
 
 
@@ -129,7 +130,8 @@ class Collector:
         """
         self._positions = batch["position_ids"]
         with self._hooks():
-            self.model(**batch, use_cache=False)
+            more = packed_arguments(self.model, batch["position_ids"])
+            backbone_of(self.model)(**batch, use_cache=False, **more)
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:

@@ -14,13 +14,13 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from sse_convert.modeling.architectures import backbone_of, source_spec
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.hybrid import LAYOUT
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
-from sse_convert.modeling.window.document_masks import document_masks
+from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.training.context import ROW_POSITIONS
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class Frozen(nn.Module):
         more: dict[str, Any] = {}
         if config._attn_implementation == DOCUMENT_ATTENTION:
             more[LAYOUT] = _layout(input_ids, position_ids, offsets)
-        elif position_ids is not None and not source_spec(config.model_type).separates_documents:
-            more["attention_mask"] = document_masks(backbone, position_ids)
+        elif position_ids is not None:
+            more = packed_arguments(self.model, position_ids)
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **more)
         return hidden.last_hidden_state, Head.of(self.model)
 
