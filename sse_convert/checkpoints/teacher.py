@@ -126,7 +126,7 @@ def source_view(files: CheckpointFiles) -> Teacher:
     """A converted (or plain) checkpoint seen as its source model: without the new tensors and the field `sse`.
 
     Raises:
-        CheckpointError: the family is unknown, or config and tensors do not fit together.
+        CheckpointError: the family is unknown, or config and tensors do not fit together, such as quantised ones.
     """
     spec = source_spec(files.model_type)
     raw = source_fields(files.config)
@@ -139,7 +139,12 @@ def source_view(files: CheckpointFiles) -> Teacher:
         dims=attention_dims(config),
         stored_prefix=_stored_prefix(files, spec),
     )
-    _check_tensors(view)
+    try:
+        _check_tensors(view)
+    except CheckpointError as error:
+        if (method := quantization_method(files)) is not None:
+            raise quantised(files, method) from error
+        raise
     return view
 
 
@@ -260,7 +265,9 @@ def quantization_method(files: CheckpointFiles) -> str | None:
 
 def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
     """The refusal of a checkpoint whose weights are quantised."""
-    if method in DEQUANTISED:
+    if files.model_type.startswith(SSE_PREFIX):
+        fix = "name the converted folder that this was made from; eval, generate and chat take a quantised one"
+    elif method in DEQUANTISED:
         fix = f"make a bfloat16 copy and convert that: sse-convert dequantize {files.name} -o FOLDER, and model: FOLDER"
     elif method == "bitsandbytes":
         fix = (

@@ -25,7 +25,7 @@ from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard, operator_heads
-from sse_convert.modeling.initialise import PreciseLinear, keeps_precision, precise_dtype
+from sse_convert.modeling.initialise import NewLinear, PreciseLinear, keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
@@ -54,10 +54,10 @@ class SSEAttention(RoutedLayer):
 
     sse_out_scale: nn.Parameter
     sse_k_scale: nn.Parameter
-    sse_delta_q_down: nn.Linear
-    sse_delta_q_up: nn.Linear
-    sse_delta_k_down: nn.Linear
-    sse_delta_k_up: nn.Linear
+    sse_delta_q_down: NewLinear
+    sse_delta_q_up: NewLinear
+    sse_delta_k_down: NewLinear
+    sse_delta_k_up: NewLinear
     sse_gate_down: PreciseLinear
     sse_gate_up: PreciseLinear
 
