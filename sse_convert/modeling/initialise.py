@@ -24,8 +24,8 @@ MOST_ROWS = 64
 
 
 class NewLinear(nn.Module):
-    """A projection that conversion adds, uninitialised. Not an `nn.Linear`: what quantises or adapts every linear layer of
-    a model leaves the new ones, which are small, alone.
+    """A projection that conversion adds, uninitialised. Not an `nn.Linear`: what quantises or adapts every linear layer
+    of a model leaves the new ones, which are small, alone.
 
     Args:
         in_features: inputs.

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sse_convert.errors import UsageError
 from sse_convert.kernels.gates import partition_gate
