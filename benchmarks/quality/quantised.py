@@ -29,6 +29,7 @@ from sse_convert.files import write_text
 from sse_convert.modeling.auto import register
 from sse_convert.modeling.initialise import NewLinear
 
+DTYPE = torch.bfloat16
 LIBRARIES = ("torchao", "bitsandbytes", "llmcompressor")
 
 
@@ -44,10 +45,10 @@ class Method:
     def load(self, source: str) -> Any:
         """The model, quantised."""
         if self.library != "llmcompressor":
-            return AutoModelForCausalLM.from_pretrained(source, quantization_config=self.settings())
+            return AutoModelForCausalLM.from_pretrained(source, dtype=DTYPE, quantization_config=self.settings())
         from llmcompressor import oneshot
 
-        model = AutoModelForCausalLM.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPE)
         oneshot(model=model, recipe=self.settings())
         return model
 
@@ -170,15 +171,15 @@ def main() -> None:
         "hardware": hardware(),
         "versions": installed,
         "training": asked.training,
+        "dtype": str(DTYPE).removeprefix("torch."),
         "rows_of_text": len(windows.input_ids),
         "length": asked.length,
         "missing": [name for name in LIBRARIES if name not in installed],
     }
     whole = {}
     for who, source in sources.items():
-        model = AutoModelForCausalLM.from_pretrained(source).eval()
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPE).eval()
         whole[who] = held_out_loss(model, windows, batch_tokens=4096)
-        result["dtype"] = str(model.dtype).removeprefix("torch.")
         precise = held_out_loss(model.float(), windows, batch_tokens=4096)
         result[who] = {"loss": whole[who].loss, "float32": precise.loss, "tokens": whole[who].tokens}
         print(who, result[who], flush=True)
