@@ -141,9 +141,8 @@ def source_view(files: CheckpointFiles) -> Teacher:
     )
     try:
         _check_tensors(view)
-    except CheckpointError as error:
-        if (method := quantization_method(files)) is not None:
-            raise quantised(files, method) from error
+    except CheckpointError:
+        refuse_quantised(files)
         raise
     return view
 
@@ -237,8 +236,7 @@ def native_windows(config: Any) -> list[int | None]:
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
-    if (method := quantization_method(files)) is not None:
-        raise quantised(files, method)
+    refuse_quantised(files)
     classes = files.config.get("architectures") or [spec.causal_lm_class]
     if not isinstance(classes, list) or spec.causal_lm_class not in classes:
         found = shortened(", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes))
@@ -261,6 +259,16 @@ def quantization_method(files: CheckpointFiles) -> str | None:
     return shortened(
         str(quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization)
     )
+
+
+def refuse_quantised(files: CheckpointFiles) -> None:
+    """Make sure that weights are whole.
+
+    Raises:
+        CheckpointError: config.json says that they are quantised.
+    """
+    if (method := quantization_method(files)) is not None:
+        raise quantised(files, method)
 
 
 def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
