@@ -26,7 +26,9 @@ def quantised() -> str:
     return "\n".join([*table(header, cells), "", *_conditions(data)])
 
 
-def _rise(figure: Mapping[str, Any] | None) -> str:
+def _rise(figure: Mapping[str, Any] | str | None) -> str:
+    if isinstance(figure, str):
+        return f"weights become {figure}"
     return "not measured" if figure is None else f"{figure['rise']:+.4f} ± {Z95 * figure['se']:.4f}"
 
 

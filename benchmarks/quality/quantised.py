@@ -9,7 +9,6 @@ COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
-import copy
 import dataclasses as dc
 import importlib.metadata
 import json
@@ -30,6 +29,8 @@ from sse_convert.modeling.auto import register
 from sse_convert.modeling.initialise import NewLinear
 
 DTYPE = torch.bfloat16
+NAN = "NaN"
+"""in the place of figures: rounding gave weights that are no numbers"""
 LIBRARIES = ("torchao", "bitsandbytes", "llmcompressor")
 
 
@@ -58,13 +59,17 @@ class Method:
             return False
         from torchao.quantization import quantize_
 
-        for module in model.modules():
-            if isinstance(module, NewLinear):
-                linear = nn.Linear(module.in_features, module.out_features, bias=False, dtype=module.weight.dtype)
-                linear.weight = nn.Parameter(module.weight.detach().clone())
-                quantize_(linear, copy.deepcopy(self.settings().quant_type))
-                module.weight = nn.Parameter(linear.weight.dequantize(), requires_grad=False)
+        for weight in new_weights(model):
+            linear = nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
+            linear.weight.data.copy_(weight)
+            quantize_(linear, self.settings().quant_type)
+            weight.data.copy_(linear.weight.dequantize())
         return True
+
+
+def new_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Of the projections that conversion added."""
+    return [module.weight for module in model.modules() if isinstance(module, NewLinear)]
 
 
 def int8() -> Any:
@@ -148,7 +153,8 @@ def measure(method: Method, sources: dict[str, str], whole: dict[str, HeldOutLos
         model = method.load(source).eval()
         row[who] = rise(held_out_loss(model, windows, batch_tokens=4096), whole[who])
         if who == "converted" and method.round_new(model):
-            row["everything"] = rise(held_out_loss(model, windows, batch_tokens=4096), whole[who])
+            finite = all(bool(torch.isfinite(parameter).all()) for parameter in new_weights(model))
+            row["everything"] = rise(held_out_loss(model, windows, batch_tokens=4096), whole[who]) if finite else NAN
     return row
 
 
@@ -188,7 +194,7 @@ def main() -> None:
         if method.library in installed:
             result["rows"].append(measure(method, sources, whole, windows))
             print(json.dumps(result["rows"][-1]), flush=True)
-    write_text(asked.out, json.dumps(result, indent=1) + "\n")
+            write_text(asked.out, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
