@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/quantised_env.py [FOLDER]    .venv-quantised unless FOLDER says otherwise
 
-They come without what they ask for: their wheels name another torch, or an older transformers than the one that is tested.
+They come without what they ask for: their wheels name another torch, or an older transformers than the tested one.
 """
 
 import subprocess
