@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from sse_convert.checkpoints import manifest, provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
-from sse_convert.checkpoints.foreign import parse_json
+from sse_convert.checkpoints.foreign import read_object
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
@@ -22,6 +20,7 @@ from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.published import paths_in
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.pages.collect import read_evaluation
+from sse_convert.recipe.source import parse
 from sse_convert.report import format_bytes, table
 
 if TYPE_CHECKING:
@@ -159,12 +158,14 @@ def check_folder(folder: Path) -> dict[str, int]:
 
 
 def _check_places(folder: Path) -> None:
-    """Refuse files that tell where a machine keeps its own, as exports before 0.2 did."""
+    """Refuse files that tell where a machine keeps its own, as earlier exports did."""
     for name in (CONFIG, provenance.FILE, EVALUATION, RECIPE):
         if not (folder / name).is_file():
             continue
-        text = (folder / name).read_text(encoding="utf-8")
-        data = yaml.safe_load(text) if name == RECIPE else parse_json(text)
+        if name == RECIPE:
+            data = parse((folder / name).read_text(encoding="utf-8", errors="replace"), str(folder / name))[0]
+        else:
+            data = read_object(folder / name)
         if there := sorted(path for path in paths_in(data) if Path(path).is_absolute()):
             raise CheckpointError(
                 f"{folder / name} tells where a machine keeps its files: {there[0]}",

@@ -194,6 +194,13 @@ def test_a_folder_that_tells_paths_is_not_published(recipe, student_folder, tmp_
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
     with pytest.raises(CheckpointError, match=r"recipe\.yaml tells where a machine keeps its files: /"):
         check_folder(out)
+    (out / "recipe.yaml").write_bytes(b"\xff: [")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml"):
+        check_folder(out)
+    (out / "recipe.yaml").unlink()
+    (out / "sse_convert.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"sse_convert\.json"):
+        check_folder(out)
 
 
 def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp_path):
