@@ -31,7 +31,9 @@ from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims, decoder_config, further_tokens
+from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
+from sse_convert.modeling.architectures import further_tokens
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention

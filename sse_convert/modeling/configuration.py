@@ -10,15 +10,13 @@ from transformers import PreTrainedConfig
 
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import (
     ARCHITECTURES,
     GUARD,
     IMAGE_TEXT,
     INSIDE,
-    SSE_PREFIX,
-    ArchSpec,
     check_text_type,
-    decoder_config,
     source_fields,
     source_spec,
     spec_for,

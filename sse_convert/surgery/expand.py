@@ -22,7 +22,7 @@ from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, named_chunks, read_tensor, tensor_bytes
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SSE_KINDS, Mixer, SSEMixer, mixer_from_dict, mixer_to_dict, recipe_entry
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import FORMAT, entry_points
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors

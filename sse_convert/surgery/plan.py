@@ -5,28 +5,30 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 
 import dataclasses as dc
 
+from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import differs_by_layer, document_attention_problem
+from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
-from sse_convert.surgery.plan_report import CacheRow, LayerRow, Plan, StageRow
+from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, Plan, StageRow
 
 _TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
-    """Plan a recipe. Opens the teacher by config and headers unless one is given.
+    """Plan a recipe. Opens the teacher by config and headers, or by config alone, unless one is given.
 
     Args:
         recipe: what to do.
-        teacher: an opened teacher (`open_teacher`).
+        teacher: an opened teacher (`open_for_planning`).
         allow_pickle: also open pickled checkpoints.
 
     Raises:
@@ -34,9 +36,10 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
         CheckpointError: the teacher cannot be converted.
         HubError: the hub refused or cannot be reached.
     """
-    teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
-    names, mixers = resolve(recipe, teacher.num_layers)
-    check_fit(recipe, teacher, mixers)
+    teacher = teacher or open_for_planning(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    draft = draft_recipe(recipe, teacher.num_layers)
+    names, mixers = resolve(draft, teacher.num_layers)
+    check_fit(draft, teacher, mixers)
     return build_plan(recipe, teacher, names, mixers)
 
 
@@ -61,6 +64,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         recipe_hash=recipe_hash(recipe),
         mixers=mixers,
         layers=rows,
+        choice=_choice_row(recipe, teacher, geometry),
         parameters=teacher.files.parameters,
         active_parameters=geometry.active_parameters,
         active_bytes=geometry.matmul_parameters * ITEM_BYTES[teacher.dtype],
@@ -139,6 +143,23 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
         added_parameters=budget.added_parameters(geometry.at(index).dims, mixer),
         bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,
         constant_bytes=0 if grows else budget.layer_bytes(geometry, index, mixer, 1 << 40),
+    )
+
+
+def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceRow | None:
+    choice = open_choice(recipe, teacher.num_layers)
+    if choice is None:
+        return None
+    rows = probe_rows(recipe, teacher.text.max_position_embeddings)
+    passes = greedy_sets(keep=choice.keep, among=len(choice.among))
+    plain: Mixers = [None] * teacher.num_layers
+    return ChoiceRow(
+        keep=choice.keep,
+        among=list(choice.among),
+        passes=passes,
+        tokens=rows.tokens,
+        flops=passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length),
+        bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 
 
@@ -253,6 +274,8 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             f"{len(left_out)} tensors ({size} parameters, such as {left_out[0]}) are left out by transformers, as "
             "layers that predict further tokens are: conversion keeps them in the files, training stages do not"
         )
+    if not has_weights(teacher.files):
+        notes.append(f"{teacher.files.name} holds no weights: sizes are those that its config.json calls for")
     if teacher.files.pickles:
         notes.append(
             f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"
