@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+_WORD = r"[^\s,;:'\"()]"
+_ABSOLUTE = r"/(?:[\w.@+-]+/)+[\w.@+-]+"
+"""a path in a sentence that is not known by name, of two parts or more"""
+
 
 def published(data: Any, places: Iterable[str] = ()) -> Any:
     """Plain data without paths of this machine: `/home/ada/texts/books.jsonl` becomes `./books.jsonl`.
@@ -14,10 +18,10 @@ def published(data: Any, places: Iterable[str] = ()) -> Any:
         data: dictionaries and lists of text and numbers.
         places: further files and folders that its sentences may name.
     """
-    found = {*paths_in(data), *places, os.getcwd(), str(Path.home())} - {"", ".", "/"}
-    longest_first = sorted(found, key=len, reverse=True)
-    pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, longest_first))})(?:/[^\s,;:'\"()]*)?(?![\w-])")
-    return _mapped(data, pattern)
+    found = {*paths_in(data), *places, os.getcwd(), os.path.expanduser("~")} - {"", ".", "/"}
+    longest_first = [re.escape(place) for place in sorted(found, key=len, reverse=True)]
+    known = rf"(?:{'|'.join(longest_first)})(?:/{_WORD}*)?(?![\w-])"
+    return _mapped(data, re.compile(rf"(?<![\w./~-])(?:{known}|{_ABSOLUTE})"))
 
 
 def is_path(text: str) -> bool:
@@ -58,4 +62,4 @@ def _mapped(data: Any, pattern: re.Pattern[str]) -> Any:
 
 def _name(path: str) -> str:
     """What a path is called where it cannot be found; the home folder's own name is a person's."""
-    return "~" if Path(path) == Path.home() else f"./{Path(path).name}"
+    return "~" if path == os.path.expanduser("~") else f"./{Path(path).name}"
