@@ -336,7 +336,9 @@ class Export:
     max_shard_size: str = "5GB"
     """largest safetensors shard"""
     license: str | None = None
-    """licence identifier for the model card"""
+    """licence identifier for the model card; unset takes the one on the card of a local teacher"""
+    language: list[str] | None = None
+    """languages for the model card, e.g. [en, de]; unset takes those on the card of a local teacher"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
