@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from sse_convert.doctor import DoctorReport, diagnose
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.loader import problems_error, recipe_or_model
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
@@ -122,6 +123,8 @@ def convert(
 ) -> "ConvertReport":
     """Make the hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, config, code.
 
+    Where the recipe has `layers.select`, layers are chosen first, into `OUT.select`; a killed choice is continued.
+
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         out: the folder to make.
@@ -138,11 +141,15 @@ def convert(
         CheckpointError, HubError: the teacher cannot be read or converted, or `check` found NaN or Inf.
         OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
-    recipe = _recipe(recipe, overrides)
+    recipe, out = _recipe(recipe, overrides), Path(out)
     from sse_convert.surgery.convert import convert_checkpoint
 
+    if is_open(recipe):
+        from sse_convert.selection.automatic import choose_for_conversion
+
+        recipe = choose_for_conversion(recipe, out)
     return convert_checkpoint(
-        recipe, Path(out), link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
+        recipe, out, link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
     )
 
 
@@ -164,7 +171,7 @@ def calibrate(
         DataError: the text cannot be used.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    recipe = _recipe(recipe, overrides)
+    recipe = _recipe_of(checkpoint, recipe, overrides)
     from sse_convert.calibration.calibrate import calibrate_checkpoint
 
     return calibrate_checkpoint(recipe, Path(checkpoint), Path(out))
@@ -249,7 +256,7 @@ def _stage(
     name: str | None,
     overrides: Sequence[str] | None,
 ) -> "StageReport":
-    recipe = _recipe(recipe, overrides)
+    recipe = _recipe_of(checkpoint, recipe, overrides)
     from sse_convert.training.stage import pick_stage, run_stage
 
     return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out))
@@ -314,7 +321,7 @@ def evaluate(
         DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
     command = _run_command(recipe, overrides)
-    recipe = _recipe(recipe, overrides)
+    recipe = _recipe_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint
 
     return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device, command=command)
@@ -343,7 +350,7 @@ def export(
             weights, or it cannot be read.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    recipe = _recipe(recipe, overrides)
+    recipe = _recipe_of(checkpoint, recipe, overrides)
     from sse_convert.export.export import export_checkpoint
 
     return export_checkpoint(recipe, checkpoint, Path(out), evaluation=evaluation)
@@ -682,6 +689,16 @@ def _run_command(recipe: RecipeLike, overrides: Sequence[str] | None) -> str:
     origin = str(recipe) if isinstance(recipe, Path | str) else "RECIPE"
     sets = [part for text in overrides or () if not text.startswith("controls=") for part in ("--set", text)]
     return shlex.join(["sse-convert", "run", origin, *sets])
+
+
+def _recipe_of(checkpoint: Path | str, recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
+    """The recipe of a checkpoint: what `layers.select` chose is what the checkpoint keeps."""
+    found = _recipe(recipe, overrides)
+    if not is_open(found):
+        return found
+    from sse_convert.surgery.compatibility import with_layers_of
+
+    return with_layers_of(checkpoint, found)
 
 
 def _recipe(recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
