@@ -669,6 +669,35 @@ def recipes_copy(name: str, to: Path = Path("."), *, overwrite: bool = False) ->
     return TextReport({"path": str(written)}, [f"wrote {written}; next: sse-convert plan {written}"])
 
 
+def recipes_new(
+    model: Path | str,
+    to: Path = Path("."),
+    *,
+    text: Sequence[Path | str] = (),
+    held_out: Sequence[Path | str] = (),
+    overwrite: bool = False,
+) -> TextReport:
+    """Write the best known recipe for a model: for its size, the GPUs of this machine, and your text.
+
+    Rates and steps follow the rule of the page *Why these recipes*; costs stand beside what has them.
+
+    Args:
+        model: folder or hub id.
+        to: file or folder.
+        text: training text: files, folders or hub datasets; without any, web pages and books of the hub.
+        held_out: text to measure on; unset samples it from the model where `text` is given, else takes Wikipedia's.
+        overwrite: replace an existing file.
+
+    Raises:
+        CheckpointError, HubError: the model cannot be read or converted.
+        DataError: a text does not exist.
+        OutputError: the target exists or cannot be written.
+    """
+    from sse_convert.surgery.new_recipe import write_new_recipe
+
+    return write_new_recipe(str(model), to, text=text, held_out=held_out, overwrite=overwrite)
+
+
 def recipes_schema() -> TextReport:
     """The JSON schema of recipes, for editors.
 

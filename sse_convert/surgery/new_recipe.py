@@ -2,12 +2,18 @@
 
 import dataclasses as dc
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.data.rows import is_local
+from sse_convert.errors import DataError
+from sse_convert.files import write_text
 from sse_convert.mixers import FULL
 from sse_convert.recipe import Recipe, recipe_from_dict, resolve
 from sse_convert.recipe.choosing import draft_recipe
+from sse_convert.recipe.presets import recipe_target
 from sse_convert.recipe.recommended import (
     LONGEST_ROW,
     MEASURED,
@@ -20,8 +26,9 @@ from sse_convert.recipe.recommended import (
     recommended_mixer,
     recommended_stages,
 )
+from sse_convert.recipe.schema import Source
 from sse_convert.recipe.units import format_count
-from sse_convert.report import format_flow
+from sse_convert.report import TextReport, format_flow
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE, stage_memory
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan, StageRow
@@ -57,6 +64,8 @@ class Machine:
         return f"accelerate launch --num_processes {self.gpus} --use_fsdp --fsdp_version 2 -m sse_convert"
 
 
+MOST_GPUS = 8
+"""that share the rows of a step"""
 MACHINES = (*(Machine(1, gib) for gib in GPU_GIB), Machine(8, 80), Machine(8, 141))
 """that a recipe may name, smallest first"""
 
@@ -109,6 +118,58 @@ def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None)
     plan = make_plan(recipe, teacher=teacher)
     text = "\n".join([*_header(wanted, machine, fits, plan, teacher), *_body(data, plan, _speed(plan)), ""])
     return NewRecipe(text=text, recipe=recipe, machine=machine, fits=fits, plan=plan)
+
+
+def write_new_recipe(
+    model: str, to: Path, *, text: Sequence[Path | str], held_out: Sequence[Path | str], overwrite: bool
+) -> TextReport:
+    """Write the recipe of a model to a file. Arguments and errors as of `api.recipes_new`."""
+    title = Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
+    target = recipe_target(to, title.lower(), overwrite=overwrite)
+    wanted = Wanted(model=model, name=title.lower(), title=title, command=str(target))
+    if text or held_out:
+        valid = _text_sources(held_out) or ({"kind": "teacher"},)
+        wanted = dc.replace(wanted, train=_text_sources(text) or HUB_TRAIN, valid=valid)
+    here = machine_here()
+    made = new_recipe(open_teacher(model), wanted, here)
+    write_text(target, made.text)
+    choice = made.plan.choice
+    assert choice is not None
+    lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} layers to be chosen; needs {made.machine}"]
+    if here is None:
+        lines.append("there is no GPU here: the recipe is for the smallest machine that holds its rows")
+    elif not made.fits:
+        lines.append(f"warning: it does not fit {here} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
+    data = {"path": str(target), "machine": dc.asdict(made.machine), "fits": made.fits, "text": made.text}
+    return TextReport(data, [*lines, f"next: sse-convert plan {target}"])
+
+
+def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
+    """Sources of a recipe.
+
+    Raises:
+        DataError: one is neither here nor a name that a hub could have.
+    """
+    found: list[dict[str, Any]] = []
+    for path in map(str, paths):
+        here = is_local(Source(path=path))
+        if here and not Path(path).expanduser().exists():
+            raise DataError(
+                f"{path} does not exist",
+                expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
+                fix="correct the path",
+            )
+        found.append({"path": path} if here else {"path": path, "streaming": True})
+    return tuple(found)
+
+
+def machine_here() -> Machine | None:
+    """The GPUs of this host, None without any."""
+    import torch
+
+    count = min(MOST_GPUS, torch.cuda.device_count()) if torch.cuda.is_available() else 0
+    memory = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
+    return Machine(count, math.ceil(min(memory) / GIB)) if memory else None
 
 
 def sizes_of(teacher: Teacher) -> ModelSizes:
@@ -235,7 +296,10 @@ def _spelled(value: Any) -> Any:
         return {name: _spelled(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_spelled(item) for item in value]
-    return format_count(value) if type(value) is int and value >= 1024 else value
+    if type(value) is not int or value < 1024:
+        return value
+    text = f"{value / 1_000_000:g}M" if value % 10_000 == 0 else format_count(value)
+    return value if text.isdigit() else text
 
 
 def _speed(plan: Plan) -> float:
