@@ -13,7 +13,7 @@ Packaged recipes of hub models and `sse-convert recipes new` both come from here
 import dataclasses as dc
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sse_convert.mixers import FULL, SSEMixer, changed_settings
 from sse_convert.recipe.loader import load_recipe
@@ -33,7 +33,7 @@ SHORT_ROW = 4096
 LEAST_ROWS = 8
 """of a step"""
 MIXER = "sse+sliding"
-STATE_HEADS = "kv"
+STATE_HEADS: Literal["kv"] = "kv"
 """the measured recipe has a state for each query head, which was level in one layer and takes more memory"""
 
 
@@ -83,7 +83,7 @@ def step_tokens(stage: Stage, tokens: int, seq_len: int) -> int:
         seq_len: tokens of a row.
     """
     wanted = stage.batch_tokens * math.sqrt(tokens / stage.tokens)
-    return max(2 ** round(math.log2(wanted)), LEAST_ROWS * seq_len)
+    return max(1 << round(math.log2(wanted)), LEAST_ROWS * seq_len)
 
 
 def row_lengths(positions: int, longest: int = LONGEST_ROW) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def row_lengths(positions: int, longest: int = LONGEST_ROW) -> tuple[int, int]:
         positions: of the model.
         longest: that the machine holds.
     """
-    second = 2 ** int(math.log2(min(positions, longest, LONGEST_ROW)))
+    second = 1 << int(math.log2(min(positions, longest, LONGEST_ROW)))
     return max(1, min(SHORT_ROW, second // 4)), second
 
 
