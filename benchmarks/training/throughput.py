@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,22 @@ def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
     return path
 
 
-def run_stage(name: str, recipe: Path, work: Path, steps: int, until: float) -> dict[str, Any]:
-    """Start a stage as a user does, and kill it after some steps."""
+def run_stage(
+    name: str, recipe: Path, work: Path, steps: int, until: float, launch: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Start a stage as a user does, and kill it after some steps.
+
+    Args:
+        name: of the stage.
+        recipe: its file.
+        work: folder with the converted checkpoint.
+        steps: after which it is killed.
+        until: time.monotonic() at which it is killed in any case.
+        launch: Python arguments of a launcher; none for one process.
+    """
     out, log = work / name, work / f"{name}.log"
-    command = [sys.executable, "-m", "sse_convert", name, str(recipe), "-c", str(work / "converted"), "-o", str(out)]
+    command = [sys.executable, *launch, "-m", "sse_convert", name, str(recipe)]
+    command += ["-c", str(work / "converted"), "-o", str(out)]
     with Memory() as memory, log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         how = wait(process, out, steps, until)

@@ -24,7 +24,8 @@ from sse_convert.mixers import (
     mixer_to_dict,
     recipe_entry,
 )
-from sse_convert.modeling.architectures import SSE_PREFIX, dims_by_layer
+from sse_convert.modeling.arch_spec import SSE_PREFIX
+from sse_convert.modeling.attention_dims import dims_by_layer
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.choosing import chosen_recipe, open_choice

@@ -6,6 +6,11 @@ takes 2 under bfloat16, else 4, and none where its predictions come from disk. `
 converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient. Softmax layers of packed
 rows have a mask of all pairs of tokens of a row.
 
+Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
+but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
+student and teacher and 4 for the sum of their gradients; two layers (the next is gathered while one works), 2 bytes
+each; and one layer's gradient, 2 and 4.
+
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
 kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
     norms and residual      24 d + 2 d if a = 2, and 6 (q + kv) where q and k are normalised
@@ -45,12 +50,30 @@ STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
 
+@dc.dataclass(frozen=True, slots=True)
+class Launch:
+    """The processes of a stage, each with a GPU."""
+
+    processes: int = 1
+    sharded: bool = False
+    """they share the weights (FSDP2); else each has all of them (DDP)"""
+
+
+ONE = Launch()
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """Memory of one training stage as a function of its rows and of the GPU."""
+    """Memory of one training stage as a function of its rows, of its processes and of the GPU."""
 
     weights: int
-    """bytes of weights, gradients, optimizer and teacher, which FSDP shares out over the processes"""
+    """bytes of weights, gradients, optimizer and teacher"""
+    copies: int = 0
+    """of these, copies for autocast, which FSDP makes of what it gathers"""
+    gathered: int = 0
+    """bytes that a process has whole at a time under FSDP"""
+    buckets: int = 0
+    """bytes of DDP's buckets"""
     head: int
     """bytes of the head's gradient, which the losses hold whole"""
     per_logit: int
@@ -64,24 +87,31 @@ class StageMemory:
     ranks: int = 1
     """processes that hold a row together, and share the weights at least among themselves"""
 
-    def total(self, seq_len: int, rows: int, gpu_bytes: int, shards: int = 1) -> float:
-        """Bytes for a forward and backward pass.
+    def fixed(self, launch: Launch = ONE) -> float:
+        """Bytes of a process that its rows do not change, the head's gradient included."""
+        processes = max(launch.processes, self.ranks)
+        if launch.sharded or self.ranks > 1:
+            return (self.weights - self.copies) / processes + self.gathered + self.head
+        return self.weights + self.head + (self.buckets if processes > 1 else 0)
+
+    def total(self, seq_len: int, rows: int, gpu_bytes: int, launch: Launch = ONE) -> float:
+        """Bytes of one process for a forward and backward pass.
 
         Args:
             seq_len: tokens of a row.
             rows: rows of the pass.
             gpu_bytes: memory of the whole GPU, which decides on the logits that exist at a time.
-            shards: processes that share the weights.
+            launch: the processes.
         """
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
         logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
         passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.weights / max(shards, self.ranks) + self.head + self.per_logit * logits + passes
+        return self.fixed(launch) + self.per_logit * logits + passes
 
-    def least(self, seq_len: int, rows: int) -> float:
+    def least(self, seq_len: int, rows: int, launch: Launch = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
-        needed = {gib: self.total(seq_len, rows, gib * GIB) for gib in GPU_GIB}
+        needed = {gib: self.total(seq_len, rows, gib * GIB, launch) for gib in GPU_GIB}
         return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
 
     def longest(self, gpu_gib: int) -> int:
@@ -95,7 +125,7 @@ class StageMemory:
         return low * 256
 
 
-def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, shards: int) -> int:
+def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, launch: Launch) -> int:
     """Rows of the largest pass that fits and goes evenly into `rows`; 0 if none does.
 
     Args:
@@ -104,9 +134,9 @@ def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, ro
         rows: of one step and process.
         gpu_bytes: memory of the whole GPU.
         room: bytes that may be used.
-        shards: processes that share the weights.
+        launch: the processes.
     """
-    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, shards) <= room)
+    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, launch) <= room)
     most = MOST_TOKENS * estimate.ranks
     return max((n for n in fitting if n == 1 or n * seq_len <= most), default=0)
 
@@ -164,7 +194,9 @@ def stage_memory(
     if stage.loss == "layer_mse":
         converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
         trained = sum(converted) + added
-    weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
+    alone = stage.loss == "layer_mse"
+    weights = trained if alone else geometry.parameters + added
+    copies = 2 * weights if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
     teacher = geometry.parameters * element if beside else 0
@@ -181,7 +213,12 @@ def stage_memory(
     masked = (geometry.document_masks or no_kernel) and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
     return StageMemory(
-        weights=weights * (6 if bf16 else 4) + trained * 12 + teacher,
+        weights=weights * 4 + copies + trained * 12 + teacher,
+        copies=copies,
+        gathered=_gathered_bytes(
+            geometry, added, element, beside=beside, alone=alone, all_trained=stage.train == "all"
+        ),
+        buckets=4 * trained,
         head=0 if stage.loss == "layer_mse" else head,
         per_logit=_logit_bytes(stage),
         vocabulary=geometry.vocabulary,
@@ -189,6 +226,25 @@ def stage_memory(
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
+
+
+def _gathered_bytes(
+    geometry: Geometry, added: int, element: int, *, beside: bool, alone: bool, all_trained: bool
+) -> int:
+    """Bytes that a process has whole at a time under FSDP; see the top of this file.
+
+    Args:
+        geometry: the teacher's sizes.
+        added: new parameters.
+        element: bytes of a gathered weight.
+        beside: a teacher runs as well.
+        alone: of the student, converted layers' attention is on the GPU alone.
+        all_trained: embedding and head are trained too.
+    """
+    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
+    layer = (geometry.parameters - around + added) // geometry.layers
+    own = 0 if alone else around * (element + 4 * all_trained)
+    return own + around * element * beside + layer * (2 * element + element + 4)
 
 
 def _logit_bytes(stage: Stage) -> int:

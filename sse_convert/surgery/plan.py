@@ -5,11 +5,12 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 
 import dataclasses as dc
 
+from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import differs_by_layer, document_attention_problem
+from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
 from sse_convert.recipe.schema import Stage
@@ -23,11 +24,11 @@ _TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
-    """Plan a recipe. Opens the teacher by config and headers unless one is given.
+    """Plan a recipe. Opens the teacher by config and headers, or by config alone, unless one is given.
 
     Args:
         recipe: what to do.
-        teacher: an opened teacher (`open_teacher`).
+        teacher: an opened teacher (`open_for_planning`).
         allow_pickle: also open pickled checkpoints.
 
     Raises:
@@ -35,7 +36,7 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
         CheckpointError: the teacher cannot be converted.
         HubError: the hub refused or cannot be reached.
     """
-    teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    teacher = teacher or open_for_planning(recipe.model, recipe.revision, allow_pickle=allow_pickle)
     draft = draft_recipe(recipe, teacher.num_layers)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
@@ -273,6 +274,8 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             f"{len(left_out)} tensors ({size} parameters, such as {left_out[0]}) are left out by transformers, as "
             "layers that predict further tokens are: conversion keeps them in the files, training stages do not"
         )
+    if not has_weights(teacher.files):
+        notes.append(f"{teacher.files.name} holds no weights: sizes are those that its config.json calls for")
     if teacher.files.pickles:
         notes.append(
             f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"

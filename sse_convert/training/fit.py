@@ -18,7 +18,7 @@ from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.compatibility import Match
-from sse_convert.surgery.memory import USABLE, even_parts, most_rows, stage_memory, trained_parameters
+from sse_convert.surgery.memory import USABLE, Launch, even_parts, most_rows, stage_memory
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.training.schedule import Schedule
 
@@ -157,10 +157,8 @@ class Fit:
             compiled=compiled,
         )
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        buckets = 0 if sharded else 4 * trained_parameters(geometry, mixers, self.stage, self.train.lora)
-        room = free * USABLE - (buckets if self.accelerator.num_processes > 1 else 0)
-        shards = self.accelerator.num_processes if sharded else 1
-        return most_rows(estimate, self.stage.seq_len, self._rows, gpu_bytes, room, shards)
+        launch = Launch(self.accelerator.num_processes, sharded)
+        return most_rows(estimate, self.stage.seq_len, self._rows, gpu_bytes, free * USABLE, launch)
 
 
 def gpu_memory(accelerator: Accelerator) -> tuple[int, int] | None:

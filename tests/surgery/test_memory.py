@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sse_convert.mixers import FULL, SlidingMixer, mixer_from_dict
-from sse_convert.modeling.architectures import attention_dims
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import KL_BYTES, SHARE, logits_at_once
@@ -19,7 +19,9 @@ from sse_convert.surgery.memory import (
     COMPILED_SHARE,
     GIB,
     MOST_TOKENS,
+    ONE,
     USABLE,
+    Launch,
     StageMemory,
     most_rows,
     stage_memory,
@@ -128,6 +130,20 @@ def test_weights():
     assert align.per_token < memory([mixer]).per_token * 1.2
 
 
+def test_weights_of_several_processes():
+    """DDP has buckets beside all of it; FSDP2 shares all but copies for autocast, and gathers some weights."""
+    mixer = mixer_from_dict({"kind": "sse"})
+    found = memory([mixer, None], loss="kl")
+    weights = 2_000_000 + added_parameters(geometry().dims, mixer)
+    assert found.fixed(Launch(2)) == found.fixed() + 4 * weights
+    gathered = 20_000 * (2 + 2 + 4) + (weights - 20_000) // 2 * (4 + 6)
+    shared = weights * 16 + 2 * 2_000_000
+    assert found.fixed(Launch(8, sharded=True)) == shared / 8 + gathered + found.head
+    align = memory([mixer, None], loss="layer_mse", train="mixers")
+    assert align.gathered == 20_000 * 2 + (weights - 20_000) // 2 * 10
+    assert memory([mixer, None], loss="ce", train="lora").gathered == gathered - 20_000 * (2 + 4)
+
+
 def test_trained_parameters():
     mixer, sizes = mixer_from_dict({"kind": "sse"}), geometry()
     added = added_parameters(sizes.dims, mixer)
@@ -222,24 +238,24 @@ def test_processes_that_hold_a_row_together_keep_a_part_each():
     assert four.per_pair == 0 < one.per_pair
     few = dc.replace(ESTIMATE, per_token=0, per_pair=0, ranks=4)
     assert few.total(1024, 1, 80 * GIB) == GIB / 4 + ESTIMATE.head + 16 * 256 * 1000
-    assert few.total(1024, 1, 80 * GIB, shards=8) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
+    assert few.total(1024, 1, 80 * GIB, Launch(8, sharded=True)) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
 
 
-@pytest.mark.parametrize(("rows", "gib", "shards", "expected"), [
+@pytest.mark.parametrize(("rows", "gib", "processes", "expected"), [
     (64, 24, 1, 32), (12, 24, 1, 12), (32, 6, 1, 4), (32, 6, 4, 8), (7, 6, 1, 7), (13, 6, 1, 1), (4, 1, 1, 0),
 ])  # fmt: skip
-def test_the_most_rows_that_fit_go_evenly_into_a_step(rows, gib, shards, expected):
-    room = gib * GIB * USABLE
+def test_the_most_rows_that_fit_go_evenly_into_a_step(rows, gib, processes, expected):
+    room, launch = gib * GIB * USABLE, Launch(processes, sharded=True)
     estimate = dc.replace(ESTIMATE, per_token=600_000)
-    found = most_rows(estimate, 1024, rows, gib * GIB, room, shards)
+    found = most_rows(estimate, 1024, rows, gib * GIB, room, launch)
     assert found == expected
     if found:
         larger = [n for n in range(found + 1, rows + 1) if rows % n == 0]
-        assert estimate.total(1024, found, gib * GIB, shards) <= room
-        assert all(estimate.total(1024, n, gib * GIB, shards) > room for n in larger)
+        assert estimate.total(1024, found, gib * GIB, launch) <= room
+        assert all(estimate.total(1024, n, gib * GIB, launch) > room for n in larger)
 
 
 def test_a_pass_has_no_more_tokens_than_help():
     small = dc.replace(ESTIMATE, per_token=1, per_pair=0)
-    assert most_rows(small, 1024, 1024, 80 * GIB, 80 * GIB, 1) * 1024 == MOST_TOKENS
-    assert most_rows(small, 2 * MOST_TOKENS, 8, 80 * GIB, 80 * GIB, 1) == 1
+    assert most_rows(small, 1024, 1024, 80 * GIB, 80 * GIB, ONE) * 1024 == MOST_TOKENS
+    assert most_rows(small, 2 * MOST_TOKENS, 8, 80 * GIB, 80 * GIB, ONE) == 1
