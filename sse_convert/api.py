@@ -1,5 +1,6 @@
 """What the commands do, as functions of the same names. Heavy imports happen inside, so importing this is quick."""
 
+import dataclasses as dc
 import json
 import shlex
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ RecipeLike = Recipe | Path | str
 
 
 def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
-    """What a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only.
+    """What a recipe does to its model, and what it costs: layers, memory, GPU hours. Reads configs and headers only.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -49,10 +50,11 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
         RecipeError: the recipe is malformed or does not fit the model.
         CheckpointError, HubError: the model cannot be read.
     """
+    command = _run_command(recipe, overrides)
     recipe = _recipe(recipe, overrides)
     from sse_convert.surgery.plan import make_plan
 
-    return make_plan(recipe, allow_pickle=allow_pickle)
+    return dc.replace(make_plan(recipe, allow_pickle=allow_pickle), command=command)
 
 
 def select(
