@@ -73,7 +73,7 @@ class Row:
     def passes(self) -> str:
         """Rows and layers, for a person."""
         chosen, stage = self.record["chosen"], self.record["stage"]
-        said = [f"{chosen['micro_batch']} x {stage['seq_len']}"]
+        said = [f"{chosen['micro_batch']} x {stage['seq_len']} tokens"]
         said += ["computed twice"] * chosen["gradient_checkpointing"] + ["compiled"] * chosen["compile"]
         said += [f"FSDP2 x {chosen['processes']}"] * self.record["sharded"]
         layers = self.record["config"].get("num_hidden_layers")
