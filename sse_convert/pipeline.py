@@ -128,7 +128,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
             folder = _initial(chosen, teacher, steps)
             for stage in chosen.stages:
                 target = steps.announce(stage.name)
-                report = run_stage(chosen, stage, folder, target)
+                report = run_stage(chosen, stage, folder, target, later=steps.later())
                 steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
                 folder = target
             measured = _measure(chosen, folder, steps, evaluator, helped=splits_rows(recipe))
@@ -295,6 +295,11 @@ class _Steps:
         if self.accelerator.is_main_process and not (folder / STAGE_FILE).is_file():
             say(f"== {name} -> {folder}")
         return folder
+
+    def later(self) -> list[Path]:
+        """What earlier runs made after the step that is next, in order: steps, finished or not, and the result."""
+        steps = [path for path in sorted(self.root.glob("[0-9][0-9]-*")) if int(path.name[:2]) > len(self.done)]
+        return [*steps, *([self.out] if self.out.exists() else [])]
 
     def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
         """Note a finished step."""

@@ -32,7 +32,7 @@ def check(loaded):
 
 def code(folder):
     entries = json.loads(Path(folder, "config.json").read_text())["auto_map"]
-    return entries, {path.name: path.read_bytes() for path in Path(folder).glob("*.py")}
+    return entries, {path.relative_to(folder): path.read_bytes() for path in Path(folder).rglob("*.py")}
 
 model = check(AutoModelForCausalLM.from_pretrained("final", trust_remote_code=True, output_loading_info=True))
 assert type(model).__module__.startswith("transformers_modules."), type(model)

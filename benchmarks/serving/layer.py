@@ -43,7 +43,8 @@ from sse_convert.inference.cuda_graphs import TokenStep
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import BUILT_IN, FULL, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
-from sse_convert.modeling.architectures import attention_dims, spec_for
+from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config, stored_mixers
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.layer import projections

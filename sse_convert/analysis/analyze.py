@@ -31,7 +31,8 @@ from sse_convert.console import Bar, progress
 from sse_convert.data.sample_text import Text, check_file, read_text
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL
-from sse_convert.modeling.architectures import backbone_of, decoder_config
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
 

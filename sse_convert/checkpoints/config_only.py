@@ -10,7 +10,8 @@ from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.safetensors_io import TensorInfo
 from sse_convert.checkpoints.teacher import Teacher, as_teacher, build_source_config
 from sse_convert.checkpoints.tensor_data import DTYPE_NAMES
-from sse_convert.modeling.architectures import decoder_config, spec_for
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import spec_for
 
 NOWHERE = "none"
 """shard of a tensor that exists by its shape alone"""

@@ -9,19 +9,9 @@ from sse_convert.checkpoints.foreign import check_sizes, parse_json, refusing
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import (
-    SSE_PREFIX,
-    ArchSpec,
-    AttentionDims,
-    attention_dims,
-    check_text_type,
-    decoder_config,
-    dims_by_layer,
-    softmax_layers,
-    source_fields,
-    source_spec,
-    spec_for,
-)
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
+from sse_convert.modeling.architectures import check_text_type, source_fields, source_spec, spec_for
+from sse_convert.modeling.attention_dims import AttentionDims, attention_dims, dims_by_layer, softmax_layers
 from sse_convert.recipe.problems import shortened
 
 DEQUANTISED = ("fp8", "mxfp4")

@@ -43,7 +43,7 @@ from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.modeling.architectures import SSE_PREFIX, decoder_config
+from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import GenerationEval, Recipe
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes

@@ -24,6 +24,7 @@ from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION, RECIPE, model_card
 from sse_convert.export.card_figures import write_pictures
+from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.pages.collect import read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
@@ -189,7 +190,7 @@ def _require_finite(data: bytes | memoryview, name: str, dtype: str, checkpoint:
 
 def _write_config(files: CheckpointFiles, folder: Path, recipe: Recipe, dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in files.config.items() if key != "torch_dtype"}
-    config["dtype"] = dtype
+    config |= {"dtype": dtype, **entry_points(files.model_type)}
     config["sse"] = {**config["sse"], "recipe": recipe.to_dict(), "recipe_hash": recipe_hash(recipe)}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return config

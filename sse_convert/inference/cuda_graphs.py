@@ -23,7 +23,8 @@ from sse_convert.errors import UsageError
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
-from sse_convert.modeling.architectures import decoder_config, has_experts, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import has_experts, source_spec
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.compat import add_config, add_model, is_loading
 from sse_convert.errors import CheckpointError, SSEConvertError
-from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec, further_tokens
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, further_tokens
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:

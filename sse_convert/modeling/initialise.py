@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, state_heads
 
 ROUTER_STD = 0.02
@@ -23,8 +23,28 @@ MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
 
 
-class PreciseLinear(nn.Linear):
-    """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights."""
+class PreciseLinear(nn.Module):
+    """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights.
+
+    Not an `nn.Linear`: libraries that quantise or adapt every linear layer leave routers, decays and gates alone.
+
+    Args:
+        in_features: inputs.
+        out_features: outputs.
+        bias: whether there is one.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` says about it."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., out], in float32 (float64), of input [..., in]."""

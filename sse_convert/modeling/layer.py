@@ -22,10 +22,11 @@ from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.triton_backend import fuses
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
-from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard, operator_heads
-from sse_convert.modeling.initialise import keeps_precision, precise_dtype
+from sse_convert.modeling.initialise import PreciseLinear, keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
@@ -58,8 +59,8 @@ class SSEAttention(RoutedLayer):
     sse_delta_q_up: nn.Linear
     sse_delta_k_down: nn.Linear
     sse_delta_k_up: nn.Linear
-    sse_gate_down: nn.Linear
-    sse_gate_up: nn.Linear
+    sse_gate_down: PreciseLinear
+    sse_gate_up: PreciseLinear
 
     def __init__(
         self,

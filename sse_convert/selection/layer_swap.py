@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from sse_convert.calibration.attention_statistics import Collector
 from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import new_tensors
 
 

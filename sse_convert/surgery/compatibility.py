@@ -13,6 +13,7 @@ from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import (
+    BUILT_IN,
     FULL,
     Mixer,
     SlidingMixer,
@@ -22,9 +23,11 @@ from sse_convert.mixers import (
     mixer_to_dict,
     recipe_entry,
 )
-from sse_convert.modeling.architectures import SSE_PREFIX, dims_by_layer
+from sse_convert.modeling.arch_spec import SSE_PREFIX
+from sse_convert.modeling.attention_dims import dims_by_layer
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
+from sse_convert.recipe.pattern import expand_pattern
 from sse_convert.recipe.schema import Calibrate, Recipe, Stage
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
@@ -80,6 +83,8 @@ def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
 
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     names, _ = resolve(recipe, teacher.num_layers)
+    if recipe.layers.select is not None:  # whatever was chosen, none may be chosen among layers without softmax
+        names = expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, teacher.num_layers)
     wrong = [i for i, name in enumerate(names) if name != FULL and i not in teacher.softmax_layers]
     if not wrong:
         return []

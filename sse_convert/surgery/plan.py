@@ -10,16 +10,17 @@ from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import differs_by_layer, document_attention_problem
+from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
-from sse_convert.surgery.plan_report import CacheRow, LayerRow, NextStep, Plan, StageRow
+from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import training_flops
 
 
@@ -37,8 +38,9 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
         HubError: the hub refused or cannot be reached.
     """
     teacher = teacher or open_for_planning(recipe.model, recipe.revision, allow_pickle=allow_pickle)
-    names, mixers = resolve(recipe, teacher.num_layers)
-    check_fit(recipe, teacher, mixers)
+    draft = draft_recipe(recipe, teacher.num_layers)
+    names, mixers = resolve(draft, teacher.num_layers)
+    check_fit(draft, teacher, mixers)
     return build_plan(recipe, teacher, names, mixers)
 
 
@@ -63,6 +65,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         recipe_hash=recipe_hash(recipe),
         mixers=mixers,
         layers=rows,
+        choice=_choice_row(recipe, teacher, geometry),
         parameters=teacher.files.parameters,
         active_parameters=geometry.active_parameters,
         active_bytes=geometry.matmul_parameters * ITEM_BYTES[teacher.dtype],
@@ -143,6 +146,23 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
         added_parameters=budget.added_parameters(geometry.at(index).dims, mixer),
         bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,
         constant_bytes=0 if grows else budget.layer_bytes(geometry, index, mixer, 1 << 40),
+    )
+
+
+def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceRow | None:
+    choice = open_choice(recipe, teacher.num_layers)
+    if choice is None:
+        return None
+    rows = probe_rows(recipe, teacher.text.max_position_embeddings)
+    passes = greedy_sets(keep=choice.keep, among=len(choice.among))
+    plain: Mixers = [None] * teacher.num_layers
+    return ChoiceRow(
+        keep=choice.keep,
+        among=list(choice.among),
+        passes=passes,
+        tokens=rows.tokens,
+        flops=passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length),
+        bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 
 

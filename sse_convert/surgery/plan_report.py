@@ -31,6 +31,36 @@ class LayerRow:
     """state or window bytes of one sequence, whatever its length"""
 
 
+SPEED = 100e12
+"""FLOP/s by which the time of a choice is named"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceRow:
+    """What `layers.select` leaves to choose, and what choosing takes."""
+
+    keep: int
+    """layers that stay softmax"""
+    among: list[int]
+    """layers to choose from"""
+    passes: int
+    """forward passes of the model with other layers replaced in each"""
+    tokens: int
+    """of each pass"""
+    flops: float
+    """of all passes, counted as the teacher's"""
+    bytes: int
+    """weights on the one device that chooses"""
+
+    def line(self) -> str:
+        """The choice for a person."""
+        return (
+            f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; {self.passes} forward passes over "
+            f"{self.tokens:,} tokens, {format_number(self.flops)} FLOPs (minutes at {SPEED / 1e12:.0f} TFLOP/s: "
+            f"{self.flops / SPEED / 60:.1f}), with {format_bytes(self.bytes)} of weights on one device"
+        )
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class CacheRow:
     """Cache and state bytes of one sequence at one length."""
@@ -81,6 +111,9 @@ class Plan:
     mixers: dict[str, Mixer]
     """mixers in use, by name"""
     layers: list[LayerRow]
+    """where layers are to be chosen, some choice of as many"""
+    choice: ChoiceRow | None
+    """None where the recipe names the layers"""
     parameters: int
     """of the teacher"""
     active_parameters: int
@@ -130,6 +163,7 @@ class Plan:
             + self._active(),
             f"becomes {', '.join(f'{count} {name}' for name, count in counts.items())}; adds "
             f"{format_number(self.added_parameters)} parameters ({share:.2%}, {format_bytes(self.new_shard_bytes)})",
+            *([] if self.choice is None else [self.choice.line()]),
             "",
             *self._layer_table(),
             "",
@@ -156,19 +190,30 @@ class Plan:
         return f", {format_number(self.active_parameters)} of them active ({read} read per token)"
 
     def _layer_table(self) -> list[str]:
-        header = ("layer", "teacher", "becomes", "new parameters", "cache per token", "constant")
+        """One line for each layer; where layers are to be chosen, for all that are alike, the first column counting."""
+        header = (
+            "layer" if self.choice is None else "layers",
+            "teacher",
+            "becomes",
+            "new parameters",
+            "cache per token",
+        )
+        alike = Counter(dc.replace(row, index=0) for row in self.layers)
+        counted = [(str(row.index), row) for row in self.layers]
+        if self.choice is not None:
+            counted = [(str(count), row) for row, count in alike.items()]
         return table(
-            header,
+            (*header, "constant"),
             [
                 (
-                    str(row.index),
+                    first,
                     row.source,
                     row.mixer,
                     format_number(row.added_parameters),
                     format_bytes(row.bytes_per_token),
                     format_bytes(row.constant_bytes),
                 )
-                for row in self.layers
+                for first, row in counted
             ],
         )
 

@@ -118,11 +118,18 @@ class Checkpoints:
         if main:
             partial.rename(final)
             sync_folder(self.folder)
-            for old in self._all()[:-KEPT]:
-                old.rename(old.with_name(f".{old.name}"))
-                shutil.rmtree(old.with_name(f".{old.name}"))
+            self._drop(self._all()[:-KEPT])
         self._accelerator.wait_for_everyone()
         self._newest = final
+
+    def drop_others(self) -> None:
+        """Remove all checkpoints but the newest."""
+        self._drop([path for path in self._all() if path != self._newest])
+
+    def _drop(self, checkpoints: list[Path]) -> None:
+        for old in checkpoints:
+            old.rename(old.with_name(f".{old.name}"))
+            shutil.rmtree(old.with_name(f".{old.name}"))
 
     def load(self, parts: list[Part]) -> None:
         """Put the newest checkpoint into the parts, and its random state into this process (if there was this one)."""

@@ -63,6 +63,8 @@ class StageReport(FieldsReport):
     """whether the loss ended above its start by more than its noise"""
     chosen: dict[str, Any] = dc.field(default_factory=dict)
     """micro_batch, gradient_checkpointing and compile as they were, and the processes"""
+    extended: list[dict[str, Any]] = dc.field(default_factory=list)
+    """earlier budgets: `tokens`, the `step` reached then, and whether learning rates were `seamless`"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
@@ -85,7 +87,12 @@ class StageReport(FieldsReport):
 
     def warnings(self) -> list[str]:
         """What looks wrong, in words."""
-        found = []
+        found = [
+            f"{self.name}: the budget was {format_number(budget['tokens'])} tokens up to step {budget['step']:,}, with "
+            "other learning rates than those of the whole budget"
+            for budget in self.extended
+            if not budget["seamless"]
+        ]
         if self.rose:
             found.append(f"{self.name}: the loss ended above its start; lower lr, or lengthen the warmup")
         if 0 < self.steps < FEWEST_STEPS:

@@ -55,7 +55,14 @@ def test_round_trip_is_equal_to_the_bit(recipe, student_folder, tmp_path):
     sizes = {name: (out / name).stat().st_size for name in report.shards}
     assert sizes == report.shards
     assert all(size < 23_000 or count(out / name) == 1 for name, size in sizes.items())
-    names = {"README.md", "config.json", "recipe.yaml", "sse_convert.json", "tokenizer.json", "modeling_sse.py"}
+    names = {
+        "README.md",
+        "config.json",
+        "recipe.yaml",
+        "sse_convert.json",
+        "tokenizer.json",
+        "sse_code/modeling_sse.py",
+    }
     assert names <= set(report.files)
     assert load_recipe(out / "recipe.yaml") == recipe
     assert report.lines()[0].startswith(f"wrote {out}: ")
@@ -121,7 +128,16 @@ def test_generation_settings_tokenizer_and_template_survive(recipe, trained, tmp
     assert AutoTokenizer.from_pretrained(out).chat_template == "{{ messages }}"
     assert (out / "LICENSE").read_text() == "Do good."
     assert not (out / "optimizer.pt").exists()
-    assert set(check_folder(out)) == {p.name for p in out.iterdir()}
+    assert set(check_folder(out)) == {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+
+
+def test_code_of_an_older_version_is_named_no_longer(recipe, trained, tmp_path):
+    config = json.loads((trained / "config.json").read_text())
+    old = {auto: entry.removeprefix("sse_code/") for auto, entry in config["auto_map"].items()}
+    assert old != config["auto_map"]
+    (trained / "config.json").write_text(json.dumps({**config, "auto_map": old}))
+    out = export_checkpoint(recipe, trained, tmp_path / "final").out
+    assert json.loads((out / "config.json").read_text())["auto_map"] == config["auto_map"]
 
 
 def test_nothing_tells_where_this_machine_keeps_its_files(recipe, student_folder, tmp_path):

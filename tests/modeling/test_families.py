@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from sse_convert.modeling.architectures import backbone_of, softmax_layers
+from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.attention_dims import softmax_layers
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import row_layout
 from tests.modeling.test_generate import greedy_by_full_forward, greedy_with_cache, rows

@@ -11,7 +11,7 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.modeling.cache import install
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.modeling.layout import row_layout
 from sse_convert.training.cuda_graphs import one_document_per_row
 from sse_convert.training.losses import linear_kl

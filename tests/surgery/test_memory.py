@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sse_convert.mixers import SlidingMixer, mixer_from_dict
-from sse_convert.modeling.architectures import attention_dims
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import KL_BYTES, SHARE, logits_at_once

@@ -82,6 +82,33 @@ def test_plan_as_text_and_as_data(qwen3):
     assert data["stages"][0]["longest"].keys() == {"24", "48", "80", "141"}
 
 
+def test_layers_to_be_chosen():
+    """Costs of any choice of as many, and what choosing takes."""
+    stages = [{**STAGE, "seq_len": 2048}]
+    chooses = plan_of(QWEN3, layers={"select": {"keep": "25%"}}, mixers={}, stages=stages)
+    fixed = plan_of(QWEN3, layers={"pattern": ["sse+sliding*3", "full"]}, mixers={}, stages=stages)
+    assert (chooses.cache, chooses.stages, chooses.added_parameters) == (
+        fixed.cache,
+        fixed.stages,
+        fixed.added_parameters,
+    )
+    choice = chooses.choice
+    assert (choice.keep, choice.among, choice.passes, choice.tokens) == (
+        7,
+        list(range(28)),
+        2 + 28 + 27 + 26 + 25 + 24 + 23 + 22,
+        40960,
+    )
+    assert choice.flops == pytest.approx(choice.passes * 40960 * 2 * 596_049_920, rel=0.3)
+    assert choice.bytes == 2 * 596_049_920
+    lines = chooses.lines()
+    assert lines[2].startswith("to be chosen: 7 of 28 softmax layers stay; 177 forward passes over 40,960 tokens, ")
+    assert "at 100 TFLOP/s" in lines[2]
+    assert [line.split()[0] for line in lines[6:8]] == ["21", "7"]
+    assert fixed.choice is None
+    assert json.loads(json.dumps(chooses.to_dict()))["choice"]["keep"] == 7
+
+
 def test_of_experts_a_token_meets_a_few():
     """128 experts, 8 for each token: the published 30.5 billion parameters, 3.3 billion of them active."""
     config = json.loads((CONFIGS / "qwen3-30b-a3b.json").read_text())

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import RotaryTables, SSEAttention
