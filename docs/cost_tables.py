@@ -15,6 +15,7 @@ from sse_convert.checkpoints.teacher import as_teacher
 from sse_convert.recipe import load_recipe
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery.costs import Way
+from sse_convert.surgery.costs_report import time_in_words
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.plan_report import Plan
@@ -59,7 +60,7 @@ def machines() -> str:
 
 
 def _cell(way: Way | None) -> str:
-    return "does not fit" if way is None else f"{way.how}: {way.hours:,.1f} h, {way.bytes / GIB:.0f} GiB"
+    return "does not fit" if way is None else f"{way.how}: {time_in_words(way.hours)}, {way.bytes / GIB:.0f} GiB"
 
 
 def launches() -> str:

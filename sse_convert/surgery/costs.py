@@ -80,6 +80,8 @@ class Costs:
     stages: list[StageCost]
     ways: list[Way]
     """for each number of GPUs and each memory size, where there is one"""
+    refused: dict[int, str]
+    """number of GPUs -> why there is no way, whatever their memory"""
     weight_bytes: int
     """of the teacher, which a hub would send"""
     download_bytes: int
@@ -112,10 +114,12 @@ def costs_of(
     """
     stages = _Stages(recipe, teacher, geometry, mixers, layers)
     own = sum(teacher.files.shard_bytes.values()) or teacher.files.parameters * ITEM_BYTES[teacher.dtype]
+    ways = [way for gpus in GPUS for gib in GPU_GIB if (way := stages.way(gpus, gib)) is not None]
     away = teacher.files.remote or not teacher.files.shard_bytes
     return Costs(
         stages=[stages.cost(stage) for stage in recipe.stages],
-        ways=[way for gpus in GPUS for gib in GPU_GIB if (way := stages.way(gpus, gib)) is not None],
+        ways=ways,
+        refused={gpus: stages.why_not(gpus) for gpus in GPUS if recipe.stages and gpus not in {w.gpus for w in ways}},
         weight_bytes=own,
         download_bytes=own if away else 0,
         disk_bytes=_disk_bytes(recipe, geometry, layers, own, added * ITEM_BYTES[teacher.dtype]),
@@ -168,6 +172,14 @@ class _Stages:
                 if fitted and (whole := [one for one in fitted if one is not None]) == fitted:
                     return self._way(whole, processes, gib)
         return None
+
+    def why_not(self, gpus: int) -> str:
+        """Why there is no way for so many GPUs."""
+        for stage in self._recipe.stages:
+            splits = (dc.replace(stage, context_parallel=parts) for parts in self._splits(stage, gpus))
+            if not any(_deals_out(way, Processes(gpus)) for way in (stage, *splits)):
+                return f"stage {stage.name}: {_step_rows(stage)} rows of a step cannot be dealt out evenly"
+        return f"does not fit {GPU_GIB[-1]} GiB each"
 
     def _way(self, fitted: Sequence[_Fitted], processes: Processes, gib: int) -> Way:
         given = {stage.name: stage for stage in self._recipe.stages}
@@ -263,6 +275,11 @@ def _rows(stage: Stage) -> int:
     return 1 if stage.micro_batch == "auto" else stage.micro_batch
 
 
+def _step_rows(stage: Stage) -> int:
+    """Rows of an optimizer step."""
+    return -(-stage.batch_tokens // stage.seq_len)
+
+
 def _recomputations(stage: Stage) -> tuple[bool, ...]:
     """Whether activations may be computed twice, once first."""
     asked = stage.gradient_checkpointing
@@ -271,5 +288,4 @@ def _recomputations(stage: Stage) -> tuple[bool, ...]:
 
 def _deals_out(stage: Stage, processes: Processes) -> bool:
     """Whether a step's rows can be dealt out evenly."""
-    rows = -(-stage.batch_tokens // stage.seq_len)
-    return rows % max(1, processes.count // stage.context_parallel) == 0
+    return _step_rows(stage) % max(1, processes.count // stage.context_parallel) == 0

@@ -7,7 +7,7 @@ import pytest
 from sse_convert import api
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.surgery.costs import GPUS
-from sse_convert.surgery.costs_report import fewest_gpus, launch_command, usual_way
+from sse_convert.surgery.costs_report import fewest_gpus, launch_command, time_in_words, usual_way
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE
 from sse_convert.surgery.plan import make_plan
 from tests.surgery import synthetic
@@ -77,6 +77,18 @@ def test_rows_of_a_step_must_be_dealt_out_evenly():
     assert costs.way(2, 80).overrides == ("stages.uptrain.context_parallel=2",)
 
 
+def test_why_there_is_no_way():
+    uneven = costs_of("qwen3-0.6b", ["stages.distill.batch_tokens=12K", "stages.distill.context_parallel=1"])
+    assert uneven.refused == {}
+    data = "stages.distill.offline={top_k: 20, dir: x}"
+    assert costs_of("qwen3-0.6b", ["stages.distill.batch_tokens=12K", data]).refused == {
+        2: "stage distill: 3 rows of a step cannot be dealt out evenly",
+        8: "stage distill: 3 rows of a step cannot be dealt out evenly",
+    }
+    config = {"num_hidden_layers": 126, "hidden_size": 16384, "intermediate_size": 53248}
+    assert costs_of("qwen3-8b", **config).refused == dict.fromkeys((1, 2, 8), "does not fit 141 GiB each")
+
+
 def test_hours_of_activations_computed_twice():
     kept, twice = (costs_of("qwen3-0.6b", ["stages.distill.gradient_checkpointing=" + v]) for v in ("false", "true"))
     assert twice.stages[0].gpu_hours > 1.2 * kept.stages[0].gpu_hours
@@ -97,7 +109,7 @@ def test_the_next_command_ends_the_plan(tmp_path):
     told = f"model={tmp_path}"
     plan = api.plan("qwen3-0.6b", overrides=[told])
     command = f"sse-convert run qwen3-0.6b --set {told}"
-    assert plan.lines()[-1] == f"next, on 1 GPU of 80 GiB, once {tmp_path} has the weights: {command}"
+    assert plan.lines()[-1] == f"next, on 1 GPU of 48 GiB or more, once {tmp_path} has the weights: {command}"
     assert plan.to_dict()["next_command"] == command
 
 
@@ -110,3 +122,10 @@ def test_without_text_the_next_command_converts(tmp_path, calibrate):
     command = "convert RECIPE -o out/x-converted" if calibrate else "run RECIPE"
     assert plan.lines()[-1] == f"next: sse-convert {command}"
     assert (plan.costs.stages, plan.costs.ways) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("hours", "words"), [(33.4, "33 h"), (1.25, "1.2 h"), (0.5, "30 min"), (1e-3, "below 1 min"), (1234.5, "1,234 h")]
+)
+def test_times(hours, words):
+    assert time_in_words(hours) == words
