@@ -31,7 +31,7 @@ import dataclasses as dc
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, logits_at_once
 from sse_convert.modeling.tensors import state_heads
-from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 
 GIB = 1 << 30
@@ -46,20 +46,22 @@ _PAIR_BYTES = 4
 COMPILED_SHARE = 0.62
 """of the activations, what compiled layers with fused kernels keep at most; 0.56 of them in both stages of
 benchmarks/training/throughput_qwen3-0.6b.json: the peaks without the bytes that do not depend on the rows"""
+COMPILED_STEPS = 50
+"""steps of a stage from which on compiling pays"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Launch:
+class Processes:
     """The processes of a stage, each with a GPU."""
 
-    processes: int = 1
+    count: int = 1
     sharded: bool = False
     """they share the weights (FSDP2); else each has all of them (DDP)"""
 
 
-ONE = Launch()
+ONE = Processes()
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,31 +89,31 @@ class StageMemory:
     ranks: int = 1
     """processes that hold a row together, and share the weights at least among themselves"""
 
-    def fixed(self, launch: Launch = ONE) -> float:
+    def fixed(self, processes: Processes = ONE) -> float:
         """Bytes of a process that its rows do not change, the head's gradient included."""
-        processes = max(launch.processes, self.ranks)
-        if launch.sharded or self.ranks > 1:
-            return (self.weights - self.copies) / processes + self.gathered + self.head
-        return self.weights + self.head + (self.buckets if processes > 1 else 0)
+        count = max(processes.count, self.ranks)
+        if processes.sharded or self.ranks > 1:
+            return (self.weights - self.copies) / count + self.gathered + self.head
+        return self.weights + self.head + (self.buckets if count > 1 else 0)
 
-    def total(self, seq_len: int, rows: int, gpu_bytes: int, launch: Launch = ONE) -> float:
+    def total(self, seq_len: int, rows: int, gpu_bytes: int, processes: Processes = ONE) -> float:
         """Bytes of one process for a forward and backward pass.
 
         Args:
             seq_len: tokens of a row.
             rows: rows of the pass.
             gpu_bytes: memory of the whole GPU, which decides on the logits that exist at a time.
-            launch: the processes.
+            processes: how many, and whether they share the weights.
         """
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
         logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
         passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.fixed(launch) + self.per_logit * logits + passes
+        return self.fixed(processes) + self.per_logit * logits + passes
 
-    def least(self, seq_len: int, rows: int, launch: Launch = ONE) -> float:
+    def least(self, seq_len: int, rows: int, processes: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
-        needed = {gib: self.total(seq_len, rows, gib * GIB, launch) for gib in GPU_GIB}
+        needed = {gib: self.total(seq_len, rows, gib * GIB, processes) for gib in GPU_GIB}
         return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
 
     def longest(self, gpu_gib: int) -> int:
@@ -125,7 +127,7 @@ class StageMemory:
         return low * 256
 
 
-def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, launch: Launch) -> int:
+def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, processes: Processes) -> int:
     """Rows of the largest pass that fits and goes evenly into `rows`; 0 if none does.
 
     Args:
@@ -134,9 +136,9 @@ def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, ro
         rows: of one step and process.
         gpu_bytes: memory of the whole GPU.
         room: bytes that may be used.
-        launch: the processes.
+        processes: how many, and whether they share the weights.
     """
-    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, launch) <= room)
+    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, processes) <= room)
     most = MOST_TOKENS * estimate.ranks
     return max((n for n in fitting if n == 1 or n * seq_len <= most), default=0)
 
@@ -146,10 +148,24 @@ def even_parts(rows: int) -> list[int]:
     return [n for n in range(1, rows + 1) if rows % n == 0]
 
 
+def compiles_layers(stage: Stage, train: Train, *, sharded: bool) -> bool:
+    """Whether a stage's layers are compiled on a GPU: as asked, or where it pays.
+
+    Args:
+        stage: its steps are counted.
+        train: what is asked.
+        sharded: under FSDP, where nothing is compiled unless that is asked for.
+    """
+    if train.compile != "auto":
+        return train.compile
+    step = -(-stage.batch_tokens // stage.seq_len) * stage.seq_len
+    return -(-stage.tokens // step) >= COMPILED_STEPS and stage.loss != "layer_mse" and not sharded
+
+
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
     """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
     layers (plus LoRA)."""
-    added = _added(geometry, mixers)
+    added = added_elements(geometry, mixers)
     if stage.train == "all":
         return geometry.parameters - geometry.image_parameters + added
     converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
@@ -160,7 +176,7 @@ def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: L
     return trained
 
 
-def _added(geometry: Geometry, mixers: Mixers) -> int:
+def added_elements(geometry: Geometry, mixers: Mixers) -> int:
     """Elements of all new tensors."""
     return sum(added_parameters(geometry.at(i).dims, mixer) for i, mixer in enumerate(mixers))
 
@@ -190,7 +206,7 @@ def stage_memory(
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
-    added, sizes = _added(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
+    added, sizes = added_elements(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
     if stage.loss == "layer_mse":
         converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
         trained = sum(converted) + added
@@ -245,6 +261,12 @@ def _gathered_bytes(
     layer = (geometry.parameters - around + added) // geometry.layers
     own = 0 if alone else around * (element + 4 * all_trained)
     return own + around * element * beside + layer * (2 * element + element + 4)
+
+
+def offline_bytes(stage: Stage) -> int:
+    """Disk for the teacher's predictions of all rows that a stage reads; 0 where it runs beside the student."""
+    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
+    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
 
 
 def _logit_bytes(stage: Stage) -> int:
