@@ -58,7 +58,7 @@ class Setting:
 SETTINGS = {
     "0.6b-kl": Setting("qwen3-0.6b", "distill", SHORT),
     "0.6b-kl-checkpointed": Setting("qwen3-0.6b", "distill", {**SHORT, "gradient_checkpointing": True}),
-    "0.6b-long": Setting("qwen3-0.6b", "long", SHORT, compiled=True),
+    "0.6b-long": Setting("qwen3-0.6b", "long", SHORT, steps=2),
     "0.6b-layer-mse": Setting("qwen3-0.6b", "align", ALIGN),
     "8b-lora-kl": Setting("qwen3-8b", "distill", {**LORA, **SHORT}),
     "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
