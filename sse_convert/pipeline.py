@@ -70,8 +70,6 @@ class RunReport:
     """folder of the finished model"""
     steps: tuple[dict[str, Any], ...]
     """name, folder, report and `already_done` of each step, in order"""
-    text: tuple[str, ...] = ()
-    """the steps for a person"""
     controls: ControlTable | None = None
     """the result beside its controls, None where nothing is measured"""
     verdict: ModelVerdict | None = None
@@ -87,13 +85,12 @@ class RunReport:
         return {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings), **found}
 
     def lines(self) -> list[str]:
-        """The result for a person."""
+        """The result for a person, who has seen what each step came to."""
         controls = [] if self.controls is None else ["", *self.controls.lines(), ""]
         warnings = [f"warning: {warning}" for warning in self.warnings]
         verdict = [] if self.verdict is None else [self.verdict.line()]
         broken = self.verdict is not None and self.verdict.destroyed
         return [
-            *self.text,
             *controls,
             *warnings,
             *verdict,
@@ -137,7 +134,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
                 _export(chosen, folder, figures, steps)
                 if figures is not None and model_verdict(_read(figures)).destroyed:
                     break
-    result = RunReport(out=str(out), steps=tuple(main.done), text=tuple(main.text), warnings=tuple(warnings))
+    result = RunReport(out=str(out), steps=tuple(main.done), warnings=tuple(warnings))
     if figures is None:
         return result
     table = control_table(recipe, teacher, _read(figures), command)
@@ -249,7 +246,7 @@ def _measure(
     def write(at: Path) -> Report:
         return _evaluate(evaluator(), folder, at, main=steps.accelerator.is_main_process)
 
-    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped)
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped, result=EVALUATION)
     return measured / EVALUATION
 
 
@@ -275,14 +272,13 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
 
 
 class _Steps:
-    """Runs the steps of one result in order and keeps what they report. A control says its name first."""
+    """Runs the steps of one result in order; says and keeps what each came to. A control says its name first."""
 
     def __init__(self, out: Path, accelerator: Accelerator, title: str = "") -> None:
         self.out, self.root, self.accelerator = out, stages_folder(out), accelerator
         if title and accelerator.is_main_process:
             say(f"== {title} -> {self.root}")
         self.done: list[dict[str, Any]] = []
-        self.text: list[str] = []
 
     @property
     def answers(self) -> Path | None:
@@ -302,12 +298,20 @@ class _Steps:
         return [*steps, *([self.out] if self.out.exists() else [])]
 
     def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
-        """Note a finished step."""
+        """Note a finished step, and say what it came to."""
         self.done.append({"name": name, "folder": str(folder), "already_done": already_done, "report": report})
-        self.text += lines
+        if self.accelerator.is_main_process:
+            for line in lines:
+                say(line)
 
     def alone(
-        self, name: str, inputs: dict[str, Any], action: Callable[[Path], Report], *, helped: bool = False
+        self,
+        name: str,
+        inputs: dict[str, Any],
+        action: Callable[[Path], Report],
+        *,
+        helped: bool = False,
+        result: str = "",
     ) -> Path:
         """Let the main process do a step, unless it is finished. Returns its folder.
 
@@ -316,6 +320,7 @@ class _Steps:
             inputs: what decides its result.
             action: does it.
             helped: every process does it, and the main process's report counts.
+            result: file in the step's folder where a reader finds more.
 
         Raises:
             TrainingError: the step is finished and its inputs have changed.
@@ -330,7 +335,7 @@ class _Steps:
         if stored is None:
             if self.accelerator.is_main_process or helped:
                 report = action(folder)
-                lines = report.lines()
+                lines = [*report.lines(), *([f"report: {folder / result}"] if result else [])]
             if self.accelerator.is_main_process:
                 write_record(folder, inputs, report.to_dict(), name=_UNFINISHED)
                 add_to_manifest(folder, STAGE_FILE, folder / _UNFINISHED)

@@ -176,6 +176,12 @@ def test_what_loads_no_model_imports_no_models(module):
     assert {name.partition(".")[0] for name in found} & {"transformers", "accelerate", "datasets", "peft"} == set()
 
 
+def test_what_hashes_files_imports_no_torch():
+    found = imported_at_once(f"{PACKAGE}.checkpoints.manifest", modules(ROOT))
+    assert f"{PACKAGE}.files" in found
+    assert "torch" not in {name.partition(".")[0] for name in found}
+
+
 def test_one_writer_of_files():
     """Who renames a file that is written (`path.replace(other)`, `os.replace`) is `files.py`, or says why not."""
     renaming = {
