@@ -51,7 +51,7 @@ STATE_CHUNK = 64
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Launch:
+class Processes:
     """The processes of a stage, each with a GPU."""
 
     processes: int = 1
@@ -59,7 +59,7 @@ class Launch:
     """they share the weights (FSDP2); else each has all of them (DDP)"""
 
 
-ONE = Launch()
+ONE = Processes()
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +87,14 @@ class StageMemory:
     ranks: int = 1
     """processes that hold a row together, and share the weights at least among themselves"""
 
-    def fixed(self, launch: Launch = ONE) -> float:
+    def fixed(self, launch: Processes = ONE) -> float:
         """Bytes of a process that its rows do not change, the head's gradient included."""
         processes = max(launch.processes, self.ranks)
         if launch.sharded or self.ranks > 1:
             return (self.weights - self.copies) / processes + self.gathered + self.head
         return self.weights + self.head + (self.buckets if processes > 1 else 0)
 
-    def total(self, seq_len: int, rows: int, gpu_bytes: int, launch: Launch = ONE) -> float:
+    def total(self, seq_len: int, rows: int, gpu_bytes: int, launch: Processes = ONE) -> float:
         """Bytes of one process for a forward and backward pass.
 
         Args:
@@ -109,7 +109,7 @@ class StageMemory:
         passes = tokens * (self.per_token + self.per_pair * seq_len)
         return self.fixed(launch) + self.per_logit * logits + passes
 
-    def least(self, seq_len: int, rows: int, launch: Launch = ONE) -> float:
+    def least(self, seq_len: int, rows: int, launch: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
         needed = {gib: self.total(seq_len, rows, gib * GIB, launch) for gib in GPU_GIB}
         return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
@@ -125,7 +125,7 @@ class StageMemory:
         return low * 256
 
 
-def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, launch: Launch) -> int:
+def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, launch: Processes) -> int:
     """Rows of the largest pass that fits and goes evenly into `rows`; 0 if none does.
 
     Args:

@@ -18,7 +18,7 @@ from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.compatibility import Match
-from sse_convert.surgery.memory import USABLE, Launch, even_parts, most_rows, stage_memory
+from sse_convert.surgery.memory import USABLE, Processes, even_parts, most_rows, stage_memory
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.training.schedule import Schedule
 
@@ -157,7 +157,7 @@ class Fit:
             compiled=compiled,
         )
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        launch = Launch(self.accelerator.num_processes, sharded)
+        launch = Processes(self.accelerator.num_processes, sharded)
         return most_rows(estimate, self.stage.seq_len, self._rows, gpu_bytes, free * USABLE, launch)
 
 

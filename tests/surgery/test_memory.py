@@ -21,7 +21,7 @@ from sse_convert.surgery.memory import (
     MOST_TOKENS,
     ONE,
     USABLE,
-    Launch,
+    Processes,
     StageMemory,
     most_rows,
     stage_memory,
@@ -135,10 +135,10 @@ def test_weights_of_several_processes():
     mixer = mixer_from_dict({"kind": "sse"})
     found = memory([mixer, None], loss="kl")
     weights = 2_000_000 + added_parameters(geometry().dims, mixer)
-    assert found.fixed(Launch(2)) == found.fixed() + 4 * weights
+    assert found.fixed(Processes(2)) == found.fixed() + 4 * weights
     gathered = 20_000 * (2 + 2 + 4) + (weights - 20_000) // 2 * (4 + 6)
     shared = weights * 16 + 2 * 2_000_000
-    assert found.fixed(Launch(8, sharded=True)) == shared / 8 + gathered + found.head
+    assert found.fixed(Processes(8, sharded=True)) == shared / 8 + gathered + found.head
     align = memory([mixer, None], loss="layer_mse", train="mixers")
     assert align.gathered == 20_000 * 2 + (weights - 20_000) // 2 * 10
     assert memory([mixer, None], loss="ce", train="lora").gathered == gathered - 20_000 * (2 + 4)
@@ -238,14 +238,14 @@ def test_processes_that_hold_a_row_together_keep_a_part_each():
     assert four.per_pair == 0 < one.per_pair
     few = dc.replace(ESTIMATE, per_token=0, per_pair=0, ranks=4)
     assert few.total(1024, 1, 80 * GIB) == GIB / 4 + ESTIMATE.head + 16 * 256 * 1000
-    assert few.total(1024, 1, 80 * GIB, Launch(8, sharded=True)) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
+    assert few.total(1024, 1, 80 * GIB, Processes(8, sharded=True)) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
 
 
 @pytest.mark.parametrize(("rows", "gib", "processes", "expected"), [
     (64, 24, 1, 32), (12, 24, 1, 12), (32, 6, 1, 4), (32, 6, 4, 8), (7, 6, 1, 7), (13, 6, 1, 1), (4, 1, 1, 0),
 ])  # fmt: skip
 def test_the_most_rows_that_fit_go_evenly_into_a_step(rows, gib, processes, expected):
-    room, launch = gib * GIB * USABLE, Launch(processes, sharded=True)
+    room, launch = gib * GIB * USABLE, Processes(processes, sharded=True)
     estimate = dc.replace(ESTIMATE, per_token=600_000)
     found = most_rows(estimate, 1024, rows, gib * GIB, room, launch)
     assert found == expected
