@@ -44,7 +44,7 @@ from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
-from sse_convert.files import is_leftover
+from sse_convert.files import is_leftover, write_json
 from sse_convert.pages.collect import read_evaluation
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.controls import controls_folder
@@ -145,7 +145,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
         return result
     table = control_table(recipe, teacher, _read(figures), command)
     if main.accelerator.is_main_process:
-        table.write(controls_folder(recipe) / COMPARISON)
+        write_json(controls_folder(recipe) / COMPARISON, table.to_dict())
     result = dc.replace(result, controls=table, verdict=model_verdict(_read(figures), table.to_dict()["judgements"]))
     _require_sound(result, main)
     return result

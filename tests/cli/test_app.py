@@ -71,6 +71,12 @@ def outcome(monkeypatch):
     return set_outcome
 
 
+def test_all_lines_of_a_result_are_told(outcome, capsys):
+    outcome(TextReport({}, ["one", "two"]))
+    assert run_app(app, ["plan", "recipe.yaml"]) == 0
+    assert capsys.readouterr() == ("", "one\ntwo\n")
+
+
 def test_help_is_quick_and_light():
     code = (
         "import sys; sys.argv = ['sse-convert', '--help']\n"
