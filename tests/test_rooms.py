@@ -35,6 +35,7 @@ ROOMS = [
     "pages",
     "export",
     "pipeline",
+    "machine_speed",
     "doctor",
     "api",
     "cli",
