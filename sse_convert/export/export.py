@@ -19,7 +19,7 @@ from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, downlo
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
-from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.teacher import open_teacher, refuse_quantised
 from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
@@ -126,6 +126,7 @@ def export_checkpoint(
 
 
 def _check(files: CheckpointFiles, recipe: Recipe) -> None:
+    refuse_quantised(files)
     match_recipe(recipe, files)
     if (files.folder / "adapter_config.json").exists():
         raise CheckpointError(

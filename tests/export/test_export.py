@@ -25,6 +25,7 @@ from sse_convert.surgery.verify import verify_checkpoint
 from tests.elsewhere import without_package
 from tests.evaluation.conftest import SSE
 from tests.evaluation.test_report import make_report
+from tests.surgery.synthetic import edit_config
 
 IDS = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(0))
 
@@ -270,3 +271,9 @@ def test_interrupt_leaves_nothing(recipe, trained, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(recipe, trained, tmp_path / "half")
     assert not [p for p in tmp_path.iterdir() if "half" in p.name]
+
+
+def test_quantised_weights_are_refused(recipe, trained, tmp_path):
+    edit_config(trained, quantization_config={"quant_method": "torchao"})
+    with pytest.raises(CheckpointError, match=r"is quantised \(torchao\)"):
+        export_checkpoint(recipe, trained, tmp_path / "final")

@@ -181,7 +181,7 @@ def test_the_estimate_covers_what_was_measured(loss):
     record = json.loads((Path(__file__).parents[2] / "benchmarks/training/throughput_qwen3-0.6b.json").read_text())
     part = record["parts"]["distill" if loss == "kl" else "uptrain"]
     assert part["chosen"]["compile"]
-    recipe = load_recipe("qwen3-0.6b")
+    recipe = load_recipe(Path(__file__).parents[2] / "benchmarks/training/qwen3-0.6b.yaml")
     config = json.loads((Path(__file__).parents[1] / "fixtures/configs/qwen3-0.6b.json").read_text())
     teacher = teacher_from_config(config, "qwen3-0.6b")
     own = pick_stage(recipe, loss)

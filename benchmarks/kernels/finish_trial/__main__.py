@@ -26,7 +26,7 @@ from torch import Tensor
 
 ROUNDS, CALLS = 5, 3
 SECONDS = 235.0
-COMPILING, TRIAL = 80.0, 70.0
+COMPILING, TRIAL, LAYERS = 75.0, 60.0, 45.0
 ROWS = Path("benchmarks/kernels/operator_models_h200.json")
 FIELDS = ("block_d", "block_v", "warps", "stages", "heads", "registers")
 BEFORE = "before"
@@ -232,6 +232,50 @@ def event() -> Any:
     return torch.cuda.Event(enable_timing=True)
 
 
+@torch.no_grad()
+def layers(out: Path) -> None:
+    """What the kernels of a decoding step of one served layer take, and the step as a graph."""
+    from benchmarks.kernels.operator_measure import launches
+    from benchmarks.serving import layer as serving
+    from sse_convert.inference.fused_norms import fused_norms
+
+    device, found = torch.device("cuda"), dict[str, Any]()
+    model = serving.build("0.6b", [*serving.MIXERS, serving.FULL], device)
+    rotary = serving.TableRotary(model.model, serving.CONTEXT)
+    x = torch.randn(1, model.config.hidden_size, device=device, dtype=model.dtype)
+    positions = torch.full((1,), serving.CONTEXT - 1, device=device)
+    given = serving.batch_of(1, [1], [1], [serving.CONTEXT - 1], device)
+    softmax = serving.SoftmaxLayer(model, len(serving.MIXERS), rotary, 1, "cudnn")
+    steps: dict[str, Callable[[], Any]] = {"softmax": lambda: softmax(x, positions)}
+    for index, mixer in enumerate(serving.MIXERS):
+        served = serving.served_layer(model, index, rotary, 2, torch.float32)
+        for page in served.pages:
+            page.normal_(std=0.02)
+        steps[mixer] = lambda served=served: served(x, positions, given)
+    with fused_norms(model):
+        for name, step in steps.items():
+            try:
+                found[name] = {"graph_us": serving._graph_micros(step, device)}
+                found[name] |= launches(lambda step=step: (step(),))
+                found[name]["all_kernels_us"] = profiled(step)
+            except Exception as problem:
+                found.setdefault(name, {})["failed"] = f"{type(problem).__name__}: {problem}"[:300]
+            print(name, json.dumps(found[name]), flush=True)
+            (out / "layers.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def profiled(step: Callable[[], Any]) -> list[tuple[str, float]]:
+    """Every kernel of a step in its order, with its microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    ordered = sorted(events, key=lambda e: e.time_range.start)
+    return [(e.name[:70], round(e.device_time_total, 1)) for e in ordered]
+
+
 def rows(out: Path, seconds: float) -> None:
     """The rows of `models` that are missing, with the fastest candidate for each number of query heads."""
     from benchmarks.kernels import sse_operator
@@ -290,7 +334,7 @@ def part(name: str, out: Path, seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--part", choices=("trial", "rows"))
+    parser.add_argument("--part", choices=("trial", "layers", "rows"))
     parser.add_argument("--compile")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     options = parser.parse_args()
@@ -298,6 +342,8 @@ def main() -> None:
         compile_one(options.compile)
     elif options.part == "trial":
         trial(options.out)
+    elif options.part == "layers":
+        layers(options.out)
     elif options.part == "rows":
         rows(options.out, options.seconds - 25)
     else:
@@ -306,6 +352,7 @@ def main() -> None:
         compile_all(COMPILING)
         print(f"compiled; {end - time.monotonic():.0f} s are left", flush=True)
         part("trial", options.out, TRIAL)
+        part("layers", options.out, LAYERS)
         part("rows", options.out, end - time.monotonic())
 
 

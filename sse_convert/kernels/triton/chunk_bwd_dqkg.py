@@ -6,11 +6,13 @@ dq - k dk within the chunk) + sum over j < i of k dk (through the state) + rows 
 through (the second sum is taken as the whole less the rest). q dq and k dk use the same rounded operands, so that
 what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length.
 
-Grid: chunks x H x blocks of D; a program works through V in steps, and through the query heads of its state. Bytes
-for a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), then 2 D G (dq)
-and 6 D (dk, and dg in float32). Half of D at a time, on 4 warps: with all of it the tiles of the sums spill, and what
-both programs of a chunk read comes from the L2 cache the second time. dA is computed in both: storing it in
-`chunk_bwd_dv` costs more there than it saves here, and rounds it.
+Grid: chunks x H x blocks of D; a program goes through V once for each Q query heads of its state. Bytes for a slot and
+head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), the gate logits 2 D and, but for
+unit keys, the keys 2 D; then 2 D G (dq) and 4 D (dk, dg; 6 D where decays are float32). Keys are read as they decayed
+to the chunk's end, so 2^total comes out of the sums and is never divided out of a key. A quarter of D at a time, with
+both query heads as 128 rows on 8 warps: in 128 registers, so that 16 warps to a multiprocessor wait for each other's
+loads; what all programs of a chunk read comes from the L2 cache but once. dA^T is dA through shared memory, not a
+second product; storing dA in `chunk_bwd_dv` costs more there than it saves here, and rounds it.
 """
 
 import triton
