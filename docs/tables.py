@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs import goal_table, paper_tables, quality_tables, readme_tables, speed_tables
+from docs import goal_table, paper_tables, quality_tables, readme_tables, recipe_tables, speed_tables
 from docs.examples import ROOT, page_paths
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
@@ -18,6 +18,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **speed_tables.BLOCKS,
     **paper_tables.BLOCKS,
     **goal_table.BLOCKS,
+    **recipe_tables.BLOCKS,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")
