@@ -9,7 +9,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs import cost_tables, goal_table, paper_tables, quality_tables, readme_tables, speed_tables
+from docs import (
+    cost_tables,
+    goal_table,
+    paper_tables,
+    quality_tables,
+    quantised_table,
+    readme_tables,
+    speed_tables,
+)
 from docs.examples import ROOT, page_paths
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
@@ -19,6 +27,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **paper_tables.BLOCKS,
     **goal_table.BLOCKS,
     **cost_tables.BLOCKS,
+    **quantised_table.BLOCKS,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")

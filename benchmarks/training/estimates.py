@@ -48,7 +48,7 @@ class Row:
     def estimated(self) -> float:
         """Bytes of a GPU with the passes that the stage chose."""
         chosen, stages = self.record["chosen"], [self.record["stage"]]
-        recipe = recipe_from_dict({**yaml.safe_load(preset_text(self.record["recipe"])), "stages": stages})
+        recipe = recipe_from_dict({**recipe_of(self.record["recipe"]), "stages": stages})
         (stage,) = recipe.stages
         raw = json.loads((ROOT / f"tests/fixtures/configs/{self.record['recipe']}.json").read_text(encoding="utf-8"))
         config = {key: value for key, value in (raw | self.record["config"]).items() if value is not None}
@@ -80,6 +80,13 @@ class Row:
         return ", ".join(said + [f"{layers} layers"] * (layers is not None))
 
 
+def recipe_of(name: str) -> dict[str, Any]:
+    """The recipe that was measured: the packaged one, or where that chooses layers, one beside this file with names."""
+    fixed = HERE / f"{name}.yaml"
+    found: dict[str, Any] = yaml.safe_load(fixed.read_text(encoding="utf-8") if fixed.is_file() else preset_text(name))
+    return found
+
+
 def rows() -> list[Row]:
     """Every stage of which a peak was measured."""
     return [*_throughput(), *(Row(name, record) for name, record in _peaks().items() if record["peak_mib"])]
@@ -91,7 +98,7 @@ def _peaks() -> dict[str, Any]:
 
 
 def _throughput() -> Iterator[Row]:
-    recipe = yaml.safe_load(preset_text("qwen3-0.6b"))
+    recipe = recipe_of("qwen3-0.6b")
     parts = json.loads(THROUGHPUT.read_text(encoding="utf-8"))["parts"]
     for part in PARTS:
         stage = next(stage for stage in recipe["stages"] if stage["name"] == part)

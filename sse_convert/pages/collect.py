@@ -104,7 +104,7 @@ class Run:
     @property
     def trained(self) -> tuple[RunStep, ...]:
         """The training stages."""
-        return tuple(step for step in self.steps if step.name not in (*UNTRAINED, "eval", "export"))
+        return tuple(step for step in self.steps if step.name not in ("select", *UNTRAINED, "eval", "export"))
 
     @property
     def student(self) -> Evaluation | None:

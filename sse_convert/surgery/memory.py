@@ -3,8 +3,9 @@
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
 with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
 AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
-where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient. Softmax layers of packed
-rows have a mask of all pairs of tokens of a row.
+where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
+hold a chunk of logits and the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a
+row.
 
 Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
 but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of

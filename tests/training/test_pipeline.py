@@ -56,14 +56,39 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     (shared,) = report.warnings
     assert shared.startswith("1 files of data.valid are in data.train as well, such as ")
     assert f"warning: {shared}" in report.lines()
-    assert f"warning: {shared}" in capsys.readouterr().err
-    assert any(line.startswith("warning: align: 1 steps are hardly training") for line in report.lines())
+    told = capsys.readouterr().err
+    assert f"warning: {shared}" in told
+    assert "warning: align: 1 steps are hardly training" in told
 
     for name in ("convert_checkpoint", "calibrate_checkpoint", "Evaluator", "export_checkpoint"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     again = run_recipe(recipe())
+    told = capsys.readouterr().err.splitlines()
+    done = [line for line in told if "done before" in line]
+    assert [line.partition(" ")[0].rstrip(":") for line in done] == STEPS
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
+
+
+def test_each_step_says_what_it_came_to_when_it_finishes(recipe, tmp_path, monkeypatch):
+    """The main figure of each, and where it is, before the next step begins."""
+    said = []
+    monkeypatch.setattr(pipeline, "say", said.append)
+    report = run_recipe(recipe())
+    root = tmp_path / "out.stages"
+    heads = [f"== {name} -> {root / f'{i:02d}-{name}'}" for i, name in enumerate(STEPS)]
+    starts = [said.index(head) for head in heads]
+    assert starts == sorted(starts)
+    found = [said[a + 1 : b] for a, b in zip(starts, [*starts[1:], len(said)], strict=True)]
+    assert [name for name, lines in zip(STEPS, found, strict=True) if not lines] == []
+    convert, calibrate, align, uptrain, evaluated, export = ("\n".join(lines) for lines in found)
+    assert convert.startswith(f"wrote {root / '00-convert'}: ")
+    assert calibrate.startswith(f"wrote {root / '01-calibrate'}: ")
+    assert align.startswith("align (layer_mse): loss ")
+    assert uptrain.endswith(f"wrote {root / '03-uptrain'}")
+    assert evaluated.endswith(f"{report.verdict.line()}\nreport: {root / '04-eval' / 'evaluation.json'}")
+    assert export.startswith(f"wrote {tmp_path / 'out'}: ")
+    assert not any(line in report.lines() for line in (*found[0], *found[3]))
 
 
 @pytest.mark.parametrize(("what", "allowed"), [("write_record", 2), ("add_to_manifest", 2), ("move_folder", 0)])

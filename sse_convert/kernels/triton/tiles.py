@@ -196,3 +196,11 @@ def per_head(x, Q: tl.constexpr, C: tl.constexpr):
     if Q > 1:
         x = tl.reshape(tl.broadcast_to(x[None, :, :], [Q, C, x.shape[1]]), [Q * C, x.shape[1]])
     return x
+
+
+@triton.jit
+def sum_heads(x, Q: tl.constexpr, C: tl.constexpr):
+    """The sum over Q query heads of x [Q * C, BLOCK], [C, BLOCK]."""
+    if Q > 1:
+        x = tl.sum(tl.reshape(x, [Q, C, x.shape[1]]), 0)
+    return x
