@@ -1,10 +1,11 @@
 """How much GPU memory a training stage takes, and the rows that fit: estimates, from sizes alone.
 
-Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
-trained ones 4 for the gradient and 8 for AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher
-takes 2 under bfloat16, else 4, and none where its predictions come from disk. `layer_mse` has the attention of
-converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient. Softmax layers of packed
-rows have a mask of all pairs of tokens of a row.
+Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
+with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
+AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
+where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
+hold a chunk of logits and the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a
+row.
 
 Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
 but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
@@ -212,7 +213,7 @@ def stage_memory(
         trained = sum(converted) + added
     alone = stage.loss == "layer_mse"
     weights = trained if alone else geometry.parameters + added
-    copies = 2 * weights if bf16 else 0
+    copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
     teacher = geometry.parameters * element if beside else 0
@@ -244,6 +245,19 @@ def stage_memory(
     )
 
 
+def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, checkpointing: bool) -> int:
+    """Weights of which autocast's copies exist at a time. It keeps those of trained ones; those of frozen ones stay for
+    the backward pass alone, which gradient checkpointing does layer by layer."""
+    head = geometry.vocabulary * geometry.dims.hidden
+    return min(weights, trained + head + _layer_parameters(geometry, added)) if checkpointing else weights
+
+
+def _layer_parameters(geometry: Geometry, added: int) -> int:
+    """Mean of the decoder layers."""
+    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
+    return (geometry.parameters - around + added) // geometry.layers
+
+
 def _gathered_bytes(
     geometry: Geometry, added: int, element: int, *, beside: bool, alone: bool, all_trained: bool
 ) -> int:
@@ -258,7 +272,7 @@ def _gathered_bytes(
         all_trained: embedding and head are trained too.
     """
     around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    layer = (geometry.parameters - around + added) // geometry.layers
+    layer = _layer_parameters(geometry, added)
     own = 0 if alone else around * (element + 4 * all_trained)
     return own + around * element * beside + layer * (2 * element + element + 4)
 

@@ -13,12 +13,15 @@ from sse_convert.surgery.plan import make_plan
 from tests.surgery import synthetic
 
 CONFIGS = Path(__file__).parent.parent / "fixtures/configs"
+MEASURED = Path(__file__).parents[2] / "benchmarks/training"
+"""recipes with the layers and stages that were measured"""
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "paper-2b", "paper-12b")
 
 
 def costs_of(name, overrides=(), **changes):
     config = json.loads((CONFIGS / f"{name}.json").read_text()) | changes
-    recipe = load_recipe(name, list(overrides))
+    fixed = MEASURED / f"{name}.yaml"
+    recipe = load_recipe(fixed if fixed.is_file() else name, list(overrides))
     return make_plan(recipe, teacher=synthetic.teacher_from_config(config, name)).costs
 
 

@@ -10,7 +10,7 @@ from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import KL_BYTES, SHARE, logits_at_once
-from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import (
     COMPILED_SHARE,
@@ -24,6 +24,7 @@ from sse_convert.surgery.memory import (
     stage_memory,
     trained_parameters,
 )
+from sse_convert.training.setup import prepare_parameters
 from tests.modeling.tiny import spec_for, tiny_config
 
 ESTIMATE = StageMemory(weights=GIB, head=1000, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4)
@@ -50,9 +51,10 @@ MIXERS = [
 ]
 
 
-def saved_bytes(config, length, bf16):
+def saved_bytes(config, length, bf16, train):
     """Bytes of the distinct storages that a training forward of the backbone keeps for its backward pass."""
     model = model_class_for(source_class(spec_for("qwen3")))(config).train()
+    prepare_parameters(model, stage(train=train), Train())
     held, sizes = [], {}
 
     def pack(tensor):
@@ -69,14 +71,14 @@ def saved_bytes(config, length, bf16):
     return sum(sizes.values())
 
 
-def per_token_and_layer(mixer, bf16):
+def per_token_and_layer(mixer, bf16, train="all"):
     """The slope in length of the slope in layers: weights and what is there once cancel."""
     values = []
     for layers in (1, 2):
         source = tiny_config("qwen3", **SIZES, num_hidden_layers=layers)
         mixers = {} if mixer is None else {"m": mixer}
         config = build_config(source, {"layers": ["m" if mixers else "full"] * layers, "mixers": mixers})
-        values.append([saved_bytes(config, length, bf16) for length in (256, 512)])
+        values.append([saved_bytes(config, length, bf16, train) for length in (256, 512)])
     (a, b), (c, d) = values
     return ((d - c) - (b - a)) / 256
 
@@ -110,6 +112,12 @@ def test_activations_per_token(settings, bf16):
     assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, bf16), rel=0.15)
 
 
+def test_activations_per_token_beside_lora():
+    settings = {"kind": "sse+sliding", "window": 64}
+    one, two = (memory([mixer_from_dict(settings)] * n, train="lora") for n in (1, 2))
+    assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, True, "lora"), rel=0.15)
+
+
 def test_weights():
     mixer = mixer_from_dict({"kind": "sse"})
     added = added_parameters(geometry().dims, mixer)
@@ -122,6 +130,19 @@ def test_weights():
     assert align.weights == 2 * (added + 200_000) * 18 + 2 * 2_000_000
     assert align.head == align.per_logit == 0
     assert align.per_token < memory([mixer]).per_token * 1.2
+
+
+def test_copies_of_frozen_weights_exist_a_layer_at_a_time_where_activations_are_computed_twice():
+    mixer = mixer_from_dict({"kind": "sse"})
+    added = added_parameters(geometry().dims, mixer)
+    layers = [mixer, *[None] * 7]
+    kept, twice = (memory(layers, loss="kl", train="lora", checkpointing=again) for again in (False, True))
+    trained = trained_parameters(geometry(8), layers, stage(train="lora"), Lora())
+    assert kept.copies == 2 * (2_000_000 + added)
+    assert twice.copies == 2 * (trained + 97 * 256 + (2_000_000 - 20_000 + added) // 8)
+    assert kept.weights - kept.copies == twice.weights - twice.copies
+    every, again = (memory(layers, loss="kl", checkpointing=again) for again in (False, True))
+    assert every.copies == again.copies == kept.copies
 
 
 def test_weights_of_several_processes():
