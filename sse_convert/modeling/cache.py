@@ -279,7 +279,7 @@ class SlidingCacheLayer(_CountingLayer):
         recent_keys, recent_values = keys[:, :, -visible:], values[:, :, -visible:]
         self._collect_sinks(recent_keys, recent_values)
         first = 0 if self.record_past else keys.shape[2] - self.past_columns
-        self._store(keys[:, :, first:], values[:, :, first:])
+        self._store(keys[:, :, first:], values[:, :, first:], alone=key_states.shape[2] > 1)
         self._advance(key_states.shape[2])
         return (
             torch.cat([self.sink_keys, recent_keys], 2),
@@ -316,7 +316,10 @@ class SlidingCacheLayer(_CountingLayer):
             found = new.gather(2, index.expand(-1, new.shape[1], -1, new.shape[-1]))
             self._put(name, torch.where(here, found, getattr(self, name)))
 
-    def _store(self, keys: Tensor, values: Tensor) -> None:
+    def _store(self, keys: Tensor, values: Tensor, *, alone: bool = False) -> None:
+        """Keep columns; `alone`: in memory of their own, so that what they were cut from is freed."""
+        if alone and not self.is_static:
+            keys, values = (x.clone(memory_format=torch.contiguous_format) for x in (keys, values))
         self._put("keys", keys)
         self._put("values", values)
 

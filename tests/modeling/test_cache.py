@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from sse_convert.errors import UsageError
+from sse_convert.evaluation.throughput import allocated_cache_bytes
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
 from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, prompts, tiny_model
 
@@ -141,3 +142,15 @@ def test_unsuitable_caches_are_refused(model: PreTrainedModel) -> None:
         model(ids, past_key_values=cache)
     with pytest.raises(UsageError, match="past_key_values is a tuple"):
         model.model.sse_install(((ids, ids),))
+
+
+@torch.no_grad()
+def test_a_window_frees_the_prompt_that_it_has_left() -> None:
+    """What a prefill leaves in memory is the window and the sinks, not a view into all keys of the prompt."""
+    model = tiny_model("llama", ("sliding", "sse+sliding") * 2)
+    held = []
+    for length in (40, 120):
+        cache = DynamicCache(config=model.config)
+        model(prompts((length,))[0], past_key_values=cache)
+        held.append(allocated_cache_bytes(cache))
+    assert held[0] == held[1]
