@@ -12,7 +12,7 @@ from tests.fuzz.classes import CLASSES
 LONG_RUN = Path(__file__).resolve().parents[2] / "tools" / "fuzz.json"
 CASES = 200
 FEWER = {"converted": 100, "weights": 100}
-"""of classes that load a model for each case; the faults that were seeded are found by as many or as few"""
+"""of classes that load a model for each case; of the seeded faults these find as many as twice the cases do"""
 SEED = 20260
 
 
