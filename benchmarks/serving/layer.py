@@ -68,7 +68,7 @@ MIXERS: dict[str, Mixer] = {
     ),
     "sliding": SlidingMixer(),
 }
-"""the built-in one, that of recipes/qwen3-0.6b.yaml, and its other kind of layer"""
+"""the built-in one, that of recipes/qwen3-0.6b.yaml, and a window alone"""
 BLOCKS, STEPS = 5, 8
 """timed blocks of steps; the median block counts"""
 UNFILLED = 2 + BLOCKS * STEPS

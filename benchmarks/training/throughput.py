@@ -1,4 +1,4 @@
-"""Tokens per second of a packaged recipe as it is, on one GPU, beside the same KL step of plain transformers.
+"""Tokens per second of a recipe beside this file, on one GPU, beside the same KL step of plain transformers.
 
     python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
         --config tests/fixtures/configs/qwen3-0.6b.json
@@ -37,7 +37,8 @@ from sse_convert.mixers import FULL
 from sse_convert.modeling.head import Head
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.plan import geometry_of, training_flops
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.speed import training_flops
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.metrics import read
 from sse_convert.training.setup import compile_layers, decoder_layers
@@ -50,7 +51,7 @@ WARM = 2
 
 def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
     """Write the recipe with this model and this text."""
-    recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
+    recipe = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
     recipe["model"] = str(work / "teacher")
     recipe["data"] = {"train": [{"path": str(work / "text")}], "needles": recipe["data"]["needles"]}
     recipe["export"] = {"dir": str(work / "exported")}
@@ -173,7 +174,7 @@ def figures(found: dict[str, Any], recipe: Recipe, loss: str, *, softmax: bool) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="name of a packaged recipe")
+    parser.add_argument("recipe", help="name of a recipe in this folder, which names its layers")
     parser.add_argument("--config", type=Path, help="config.json of the shape")
     parser.add_argument("--out", type=Path, help="JSON to write")
     parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")

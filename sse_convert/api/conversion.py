@@ -1,11 +1,13 @@
 """From a model to a hybrid: what would happen, which layers, the new checkpoint and its first values."""
 
+import dataclasses as dc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sse_convert.api.recipes import RecipeLike, read_recipe
+from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
 from sse_convert.recipe import Recipe
+from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.loader import recipe_or_model
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
-    """What a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only.
+    """What a recipe does to its model, and what it costs: layers, memory, GPU hours. Reads configs and headers only.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -29,10 +31,11 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
         RecipeError: the recipe is malformed or does not fit the model.
         CheckpointError, HubError: the model cannot be read.
     """
+    command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
     from sse_convert.surgery.plan import make_plan
 
-    return make_plan(recipe, allow_pickle=allow_pickle)
+    return dc.replace(make_plan(recipe, allow_pickle=allow_pickle), command=command)
 
 
 def select(
@@ -102,6 +105,8 @@ def convert(
 ) -> "ConvertReport":
     """Make the hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, config, code.
 
+    Where the recipe has `layers.select`, layers are chosen first, into `OUT.select`; a killed choice is continued.
+
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         out: the folder to make.
@@ -118,11 +123,15 @@ def convert(
         CheckpointError, HubError: the teacher cannot be read or converted, or `check` found NaN or Inf.
         OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
-    recipe = read_recipe(recipe, overrides)
+    recipe, out = read_recipe(recipe, overrides), Path(out)
     from sse_convert.surgery.convert import convert_checkpoint
 
+    if is_open(recipe):
+        from sse_convert.selection.automatic import choose_for_conversion
+
+        recipe = choose_for_conversion(recipe, out)
     return convert_checkpoint(
-        recipe, Path(out), link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
+        recipe, out, link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
     )
 
 
@@ -144,7 +153,7 @@ def calibrate(
         DataError: the text cannot be used.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    recipe = read_recipe(recipe, overrides)
+    recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.calibration.calibrate import calibrate_checkpoint
 
     return calibrate_checkpoint(recipe, Path(checkpoint), Path(out))

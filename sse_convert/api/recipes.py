@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sse_convert.recipe import Recipe, load_recipe
+from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
 from sse_convert.report import TextReport, table
@@ -52,6 +53,35 @@ def recipes_copy(name: str, to: Path = Path("."), *, overwrite: bool = False) ->
     return TextReport({"path": str(written)}, [f"wrote {written}; next: sse-convert plan {written}"])
 
 
+def recipes_new(
+    model: Path | str,
+    to: Path = Path("."),
+    *,
+    text: Sequence[Path | str] = (),
+    held_out: Sequence[Path | str] = (),
+    overwrite: bool = False,
+) -> TextReport:
+    """Write the best known recipe for a model: for its size, the GPUs of this machine, and your text.
+
+    Rates and steps follow the rule of the page *Why these recipes*; costs stand beside what has them.
+
+    Args:
+        model: folder or hub id.
+        to: file or folder.
+        text: training text: files, folders or hub datasets; without any, web pages and books of the hub.
+        held_out: text to measure on; unset samples it from the model where `text` is given, else takes Wikipedia's.
+        overwrite: replace an existing file.
+
+    Raises:
+        CheckpointError, HubError: the model cannot be read or converted.
+        DataError: a text does not exist.
+        OutputError: the target exists or cannot be written.
+    """
+    from sse_convert.surgery.new_recipe import write_new_recipe
+
+    return write_new_recipe(str(model), to, text=text, held_out=held_out, overwrite=overwrite)
+
+
 def recipes_schema() -> TextReport:
     """The JSON schema of recipes, for editors.
 
@@ -65,6 +95,16 @@ def recipes_schema() -> TextReport:
 def read_recipe(recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
     """The recipe itself. Arguments and errors as of `plan`."""
     return recipe if isinstance(recipe, Recipe) else load_recipe(recipe, list(overrides or ()))
+
+
+def recipe_of(checkpoint: Path | str, recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
+    """The recipe of a checkpoint: what `layers.select` chose is what the checkpoint keeps."""
+    found = read_recipe(recipe, overrides)
+    if not is_open(found):
+        return found
+    from sse_convert.surgery.compatibility import with_layers_of
+
+    return with_layers_of(checkpoint, found)
 
 
 def shell_command(recipe: RecipeLike, overrides: Sequence[str] | None) -> str:

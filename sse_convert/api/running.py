@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sse_convert.api.recipes import RecipeLike, read_recipe, shell_command
+from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import problems_error
 
@@ -93,7 +93,7 @@ def _stage(
     name: str | None,
     overrides: Sequence[str] | None,
 ) -> "StageReport":
-    recipe = read_recipe(recipe, overrides)
+    recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.training.stage import pick_stage, run_stage
 
     return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out))
@@ -158,7 +158,7 @@ def evaluate(
         DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
     command = shell_command(recipe, overrides)
-    recipe = read_recipe(recipe, overrides)
+    recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint
 
     return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device, command=command)

@@ -8,12 +8,12 @@ from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card_metadata import base_model, card_metadata
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.architectures import source_spec
+from sse_convert.recipe.choosing import METHOD
 from sse_convert.report import format_bytes, format_number, format_rate
 
 CARD = "README.md"
 EVALUATION = "evaluation.json"
-RECIPE = "recipe.yaml"
-"""files that an export writes beside weights and code"""
+"""files that an export writes beside weights, code and recipe"""
 _RECIPE = """## Recipe
 
 `recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it. Names that begin with
@@ -78,7 +78,19 @@ def _introduction(config: dict[str, Any], recipe: dict[str, Any], parameters: in
         f"{source} with {converted} of its {len(layers)} softmax attention layers replaced, by `sse-convert`. "
         f"{format_number(parameters)} parameters. SSE layers (Sparse State Expansion, "
         "[arXiv:2507.16577](https://arxiv.org/abs/2507.16577)) are linear attention with a large, sparsely updated "
-        "state: their memory does not grow with the context, and their time grows linearly."
+        "state: their memory does not grow with the context, and their time grows linearly." + _choice(recipe)
+    )
+
+
+def _choice(recipe: dict[str, Any]) -> str:
+    """Which layers were chosen, and how."""
+    select = recipe["layers"].get("select")
+    if not select:
+        return ""
+    layers = ", ".join(map(str, select["chosen"]))
+    return (
+        f" Layers {layers} stay softmax: the {METHOD} method of `sse-convert select` chose them before training, "
+        f"where the recipe asked for {select['keep']}."
     )
 
 

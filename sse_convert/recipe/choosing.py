@@ -7,6 +7,8 @@ from sse_convert.mixers import BUILT_IN
 from sse_convert.recipe.pattern import OpenChoice, choice_of, expand_pattern
 from sse_convert.recipe.schema import Recipe
 
+METHOD = "greedy"
+"""by which layers are chosen; the command `select` has others"""
 SHORTEST = 1024
 """tokens of a probe row where all rows of the recipe are shorter"""
 LONGEST = 4096
@@ -32,6 +34,11 @@ class ProbeRows:
         return (self.text + self.recall) * self.length
 
 
+def is_open(recipe: Recipe) -> bool:
+    """Whether layers are still to be chosen."""
+    return recipe.layers.select is not None and recipe.layers.select.chosen is None
+
+
 def open_choice(recipe: Recipe, num_layers: int) -> OpenChoice | None:
     """What `layers.select` leaves to choose; None without it, and once layers are chosen.
 
@@ -39,7 +46,7 @@ def open_choice(recipe: Recipe, num_layers: int) -> OpenChoice | None:
         RecipeError: the layers do not fit the model, or nothing would be converted.
     """
     select = recipe.layers.select
-    if select is None or select.chosen is not None:
+    if select is None or not is_open(recipe):
         return None
     return choice_of(select, expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, num_layers))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.checkpoints import large
 from docs import warm
 from sse_convert import api
 from sse_convert.checkpoints.open import open_checkpoint
@@ -64,6 +65,26 @@ def test_a_large_checkpoint_in_many_shards(tmp_path):
     made = open_checkpoint(tmp_path / "out")
     assert made.parameters == plan["parameters"] + plan["added_parameters"]
     assert {name: info for name, info in made.headers.items() if name in layout} == layout
+
+
+def test_seventy_billion_parameters_as_measured():
+    """What benchmarks/checkpoints/large.py found: plan in under 3 s and convert in seconds, both under 1 GB."""
+    found = json.loads((Path(large.__file__).parent / "large.json").read_text())
+    assert found["parameters"] == 70_553_706_496
+    plan, convert = found["commands"]["plan"], found["commands"]["convert"]
+    assert max(plan["peak_rss_gb"], convert["peak_rss_gb"]) < 1
+    assert plan["cpu_seconds_after_imports"] < 3
+    assert convert["cpu_seconds"] < 10
+
+
+@pytest.mark.slow
+def test_the_measurement_of_seventy_billion_parameters_at_toy_size(tmp_path):
+    toy = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 8}
+    found = large.measure(tmp_path, {**toy, "vocab_size": 128}, shards=3)
+    assert found["shards"] == 3
+    assert found["added_parameters"] > 0
+    assert all(cost["peak_rss_gb"] < 1 for cost in found["commands"].values())
+    assert len(list((tmp_path / "converted").glob("model-*.safetensors"))) == 3
 
 
 @pytest.mark.slow
