@@ -1,5 +1,6 @@
 """Calibration against brute force: distances, head sizes, half-lives, and what the calibrated layers then do."""
 
+import dataclasses as dc
 import itertools
 import json
 import math
@@ -10,7 +11,14 @@ from safetensors.torch import load_file
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.calibrate import calibrate_checkpoint, load_as_teacher
-from sse_convert.calibration.initial_values import MIN_SCALE, SPREAD, half_life_bias, half_lives, output_scale
+from sse_convert.calibration.initial_values import (
+    MIN_SCALE,
+    SPREAD,
+    decay_values,
+    half_life_bias,
+    half_lives,
+    output_scale,
+)
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.checkpoints.teacher import source_view
@@ -115,6 +123,14 @@ def test_channels_are_spread_around_the_half_life():
     assert torch.allclose(half.log().mean(1).exp(), torch.tensor([20.0, 40.0]).double(), rtol=1e-5)
     assert half[0, 0].item() == pytest.approx(20 / SPREAD, rel=1e-4)
     assert half[0, -1].item() == pytest.approx(20 * SPREAD, rel=1e-4)
+
+
+def test_decays_have_the_mean_distance_as_half_life():
+    dims = AttentionDims(hidden=16, query_heads=2, kv_heads=2, head_dim=8, value_dim=8)
+    sums = {field.name: torch.ones(2).double() for field in dc.fields(LayerStatistics) if field.name != "tokens"}
+    statistics = LayerStatistics(**{**sums, "distance_H": torch.tensor([20.0, 300.0]).double()})
+    (bias,) = decay_values(SSEMixer(decay="scalar"), dims, statistics).values()
+    assert torch.equal(bias, half_life_bias(torch.tensor([20.0, 300.0]).double(), 1))
 
 
 def test_half_lives_of_shared_states_and_their_bounds():

@@ -10,7 +10,9 @@ from tests.fuzz.campaign import campaign
 from tests.fuzz.classes import CLASSES
 
 LONG_RUN = Path(__file__).resolve().parents[2] / "tools" / "fuzz.json"
-CASES = 100
+CASES = 200
+FEWER = {"converted": 100, "weights": 100}
+"""of classes that load a model for each case; of the seeded faults these find as many as twice the cases do"""
 SEED = 20260
 
 
@@ -23,10 +25,11 @@ def root(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.name)
 def test_accepted_and_right_or_a_clear_error(root, kind):
-    tally = campaign(kind, root, CASES, SEED)
+    cases = FEWER.get(kind.name, CASES)
+    tally = campaign(kind, root, cases, SEED)
     assert tally.faults == []
-    assert tally.cases >= CASES
-    assert tally.accepted >= CASES // 50
+    assert tally.cases >= cases
+    assert tally.accepted >= cases // 50
     assert tally.refused
 
 

@@ -17,6 +17,8 @@ def test_ties_go_to_the_lowest_index() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 2.0, 1.0], [-1.0, -1.0, 3.0, 3.0]])
     routing = route(logits, top_k=3)
     assert routing.write_TK.tolist() == [[0, 1, 2], [1, 2, 0], [2, 3, 0]]
+    many = route(torch.zeros(1, 64), top_k=64)  # few would stay in order by any way of sorting
+    assert many.write_TK.tolist() == [list(range(64))]
 
 
 def test_read_and_write_sets_are_prefixes_of_one_ranking() -> None:

@@ -184,7 +184,7 @@ def test_the_folder_keeps_the_checkpoint_contract(source, tmp_path):
 
 def test_some_layers_get_a_mixer_of_their_own(source, tmp_path):
     convert_checkpoint(recipe(source, layers={"pattern": ["sse"]}), tmp_path / "converted")
-    report = grow(tmp_path / "converted", tmp_path / "grown", layers=["0", "2-3"])
+    report = grow(tmp_path / "converted", tmp_path / "grown", layers=["0", "2-2", "-1"])
     config = json.loads((tmp_path / "grown" / "config.json").read_text())
     assert config["sse"]["layers"] == ["sse-n8k1", "sse", "sse-n8k1", "sse-n8k1"]
     assert [g.index for g in report.layers] == [0, 2, 3]
