@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.initial_values import branch_windows, decay_values, half_lives, output_scale
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.manifest import inherited_records, write_manifest
 from sse_convert.checkpoints.open import CONFIG, INDEX, CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, place
@@ -99,7 +100,7 @@ def calibrate_checkpoint(
     files = open_checkpoint(checkpoint)
     teacher = source_view(files)
     mixers = _check_input(recipe, files, limit=teacher.text.max_position_embeddings if rows is None else None)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = pick_device()
     model = load_as_teacher(teacher)
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)

@@ -1,5 +1,6 @@
 """Open a model and its tokenizer for measuring and generating, with errors a user can act on."""
 
+import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+MPS_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+"""with 1, torch computes on the CPU what Apple's GPUs cannot"""
+
+
 def pick_device(name: str | None = None) -> "torch.device":
-    """The named device, or the accelerator of this machine, or the CPU.
+    """The named device, or the accelerator of this machine, or the CPU. Apple's GPUs (mps), on which nobody has tried
+    converted models and which lack float64, are taken by name alone, and where `MPS_FALLBACK` is 1.
 
     Raises:
-        HardwareError: the named device does not exist here.
+        HardwareError: the named device does not exist here, or is mps without `MPS_FALLBACK`.
     """
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name is None:
-        return accelerator or torch.device("cpu")
+        return torch.device("cpu") if accelerator is None or accelerator.type == "mps" else accelerator
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -34,6 +40,13 @@ def pick_device(name: str | None = None) -> "torch.device":
     if device.type != "cpu" and (accelerator is None or device.type != accelerator.type):
         raise HardwareError(
             f"device {name!r} is not on this machine", expected=f"cpu or {accelerator or 'nothing else'}"
+        )
+    if device.type == "mps" and os.environ.get(MPS_FALLBACK) != "1":
+        raise HardwareError(
+            f"device {name!r}: converted models have not been tried on Apple's GPUs, which lack some operators",
+            expected="cpu, which is also what is taken where no device is named",
+            fix=f"leave the device out; or set {MPS_FALLBACK}=1, by which the CPU computes what is lacking, and "
+            "compare its text with that of the CPU",
         )
     return device
 

@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 from transformers import PreTrainedModel
 
+from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.compat import configure_compile, has_cpp_compiler
@@ -89,7 +90,7 @@ def _precision(train: Train) -> str:
 
 
 def _on_gpu() -> bool:
-    return torch.accelerator.is_available() and not _set("ACCELERATE_USE_CPU")
+    return pick_device().type != "cpu" and not _set("ACCELERATE_USE_CPU")
 
 
 def _set(name: str) -> bool:
