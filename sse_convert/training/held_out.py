@@ -10,6 +10,7 @@ The best look by which a checkpoint was written names the checkpoint that is kep
 import contextlib
 import dataclasses as dc
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -140,7 +141,8 @@ class HeldOut:
             return {}
         began = time.monotonic()
         found = self._objective.held_out_means(self._sums())
-        self._remember(step, found[self._objective.judged])
+        if math.isfinite(value := found[self._objective.judged]):
+            self._remember(step, value)
         return {**found, "valid_seconds": time.monotonic() - began}
 
     def saved(self, step: int) -> None:
@@ -162,7 +164,7 @@ class HeldOut:
     def _sums(self) -> dict[str, float]:
         accelerator = self._objective.accelerator
         sums: dict[str, Tensor] = {}
-        with _undisturbed(self._objective), torch.no_grad(), accelerator.autocast():
+        with _undisturbed(self._objective), torch.no_grad():
             for batch in self._batches:
                 for name, value in self._objective.held_out(self._objective.on_device(batch)).items():
                     sums[name] = sums.get(name, 0) + value.double()

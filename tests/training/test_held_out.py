@@ -184,3 +184,13 @@ def test_text_too_short_for_a_row_is_said(make, train, text_folder, tmp_path, ca
     _, report = train("uptrain", recipe=make(("uptrain", {"tokens": 128}), data=data))
     assert report.held_out == {}
     assert "uptrain: no looks at held-out text: the held-out text is shorter than one row" in capsys.readouterr().err
+
+
+def test_a_figure_that_is_not_finite_is_no_best(watched, monkeypatch):
+    values = iter([3.0, float("nan"), float("inf"), 2.0, 4.0, float("nan")])
+    real = HeldOut._sums
+    monkeypatch.setattr(HeldOut, "_sums", lambda self: real(self) | {"loss": next(values), "tokens": 1.0})
+    folder, report = watched("uptrain")
+    assert looks_of(folder) == [3.0, None, None, 2.0, 4.0, None]
+    assert (report.held_out["best"], report.held_out["last"]["step"]) == ({"step": 4, "value": 2.0}, 5)
+    assert "held-out loss 3.0000 -> 4.0000, best 2.0000 at step 4" in report.lines()
