@@ -39,7 +39,9 @@ SHARE = 0.02
 """of a stage's tokens, those that all its looks read: forward passes alone, so less of its time"""
 MOST_ROWS = 64
 PATIENCE = 3
-"""looks that are worse than the lowest, one after the other, before that is said"""
+"""looks that are worse than the lowest and than the one before, one after the other, before that is said"""
+SETTLED = 0.25
+"""part of a stage after which that counts: one that starts close to its teacher gets worse before it gets better"""
 WORSE = 0.01
 """part of the lowest figure by which a look has to be above it to be worse"""
 NAMES = {"valid_loss": "held-out loss", "valid_kl": "held-out KL"}
@@ -54,6 +56,8 @@ class Looks:
     """optimizer steps; the first and the last one have a look as well"""
     rows: int
     """rows of the stage's length, at most"""
+    settled: int
+    """step after which getting worse counts"""
 
     @staticmethod
     def of(recipe: Recipe, stage: Stage) -> "Looks | None":
@@ -67,7 +71,8 @@ class Looks:
         if least < saved:
             every = next(steps for steps in range(least, saved + 1) if saved % steps == 0)
         tokens = SHARE * schedule.steps * schedule.step_tokens / (schedule.steps // every + 2)
-        return Looks(every, max(1, min(MOST_ROWS, int(tokens // stage.seq_len))))
+        rows = max(1, min(MOST_ROWS, int(tokens // stage.seq_len)))
+        return Looks(every, rows, int(SETTLED * schedule.steps))
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether there is one after this step (from 1)."""
@@ -172,13 +177,13 @@ class HeldOut:
         return dict(zip(sums, total.tolist(), strict=True))
 
     def _remember(self, step: int, value: float) -> None:
-        point, lowest = {"step": step, "value": value}, self.memory["lowest"]
+        point, lowest, before = {"step": step, "value": value}, self.memory["lowest"], self.memory["last"]
         self.memory = {**self.memory, "first": self.memory["first"] or point, "last": point}
         if lowest is None or value < lowest["value"]:
             self.memory |= {"lowest": point, "worse": 0}
             return
-        worse = self.memory["worse"] + 1 if is_worse(value, lowest["value"]) else 0
-        self.memory["worse"] = worse
+        rises = is_worse(value, lowest["value"]) and value > before["value"] and step > self._looks.settled
+        self.memory["worse"] = worse = self.memory["worse"] + 1 if rises else 0
         if worse == PATIENCE and self._objective.accelerator.is_main_process:
             say(
                 f"warning: {self._name}: {NAMES[self._objective.judged]} was {lowest['value']:.4f} at step "
