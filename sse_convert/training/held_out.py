@@ -34,7 +34,7 @@ from sse_convert.training.prefetch import micro_batches
 from sse_convert.training.schedule import Schedule
 
 LOOKS = 20
-"""in a stage, about; `train.validate_every` says otherwise"""
+"""in a stage, about, and fewer in a short one; `train.validate_every` says otherwise"""
 SHARE = 0.02
 """of a stage's tokens, those that all its looks read: forward passes alone, so less of its time"""
 MOST_ROWS = 64
@@ -66,7 +66,8 @@ class Looks:
         if wanted is None or not recipe.data.valid:
             return None
         schedule, saved = Schedule.of(stage), stage.checkpoint_steps
-        least = -(-schedule.steps // LOOKS) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
+        most = max(1, min(LOOKS, int(SHARE * schedule.steps * schedule.rows)))  # a look has one row or more
+        least = -(-schedule.steps // most) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
         every = -(-least // saved) * saved
         if least < saved:
             every = next(steps for steps in range(least, saved + 1) if saved % steps == 0)

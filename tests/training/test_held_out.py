@@ -147,9 +147,9 @@ def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, m
 def test_looks_are_few_and_meet_checkpoints(make, text_folder):
     valid = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder)}]}
 
-    def looks(steps, saved=100, data=valid, **train):
-        size = {"seq_len": 32, "batch_tokens": STEP, "checkpoint_steps": saved}
-        recipe = make(("uptrain", {**size, "tokens": STEP * steps}), data=data, train=train)
+    def looks(steps, saved=100, data=valid, step=STEP, **train):
+        size = {"seq_len": 32, "batch_tokens": step, "checkpoint_steps": saved}
+        recipe = make(("uptrain", {**size, "tokens": step * steps}), data=data, train=train)
         return Looks.of(recipe, recipe.stages[0])
 
     found = looks(150)
@@ -157,6 +157,8 @@ def test_looks_are_few_and_meet_checkpoints(make, text_folder):
     assert [step for step in range(1, 35) if found.due(step, last=step == 34)] == [1, 10, 20, 30, 34]
     assert sum(found.due(step, last=step == 150) for step in range(1, 151)) * found.rows * 32 <= 0.02 * 150 * STEP
     assert looks(150, saved=97).every == 97
+    short = looks(16, step=64)
+    assert [step for step in range(1, 17) if short.due(step, last=step == 16)] == [1, 16]
     assert looks(100_000) == Looks(5000, held_out.MOST_ROWS, 25_000)
     assert looks(1000, validate_every=STEP * 30).every == 50
     assert looks(1000, validate_every=None) is None
