@@ -15,7 +15,9 @@ from transformers import PreTrainedModel
 
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
-from sse_convert.modeling.architectures import ArchSpec, attention_dims, backbone_of
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections, value_heads
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
 from sse_convert.modeling.window.document_masks import packed_arguments

@@ -22,6 +22,7 @@ from sse_convert.recipe.schema import (
     Needles,
     Recipe,
     RulerEval,
+    Select,
     Source,
     Stage,
     Train,
@@ -48,6 +49,7 @@ _ROPE_KEYS = {
     "yarn": ("rope_theta", "factor", "original_max_position_embeddings"),
 }
 _ROPE_REQUIRED = {None: ("rope_theta",), "default": (), "linear": ("factor",), "yarn": ("factor",)}
+_SHARE = re.compile(r"\d{1,2}(\.\d{1,6})?%", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,99}")
 
@@ -56,6 +58,7 @@ def check(part: Any) -> Iterator[Problem]:
     """The problems of one part of a recipe by itself."""
     checks: dict[type, Callable[[Any], Iterator[Problem]]] = {
         Layers: _layers,
+        Select: _select,
         Stage: _stage,
         Source: _source,
         Needles: _needles,
@@ -145,8 +148,19 @@ def _layers(layers: Layers) -> Iterator[Problem]:
     runs = pattern_runs(layers)
     if (named := sum(count for _, count in runs)) > MOST_LAYERS:
         yield Problem((), f"pattern or ratio names {named} layers, expected at most {MOST_LAYERS}")
-    if all(name == FULL for name in (*(name for name, _ in runs), *layers.overrides.values())):
+    converted = {name for name, _ in runs} | set(layers.overrides.values())
+    if not converted - {FULL} and (runs or layers.select is None):
         yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")
+
+
+def _select(select: Select) -> Iterator[Problem]:
+    if isinstance(select.keep, str) and not (_SHARE.fullmatch(select.keep) and float(select.keep[:-1])):
+        text = f"{shortened(repr(select.keep))}: expected a number of layers, or a share of them such as 25%"
+        yield Problem(("keep",), text)
+    chosen = select.chosen or []
+    for i, index in enumerate(chosen):
+        if index in chosen[:i]:
+            yield Problem(("chosen", i), f"layer {index} is named twice")
 
 
 def _stage(stage: Stage) -> Iterator[Problem]:

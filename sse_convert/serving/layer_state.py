@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.state_slots import clear_states
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import ArchSpec, AttentionDims
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import ROUTER_BIAS, state_shape
@@ -197,5 +198,5 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _parts(batch: Batch) -> list[tuple[int, Batch]]:
     """First token and batch of the requests with one new token, and of the others; those that there are."""
-    parts = ((0, batch.steps(), batch.decodes), (batch.decodes, batch.rows(), batch.prefills))
-    return [(first, part) for first, part, requests in parts if requests]
+    parts = [(0, batch.steps())] if batch.decodes else []
+    return [*parts, (batch.decodes, batch.rows())] if batch.prefills else parts

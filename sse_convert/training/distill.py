@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance

@@ -11,7 +11,7 @@ from sse_convert.console import say
 from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.context import ROW_POSITIONS

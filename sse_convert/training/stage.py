@@ -23,6 +23,7 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
+from sse_convert.checkpoints.teacher import refuse_quantised
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.recipe.schema import Recipe, Stage
@@ -123,6 +124,7 @@ class _StageRun:
         self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
         files = open_checkpoint(checkpoint)
+        refuse_quantised(files)
         self.match = match_recipe(recipe, files)
         self.fit = Fit(stage=stage, train=recipe.train, accelerator=self.accelerator, files=files, match=self.match)
         self.reader = stage_reader(recipe, stage, checkpoint)

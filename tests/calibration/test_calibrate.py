@@ -10,13 +10,7 @@ from safetensors.torch import load_file
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.calibrate import calibrate_checkpoint, load_as_teacher
-from sse_convert.calibration.initial_values import (
-    MIN_SCALE,
-    SPREAD,
-    half_life_bias,
-    half_lives,
-    output_scale,
-)
+from sse_convert.calibration.initial_values import MIN_SCALE, SPREAD, half_life_bias, half_lives, output_scale
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.checkpoints.teacher import source_view
@@ -24,7 +18,8 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims, source_spec
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.layout import document_starts, row_layout
 from sse_convert.modeling.window.document_masks import packed_arguments

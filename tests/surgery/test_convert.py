@@ -97,7 +97,7 @@ def test_files_of_a_conversion(teacher, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (teacher / name).read_bytes()
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [2, 5]
-    assert (tmp_path / "out" / "modeling_sse.py").is_file()
+    assert (tmp_path / "out" / "sse_code" / "modeling_sse.py").is_file()
 
 
 def test_config_changes_only_what_it_must(teacher, tmp_path):
@@ -128,10 +128,11 @@ def test_manifest(teacher, tmp_path):
     """Every file is in it with its SHA-256, but the manifest itself."""
     convert_checkpoint(recipe(teacher), tmp_path / "out")
     records = read_manifest(tmp_path / "out")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "manifest.json"}
+    paths = (path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != "manifest.json")
+    files = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
     found = {name: (record.bytes, record.sha256, record.origin) for name, record in records.items()}
     assert found == {name: (len(data), sha256(data).hexdigest(), "computed") for name, data in files.items()}
-    assert {"config.json", "tokenizer.json", "modeling_sse.py", "sse_convert.json", NEW_SHARD} < found.keys()
+    assert {"config.json", "tokenizer.json", "sse_code/modeling_sse.py", "sse_convert.json", NEW_SHARD} < found.keys()
 
 
 def test_digests_of_teacher_shards_can_wait(teacher, tmp_path):

@@ -1,6 +1,7 @@
 """The three losses as stages: they learn, train what they should, count exactly, and write checkpoints that load."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import converted_attention
 from sse_convert.training.stage import pick_stage, run_stage
 from sse_convert.training.uptrain import UptrainLoss
+from tests.surgery.synthetic import edit_config
 from tests.training.conftest import MIXERS, losses
 
 
@@ -342,3 +344,11 @@ def test_an_unconverted_checkpoint_is_refused(make, tmp_path, teacher_folder):
     recipe = make("uptrain")
     with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
         run_stage(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
+
+
+def test_quantised_weights_are_refused(train, converted, tmp_path):
+    folder = shutil.copytree(converted, tmp_path / "quantised")
+    edit_config(folder, quantization_config={"quant_method": "torchao"})
+    with pytest.raises(CheckpointError, match=r"is quantised \(torchao\)") as caught:
+        train("distill", checkpoint=folder, tokens=512)
+    assert "that this was made from" in caught.value.fix

@@ -159,9 +159,9 @@ def finish(
             x.sources, do, x.slots, saved.qt, saved.kt, saved.falls, saved.decay, saved.full, saved.norms, saved.strong,
             *given, results, s.scale, s.normalizer, T, s.num_sequences, s.num_shared_chunks,
             x.ranks * T, first, s.group_chunks, *([places] if strong else []), shape=x.shape, mapping=x.mapping,
-            BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots is None else dots.shape[0],
+            Q=tile.heads, BD=tile.block_d, BV=tile.block_v, DOTS=1 if dots is None else dots.shape[0],
             PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2],
-            BY_SLOT=s.by_slot, STRICT=s.corrects, STAGES=tile.stages, warps=tile.warps,
+            BY_SLOT=s.by_slot, STRICT=s.corrects, STAGES=tile.stages, warps=tile.warps, registers=tile.registers,
         )  # fmt: skip
 
 

@@ -6,26 +6,34 @@ dq - k dk within the chunk) + sum over j < i of k dk (through the state) + rows 
 through (the second sum is taken as the whole less the rest). q dq and k dk use the same rounded operands, so that
 what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length.
 
-Grid: chunks x H x blocks of D; a program works through V in steps, and through the query heads of its state. Bytes
-for a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), then 2 D G (dq)
-and 6 D (dk, and dg in float32). Half of D at a time, on 4 warps: with all of it the tiles of the sums spill, and what
-both programs of a chunk read comes from the L2 cache the second time. dA is computed in both: storing it in
-`chunk_bwd_dv` costs more there than it saves here, and rounds it.
+Grid: chunks x H x blocks of D; a program goes through V once for each Q query heads of its state. Bytes for a slot and
+head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), the gate logits 2 D and, but for
+unit keys, the keys 2 D; then 2 D G (dq) and 4 D (dk, dg; 6 D where decays are float32). Keys are read as they decayed
+to the chunk's end, so 2^total comes out of the sums and is never divided out of a key. A quarter of D at a time, with
+both query heads as 128 rows on 8 warps: in 128 registers, so that 16 warps to a multiprocessor wait for each other's
+loads; what all programs of a chunk read comes from the L2 cache but once. dA^T is dA through shared memory, not a
+second product; storing dA in `chunk_bwd_dv` costs more there than it saves here, and rounds it.
 """
 
 import triton
 import triton.language as tl
 
 from sse_convert.kernels.triton.tiles import (
-    gather_slots,
+    LOG2_E,
+    inverse,
     level_masks,
+    load_source,
     log2_decay,
     map_keys,
     matmul,
     of_segment,
+    per_head,
     scatter_slots,
     slot_ranks,
     slot_weight,
+    source_rows,
+    store_rows,
+    sum_heads,
     sum_rows,
     unmap_keys,
     within_segments,
@@ -38,7 +46,7 @@ _NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_g
 def finish_kernel(
     sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
     scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks,
-    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
     PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
@@ -62,7 +70,7 @@ def finish_kernel(
     finish_chunk(
         sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
         scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
-        shape, mapping, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, False, STAGES,
+        shape, mapping, Q, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, False, STAGES,
     )  # fmt: skip
 
 
@@ -73,7 +81,7 @@ _NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_g
 def finish_strong_kernel(
     sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
     scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks, places,
-    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
     PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
@@ -91,7 +99,7 @@ def finish_strong_kernel(
                 finish_chunk(
                     sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
                     scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
-                    shape, mapping, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, True, STAGES,
+                    shape, mapping, Q, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, True, STAGES,
                 )  # fmt: skip
 
 
@@ -99,7 +107,7 @@ def finish_strong_kernel(
 def finish_chunk(
     sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
     scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
-    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
     PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of one head of one chunk."""
@@ -113,11 +121,12 @@ def finish_chunk(
     VALUE_P: tl.constexpr = shape.VALUE_P
     K_MAP: tl.constexpr = mapping.K_MAP
     dq, dk, dg, dgate, dk_scale = grads
-    value_rows = slots.out if BY_SLOT else slots.token
-    do_rows = slots.out if STRICT else slots.token
     here = tl.cast(c, tl.int64) * H + h
     low = states.dtype.element_ty
     i = tl.arange(0, C)
+    r = tl.arange(0, Q * C)
+    at_i = c * C + i
+    at_r = c * C + r % C
     d = part * BD + tl.arange(0, BD)
     inside = (d < D)[None, :]
     q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
@@ -126,61 +135,62 @@ def finish_chunk(
     v_base = sources.v
     if VALUE_P > 0:
         v_base = tl.where(c < num_shared, sources.shared_v, sources.v)
+    v_row = source_rows(slots.out if BY_SLOT else slots.token, slots.segment, at_i, c, S, num_shared, VALUE_P)
+    do_row = tl.load((slots.out if STRICT else slots.token) + at_r)
+    dq_row = tl.load(slots.out + at_r)
     state_tile = (tl.cast(place, tl.int64) * H + h) * D * V + d[None, :] * V
     key_tile = (here * C + i[:, None]) * D + d[None, :]
-    tok, rank, ok = slot_ranks(slots.token, slots.out, c * C + i, T)
+    tok, rank, ok = slot_ranks(slots.token, slots.out, at_i, T)
     write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
-    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE)
     written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    if Q > 1:
+        tok, rank, ok = slot_ranks(slots.token, slots.out, at_r, T)
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE)
     key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
     norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
     grown = tl.load(full + here * D + d, mask=d < D, other=1.0)
+    shrunk = inverse(grown)
     if STRONG:
-        raw_g = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
+        raw_g = load_source(g_base, tl.load(slots.token + at_i), h, d, H, D)
         g = tl.where(written[:, None] & inside, log2_decay(raw_g, normalizer), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
         fall = tl.exp2(b)
-        raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
+        raw_k = load_source(k_base, source_rows(slots.token, slots.segment, at_i, c, S, num_shared, P), h, d, H, D)
         k_in = tl.where(inside, map_keys(raw_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
-    else:
-        fall = tl.load(falls + key_tile, mask=inside, other=1.0)
-        k_in = (tl.load(kt + key_tile, mask=inside, other=0.0).to(tl.float32) / grown[None, :]).to(low)
-
-        q_early = tl.load(qt + (here * G * C + i[:, None]) * D + d[None, :], mask=inside, other=0.0)
 
     inner = tl.zeros([C, BD], tl.float32)
     within = tl.zeros([C, BD], tl.float32)
-    dread = tl.zeros([C], tl.float32)
-    for n in range(G):
+    dread = tl.zeros([Q * C], tl.float32)
+    later = tl.zeros([C, BD], tl.float32)
+    crossing = tl.zeros([BD], tl.float32)
+    for n in range(0, G, Q):
         hq = h * G + n
-        da = tl.zeros([C, C], tl.float32)
-        da_t = tl.zeros([C, C], tl.float32)
-        through = tl.zeros([C, BD], tl.float32)
+        head = hq + r // C
+        if STRONG:
+            q_row = source_rows(slots.token, slots.segment, at_r, c, S, num_shared, P)
+            q_in = load_source(q_base, q_row, head, d, H * G, D).to(tl.float32) * (read * scale)[:, None]
+        da = tl.zeros([Q * C, C], tl.float32)
+        through = tl.zeros([Q * C, BD], tl.float32)
+        if Q < G:  # each pass over V computes them
+            later = tl.zeros([C, BD], tl.float32)
+            crossing = tl.zeros([BD], tl.float32)
         for begin in tl.range(0, V, BV, num_stages=STAGES):
             v = begin + tl.arange(0, BV)
-            bv = gather_slots(v_base, value_rows, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
-            bo = gather_slots(do, do_rows, slots.segment, c, hq, v, S, num_shared, 1, H * G, V, C)
+            bv = load_source(v_base, v_row, h, v, H, V)
+            bo = load_source(do, do_row, head, v, H * G, V)
             s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+            ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
             da = matmul(bo, tl.trans(bv), da, IEEE)
-            da_t = matmul(bv, tl.trans(bo), da_t, IEEE)
             through = matmul(bo, s, through, IEEE)
-        if STRICT:
-            da = tl.where(i[:, None] > i[None, :], da, 0.0)
-            da_t = tl.where(i[:, None] < i[None, :], da_t, 0.0)
-        else:
-            da = tl.where(i[:, None] >= i[None, :], da, 0.0)
-            da_t = tl.where(i[:, None] <= i[None, :], da_t, 0.0)
+            later = matmul(bv, ds, later, IEEE)
+            crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
+        da = tl.where((r % C)[:, None] > i[None, :] - (0 if STRICT else 1), da, 0.0)
         if mapping.PACKED:
-            da = within_segments(da, slots.segment, c * C + i, c * C + i)
-            da_t = within_segments(da_t, slots.segment, c * C + i, c * C + i)
-            through = of_segment(through, slots.segment, c * C + i, tl.load(slots.head + c))
+            da = within_segments(da, slots.segment, at_r, at_i)
+            through = of_segment(through, slots.segment, at_r, tl.load(slots.head + c))
         else:
             through = tl.where(tl.load(slots.head + c) >= 0, through, 0.0)
         if STRONG:
-            q_in = gather_slots(q_base, slots.token, slots.segment, c, hq, d, S, num_shared, P, H * G, D, C).to(
-                tl.float32
-            )
-            q_in = q_in * (read * scale)[:, None]
             dq_hat = through * fall
             pulled = q_in * dq_hat
             inner += pulled
@@ -192,35 +202,31 @@ def finish_chunk(
                 factor = tl.exp2(sum_rows(joins, g, IEEE))
                 q_part = (q_in * factor).to(low)
                 k_part = (k_in * factor).to(low)
-                to_q = matmul(tl.where(pairs, da, 0.0), k_part, tl.zeros([C, BD], tl.float32), IEEE)
-                to_k = matmul(tl.where(tl.trans(pairs), da_t, 0.0), q_part, tl.zeros([C, BD], tl.float32), IEEE)
+                joined = tl.where(pairs, da, 0.0).to(low)
+                to_q = matmul(joined, k_part, tl.zeros([C, BD], tl.float32), IEEE)
+                to_k = matmul(tl.trans(joined), q_part, tl.zeros([C, BD], tl.float32), IEEE)
                 dq_hat += to_q * factor
                 within += to_k * factor
                 inner += q_part.to(tl.float32) * to_q - k_part.to(tl.float32) * to_k
             pulled = q_in * dq_hat
         else:
-            q_in = q_early
-            if G > 1:
-                q_at = ((here * G + n) * C + i[:, None]) * D + d[None, :]
-                q_in = tl.load(qt + q_at, mask=inside, other=0.0)
-            through = matmul(da, k_in, through, IEEE)
-            within = matmul(da_t, q_in, within, IEEE)
+            q_at = ((tl.cast(c, tl.int64) * (H * G) + hq) * C + r[:, None]) * D + d[None, :]
+            q_in = tl.load(qt + q_at, mask=inside, other=0.0)
+            fall = tl.load(falls + key_tile, mask=inside, other=1.0)
+            k_in = tl.load(kt + key_tile, mask=inside, other=0.0)
+            da_low = da.to(low)
+            through = matmul(da_low, k_in, through * grown[None, :], IEEE) * shrunk[None, :]
+            within = matmul(tl.trans(da_low), q_in, within, IEEE)
             pulled = q_in.to(tl.float32) * through
-            inner += pulled
-            dq_hat = through * fall.to(tl.float32)
+            inner += sum_heads(pulled, Q, C)
+            dq_hat = through * per_head(fall, Q, C).to(tl.float32)
         dread += tl.sum(pulled, 1)
-        scatter_slots(dq, dq_hat * (read * scale)[:, None], slots.token, slots.out, c, hq, d, H * G, D, C)
+        store_rows(dq, dq_hat * (read * scale)[:, None], dq_row, head, d, H * G, D)
     if not STRONG:
+        fall = tl.load(falls + key_tile, mask=inside, other=1.0)
+        k_in = tl.load(kt + key_tile, mask=inside, other=0.0)
+        within = within * shrunk[None, :]
         inner -= k_in.to(tl.float32) * within
-    later = tl.zeros([C, BD], tl.float32)
-    crossing = tl.zeros([BD], tl.float32)
-    for begin in tl.range(0, V, BV, num_stages=STAGES):
-        v = begin + tl.arange(0, BV)
-        s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
-        ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
-        bv = gather_slots(v_base, value_rows, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
-        later = matmul(bv, ds, later, IEEE)
-        crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
     passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)
     crossing = tl.where(passes == 0, 0.0, crossing * passes)
     if mapping.PACKED:
@@ -233,16 +239,15 @@ def finish_chunk(
         dwrite = tl.sum(k_in * dk_hat, 1)
         crossed = k_in * later
     else:
-        later = later * grown[None, :]
         within += later
         dwrite = tl.sum(k_in.to(tl.float32) * within, 1)
         crossed = k_in.to(tl.float32) * later
-        dk_hat = within / fall.to(tl.float32)
+        dk_hat = within * grown[None, :] * inverse(fall.to(tl.float32))
     crossing += tl.sum(crossed, 0)
     db = sum_rows(i[:, None] <= i[None, :], inner - crossed, IEEE) + crossing[None, :]
     if normalizer is not None:
-        logits = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
-        db = db * tl.sigmoid(-logits.to(tl.float32)) / normalizer
+        logits = load_source(g_base, tl.load(slots.token + at_i), h, d, H, D)
+        db = db * (inverse(1.0 + tl.exp2(logits.to(tl.float32) * LOG2_E)) * (1.0 / normalizer))
     scatter_slots(dg, tl.where(written[:, None], db, 0.0), slots.token, slots.out, c, h, d, H, D, C)
 
     at = c * C + i
@@ -251,13 +256,13 @@ def finish_chunk(
     if dgate is not None:
         both = tl.zeros([C], tl.float32)
         if mapping.READ_GATE:
-            both += tl.where(read != 0, dread / read, 0.0)
+            both += tl.sum(tl.reshape(tl.where(read != 0, dread / read, 0.0), [Q, C]), 0)
         if mapping.WRITE_GATE:
             both += tl.where(write != 0, dwrite / write, 0.0)
         tl.store(dgate + (part * num_slots.to(tl.int64) + slot) * H + h, both, mask=real)
     dphi = dk_hat * write[:, None]
     if (K_MAP != "identity") or (sources.k_scale is not None):
-        keys = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
+        keys = load_source(k_base, source_rows(slots.token, slots.segment, at_i, c, S, num_shared, P), h, d, H, D)
         dot = tl.zeros([C], tl.float32)
         if K_MAP == "softmax":
             for piece in tl.static_range(DOTS):

@@ -38,6 +38,13 @@ def sum_rows(select, x, IEEE: tl.constexpr):
 
 
 @triton.jit
+def inverse(x):
+    """1 / x of positive float32, good to 2^-22: two instructions, where a division takes nine."""
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@triton.jit
 def log2_decay(raw, normalizer):
     """Base-2 log decay from natural log decays, or, with a normalizer, from gate logits x as logsigmoid(x) / it."""
     x = raw.to(tl.float32)
@@ -195,4 +202,12 @@ def per_head(x, Q: tl.constexpr, C: tl.constexpr):
     """x [C, BLOCK] for each of Q query heads, [Q * C, BLOCK]."""
     if Q > 1:
         x = tl.reshape(tl.broadcast_to(x[None, :, :], [Q, C, x.shape[1]]), [Q * C, x.shape[1]])
+    return x
+
+
+@triton.jit
+def sum_heads(x, Q: tl.constexpr, C: tl.constexpr):
+    """The sum over Q query heads of x [Q * C, BLOCK], [C, BLOCK]."""
+    if Q > 1:
+        x = tl.sum(tl.reshape(x, [Q, C, x.shape[1]]), 0)
     return x

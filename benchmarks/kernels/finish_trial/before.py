@@ -1,0 +1,271 @@
+"""As before the trial. Last kernel of the backward pass: gradients of q, k, the log decays and the gates.
+
+With X = do S^T, Y = v dS^T and P, R the products of dA = do v^T with the decayed keys and queries: dq = 2^b (P + X),
+dk = 2^-b R + 2^(total-b) Y, and the decay of token i is the sum of what crosses it: d log a_i = sum over j >= i of (q
+dq - k dk within the chunk) + sum over j < i of k dk (through the state) + rows of S * dS when the state passes
+through (the second sum is taken as the whole less the rest). q dq and k dk use the same rounded operands, so that
+what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length.
+
+Grid: chunks x H x blocks of D; a program works through V in steps, and through the query heads of its state. Bytes
+for a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), then 2 D G (dq)
+and 6 D (dk, and dg in float32). Half of D at a time, on 4 warps: with all of it the tiles of the sums spill, and what
+both programs of a chunk read comes from the L2 cache the second time. dA is computed in both: storing it in
+`chunk_bwd_dv` costs more there than it saves here, and rounds it.
+"""
+
+import triton
+import triton.language as tl
+
+from sse_convert.kernels.triton.tiles import (
+    gather_slots,
+    level_masks,
+    log2_decay,
+    map_keys,
+    matmul,
+    of_segment,
+    scatter_slots,
+    slot_ranks,
+    slot_weight,
+    sum_rows,
+    unmap_keys,
+    within_segments,
+)
+
+_NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks", "places"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS[:-1])
+def finish_kernel(
+    sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
+    scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A program for each chunk of some groups, H, and block of BD of D; chunks with strong decays are left out.
+
+    With BY_SLOT each slot has a value of its own, with STRICT a do of its own, and it does not read its own token.
+
+    grads are the results, one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], and if wanted dgate [blocks,
+    slots, H] and dk_scale [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk.
+    states and dstates hold group_chunks places for each of the groups."""
+    H: tl.constexpr = shape.H
+    BLOCKS: tl.constexpr = (shape.D + BD - 1) // BD
+    place = tl.program_id(0) // (H * BLOCKS)
+    h = tl.program_id(0) // BLOCKS % H
+    part = tl.program_id(0) % BLOCKS
+    group = first_group + place // group_chunks
+    c = tl.load(slots.group_first + group) + place % group_chunks
+    if c >= tl.load(slots.group_end + group):
+        return
+    if tl.load(strong + c.to(tl.int64) * H + h) != 0:
+        return
+    finish_chunk(
+        sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
+        scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
+        shape, mapping, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, False, STAGES,
+    )  # fmt: skip
+
+
+_NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks", "places"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def finish_strong_kernel(
+    sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
+    scale, normalizer, T, S, num_shared, num_slots, first_group, group_chunks, places,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
+    H: tl.constexpr = shape.H
+    for task in range(tl.program_id(0), places * H, tl.num_programs(0)):
+        place = task // H
+        h = task % H
+        group = first_group + place // group_chunks
+        c = tl.load(slots.group_first + group) + place % group_chunks
+        found = c < tl.load(slots.group_end + group)
+        if found:
+            found = tl.load(strong + tl.cast(c, tl.int64) * H + h) != 0
+        if found:
+            for part in range((shape.D + BD - 1) // BD):
+                finish_chunk(
+                    sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
+                    scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
+                    shape, mapping, BD, BV, DOTS, PARTS, BY_SLOT, STRICT, True, STAGES,
+                )  # fmt: skip
+
+
+@triton.jit
+def finish_chunk(
+    sources, do, slots, qt, kt, falls, decay, full, norms, states, dstates, value_dots, grads,
+    scale, normalizer, T, S, num_shared, num_slots, place, h, part, c,
+    shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
+    PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STRONG: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One block of one head of one chunk."""
+    H: tl.constexpr = shape.H
+    G: tl.constexpr = shape.G
+    D: tl.constexpr = shape.D
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    IEEE: tl.constexpr = shape.IEEE
+    P: tl.constexpr = mapping.P
+    VALUE_P: tl.constexpr = shape.VALUE_P
+    K_MAP: tl.constexpr = mapping.K_MAP
+    dq, dk, dg, dgate, dk_scale = grads
+    value_rows = slots.out if BY_SLOT else slots.token
+    do_rows = slots.out if STRICT else slots.token
+    here = tl.cast(c, tl.int64) * H + h
+    low = states.dtype.element_ty
+    i = tl.arange(0, C)
+    d = part * BD + tl.arange(0, BD)
+    inside = (d < D)[None, :]
+    q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
+    k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
+    g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
+    v_base = sources.v
+    if VALUE_P > 0:
+        v_base = tl.where(c < num_shared, sources.shared_v, sources.v)
+    state_tile = (tl.cast(place, tl.int64) * H + h) * D * V + d[None, :] * V
+    key_tile = (here * C + i[:, None]) * D + d[None, :]
+    tok, rank, ok = slot_ranks(slots.token, slots.out, c * C + i, T)
+    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE)
+    written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
+    norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
+    grown = tl.load(full + here * D + d, mask=d < D, other=1.0)
+    if STRONG:
+        raw_g = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
+        g = tl.where(written[:, None] & inside, log2_decay(raw_g, normalizer), 0.0)
+        b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
+        fall = tl.exp2(b)
+        raw_k = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
+        k_in = tl.where(inside, map_keys(raw_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
+    else:
+        fall = tl.load(falls + key_tile, mask=inside, other=1.0)
+        k_in = (tl.load(kt + key_tile, mask=inside, other=0.0).to(tl.float32) / grown[None, :]).to(low)
+
+        q_early = tl.load(qt + (here * G * C + i[:, None]) * D + d[None, :], mask=inside, other=0.0)
+
+    inner = tl.zeros([C, BD], tl.float32)
+    within = tl.zeros([C, BD], tl.float32)
+    dread = tl.zeros([C], tl.float32)
+    for n in range(G):
+        hq = h * G + n
+        da = tl.zeros([C, C], tl.float32)
+        da_t = tl.zeros([C, C], tl.float32)
+        through = tl.zeros([C, BD], tl.float32)
+        for begin in tl.range(0, V, BV, num_stages=STAGES):
+            v = begin + tl.arange(0, BV)
+            bv = gather_slots(v_base, value_rows, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+            bo = gather_slots(do, do_rows, slots.segment, c, hq, v, S, num_shared, 1, H * G, V, C)
+            s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+            da = matmul(bo, tl.trans(bv), da, IEEE)
+            da_t = matmul(bv, tl.trans(bo), da_t, IEEE)
+            through = matmul(bo, s, through, IEEE)
+        if STRICT:
+            da = tl.where(i[:, None] > i[None, :], da, 0.0)
+            da_t = tl.where(i[:, None] < i[None, :], da_t, 0.0)
+        else:
+            da = tl.where(i[:, None] >= i[None, :], da, 0.0)
+            da_t = tl.where(i[:, None] <= i[None, :], da_t, 0.0)
+        if mapping.PACKED:
+            da = within_segments(da, slots.segment, c * C + i, c * C + i)
+            da_t = within_segments(da_t, slots.segment, c * C + i, c * C + i)
+            through = of_segment(through, slots.segment, c * C + i, tl.load(slots.head + c))
+        else:
+            through = tl.where(tl.load(slots.head + c) >= 0, through, 0.0)
+        if STRONG:
+            q_in = gather_slots(q_base, slots.token, slots.segment, c, hq, d, S, num_shared, P, H * G, D, C).to(
+                tl.float32
+            )
+            q_in = q_in * (read * scale)[:, None]
+            dq_hat = through * fall
+            pulled = q_in * dq_hat
+            inner += pulled
+            own = tl.sum(tl.where(i[:, None] == i[None, :], da, 0.0), 1)[:, None]
+            dq_hat += own * k_in
+            within += own * q_in
+            for level in range(6):
+                joins, pairs = level_masks(i, level)
+                factor = tl.exp2(sum_rows(joins, g, IEEE))
+                q_part = (q_in * factor).to(low)
+                k_part = (k_in * factor).to(low)
+                to_q = matmul(tl.where(pairs, da, 0.0), k_part, tl.zeros([C, BD], tl.float32), IEEE)
+                to_k = matmul(tl.where(tl.trans(pairs), da_t, 0.0), q_part, tl.zeros([C, BD], tl.float32), IEEE)
+                dq_hat += to_q * factor
+                within += to_k * factor
+                inner += q_part.to(tl.float32) * to_q - k_part.to(tl.float32) * to_k
+            pulled = q_in * dq_hat
+        else:
+            q_in = q_early
+            if G > 1:
+                q_at = ((here * G + n) * C + i[:, None]) * D + d[None, :]
+                q_in = tl.load(qt + q_at, mask=inside, other=0.0)
+            through = matmul(da, k_in, through, IEEE)
+            within = matmul(da_t, q_in, within, IEEE)
+            pulled = q_in.to(tl.float32) * through
+            inner += pulled
+            dq_hat = through * fall.to(tl.float32)
+        dread += tl.sum(pulled, 1)
+        scatter_slots(dq, dq_hat * (read * scale)[:, None], slots.token, slots.out, c, hq, d, H * G, D, C)
+    if not STRONG:
+        inner -= k_in.to(tl.float32) * within
+    later = tl.zeros([C, BD], tl.float32)
+    crossing = tl.zeros([BD], tl.float32)
+    for begin in tl.range(0, V, BV, num_stages=STAGES):
+        v = begin + tl.arange(0, BV)
+        s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+        ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+        bv = gather_slots(v_base, value_rows, slots.segment, c, h, v, S, num_shared, VALUE_P, H, V, C)
+        later = matmul(bv, ds, later, IEEE)
+        crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
+    passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+    crossing = tl.where(passes == 0, 0.0, crossing * passes)
+    if mapping.PACKED:
+        later = of_segment(later, slots.segment, c * C + i, tl.load(slots.tail + c))
+    else:
+        later = tl.where(tl.load(slots.tail + c) >= 0, later, 0.0)
+    if STRONG:
+        later = later * tl.exp2(sum_rows(i[:, None] < i[None, :], g, IEEE))
+        dk_hat = within + later
+        dwrite = tl.sum(k_in * dk_hat, 1)
+        crossed = k_in * later
+    else:
+        later = later * grown[None, :]
+        within += later
+        dwrite = tl.sum(k_in.to(tl.float32) * within, 1)
+        crossed = k_in.to(tl.float32) * later
+        dk_hat = within / fall.to(tl.float32)
+    crossing += tl.sum(crossed, 0)
+    db = sum_rows(i[:, None] <= i[None, :], inner - crossed, IEEE) + crossing[None, :]
+    if normalizer is not None:
+        logits = gather_slots(g_base, slots.token, slots.segment, c, h, d, S, num_shared, 1, H, D, C)
+        db = db * tl.sigmoid(-logits.to(tl.float32)) / normalizer
+    scatter_slots(dg, tl.where(written[:, None], db, 0.0), slots.token, slots.out, c, h, d, H, D, C)
+
+    at = c * C + i
+    real = tl.load(slots.token + at) >= 0
+    slot = tl.where(real, tl.load(slots.out + at), 0)
+    if dgate is not None:
+        both = tl.zeros([C], tl.float32)
+        if mapping.READ_GATE:
+            both += tl.where(read != 0, dread / read, 0.0)
+        if mapping.WRITE_GATE:
+            both += tl.where(write != 0, dwrite / write, 0.0)
+        tl.store(dgate + (part * num_slots.to(tl.int64) + slot) * H + h, both, mask=real)
+    dphi = dk_hat * write[:, None]
+    if (K_MAP != "identity") or (sources.k_scale is not None):
+        keys = gather_slots(k_base, slots.token, slots.segment, c, h, d, S, num_shared, P, H, D, C)
+        dot = tl.zeros([C], tl.float32)
+        if K_MAP == "softmax":
+            for piece in tl.static_range(DOTS):
+                dot += tl.load(value_dots + (piece * num_slots.to(tl.int64) + slot) * H + h, mask=real, other=0.0)
+        phi = tl.where(inside, map_keys(keys, norm, key_scale, K_MAP), 0.0)
+        dphi = unmap_keys(dphi, phi, dot, keys, key_scale, K_MAP)
+        if sources.k_scale is not None:
+            scaled = tl.sum(tl.sum(tl.where(real[:, None] & inside, dphi * keys.to(tl.float32), 0.0), 1), 0)
+            tl.store(dk_scale + here * PARTS + part, scaled)
+        dphi = dphi * key_scale
+    scatter_slots(dk, dphi, slots.token, slots.out, c, h, d, H, D, C)
