@@ -34,6 +34,8 @@ def check(command: str) -> None:
             _check_module(module, arguments)
         case ["python", script, *arguments]:
             _check_script(ROOT / script, arguments)
+        case ["sbatch", *arguments]:
+            _check_job(arguments)
         case ["make", target, *_]:
             _check_listed(f"{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"))
         case ["pip", "install", *packages]:
@@ -63,6 +65,16 @@ def _check_launch(arguments: Sequence[str]) -> None:
     if not parsed.module or parsed.training_script != "sse_convert":
         raise ValueError(f"expected `-m sse_convert` after the options of accelerate: {arguments}")
     _check_ours(parsed.training_script_args)
+
+
+def _check_job(arguments: Sequence[str]) -> None:
+    """The job script exists, sets what the options change, and gets a recipe."""
+    script = next(i for i, word in enumerate(arguments) if word.endswith(".sbatch"))
+    text = (ROOT / arguments[script]).read_text(encoding="utf-8")
+    for option in (word for word in arguments[:script] if word.startswith("--")):
+        _check_listed(f"#SBATCH {option}=", text)
+    if len(arguments) != script + 2:
+        raise ValueError(f"expected one recipe after the script: {arguments}")
 
 
 def _module_file(module: str) -> Path:

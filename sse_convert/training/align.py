@@ -112,7 +112,8 @@ class Align(Objective):
         with self.split(batch) as own:
             calls = self._teacher_calls(own)
             for i, part in zip(self._paths, self.parts, strict=True):
-                found = part.module(calls.pop(i))
+                with self.accelerator.autocast():
+                    found = part.module(calls.pop(i))
                 sums |= {f"error_{i}": found["error"] * real, f"power_{i}": found["power"] * real}
         return sums
 

@@ -10,6 +10,7 @@ The best look by which a checkpoint was written names the checkpoint that is kep
 import contextlib
 import dataclasses as dc
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -33,12 +34,14 @@ from sse_convert.training.prefetch import micro_batches
 from sse_convert.training.schedule import Schedule
 
 LOOKS = 20
-"""in a stage, about; `train.validate_every` says otherwise"""
+"""in a stage, about, and fewer in a short one; `train.validate_every` says otherwise"""
 SHARE = 0.02
 """of a stage's tokens, those that all its looks read: forward passes alone, so less of its time"""
 MOST_ROWS = 64
 PATIENCE = 3
-"""looks that are worse than the lowest, one after the other, before that is said"""
+"""looks that are worse than the lowest and than the one before, one after the other, before that is said"""
+SETTLED = 0.25
+"""part of a stage after which that counts: one that starts close to its teacher gets worse before it gets better"""
 WORSE = 0.01
 """part of the lowest figure by which a look has to be above it to be worse"""
 NAMES = {"valid_loss": "held-out loss", "valid_kl": "held-out KL"}
@@ -53,6 +56,8 @@ class Looks:
     """optimizer steps; the first and the last one have a look as well"""
     rows: int
     """rows of the stage's length, at most"""
+    settled: int
+    """step after which getting worse counts"""
 
     @staticmethod
     def of(recipe: Recipe, stage: Stage) -> "Looks | None":
@@ -61,12 +66,14 @@ class Looks:
         if wanted is None or not recipe.data.valid:
             return None
         schedule, saved = Schedule.of(stage), stage.checkpoint_steps
-        least = -(-schedule.steps // LOOKS) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
+        most = max(1, min(LOOKS, int(SHARE * schedule.steps * schedule.rows)))  # a look has one row or more
+        least = -(-schedule.steps // most) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
         every = -(-least // saved) * saved
         if least < saved:
             every = next(steps for steps in range(least, saved + 1) if saved % steps == 0)
         tokens = SHARE * schedule.steps * schedule.step_tokens / (schedule.steps // every + 2)
-        return Looks(every, max(1, min(MOST_ROWS, int(tokens // stage.seq_len))))
+        rows = max(1, min(MOST_ROWS, int(tokens // stage.seq_len)))
+        return Looks(every, rows, int(SETTLED * schedule.steps))
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether there is one after this step (from 1)."""
@@ -140,7 +147,8 @@ class HeldOut:
             return {}
         began = time.monotonic()
         found = self._objective.held_out_means(self._sums())
-        self._remember(step, found[self._objective.judged])
+        if math.isfinite(value := found[self._objective.judged]):
+            self._remember(step, value)
         return {**found, "valid_seconds": time.monotonic() - began}
 
     def saved(self, step: int) -> None:
@@ -162,7 +170,7 @@ class HeldOut:
     def _sums(self) -> dict[str, float]:
         accelerator = self._objective.accelerator
         sums: dict[str, Tensor] = {}
-        with _undisturbed(self._objective), torch.no_grad(), accelerator.autocast():
+        with _undisturbed(self._objective), torch.no_grad():
             for batch in self._batches:
                 for name, value in self._objective.held_out(self._objective.on_device(batch)).items():
                     sums[name] = sums.get(name, 0) + value.double()
@@ -170,13 +178,13 @@ class HeldOut:
         return dict(zip(sums, total.tolist(), strict=True))
 
     def _remember(self, step: int, value: float) -> None:
-        point, lowest = {"step": step, "value": value}, self.memory["lowest"]
+        point, lowest, before = {"step": step, "value": value}, self.memory["lowest"], self.memory["last"]
         self.memory = {**self.memory, "first": self.memory["first"] or point, "last": point}
         if lowest is None or value < lowest["value"]:
             self.memory |= {"lowest": point, "worse": 0}
             return
-        worse = self.memory["worse"] + 1 if is_worse(value, lowest["value"]) else 0
-        self.memory["worse"] = worse
+        rises = is_worse(value, lowest["value"]) and value > before["value"] and step > self._looks.settled
+        self.memory["worse"] = worse = self.memory["worse"] + 1 if rises else 0
         if worse == PATIENCE and self._objective.accelerator.is_main_process:
             say(
                 f"warning: {self._name}: {NAMES[self._objective.judged]} was {lowest['value']:.4f} at step "

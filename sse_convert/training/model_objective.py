@@ -103,7 +103,7 @@ class WholeModel(Objective):
 
     def held_out(self, batch: Batch) -> dict[str, Tensor]:
         """Cross entropy in nats, KL where the teacher is there, and tokens that are predicted."""
-        with self.split(batch) as own:
+        with self.split(batch) as own, self.accelerator.autocast():
             found: dict[str, Tensor] = self.parts[0].module(**held_out_arguments(own))
         return found
 

@@ -107,7 +107,7 @@ class Objective(ABC):
     def held_out(self, batch: Batch) -> dict[str, Tensor]:
         """What `held_out_means` needs of a micro batch from `on_device`: 0-d sums over what its targets predict.
 
-        Models are in evaluation mode, without gradients and under autocast.
+        Models are in evaluation mode, and there are no gradients.
         """
 
     @abstractmethod

@@ -86,7 +86,7 @@ def how(request):
 def build(teacher_folder, text_folder):
     """Builds recipes for the tiny teacher, with looks at one row of held-out text, which one of two processes has."""
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
-    return partial(recipe_for, teacher_folder, text_folder, "unused", data=data)
+    return partial(recipe_for, teacher_folder, text_folder, "unused", data=data, train={"validate_every": 32})
 
 
 @pytest.fixture(scope="module")

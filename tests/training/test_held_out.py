@@ -112,7 +112,7 @@ def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_fold
 
 
 def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, monkeypatch, tmp_path, capsys):
-    values = iter([5.0, 1.0, 4.0, 4.0, 4.0, 4.0])
+    values = iter([5.0, 1.0, 4.0, 4.1, 4.2, 4.0])
     real = HeldOut._sums
 
     def sums(self):
@@ -121,7 +121,7 @@ def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, m
     monkeypatch.setattr(HeldOut, "_sums", sums)
     last, report = watched("uptrain", "result")
     told = capsys.readouterr().err
-    assert "warning: uptrain: held-out loss was 1.0000 at step 2 and is 4.0000 at step 5, worse in 3 looks" in told
+    assert "warning: uptrain: held-out loss was 1.0000 at step 2 and is 4.2000 at step 5, worse in 3 looks" in told
     assert report.held_out["best"] == {"step": 2, "value": 1.0}
     assert any("train.keep: best takes the weights of that step" in line for line in report.warnings())
     saved = sorted(path.name for path in (tmp_path / "result.work").glob("step-*"))
@@ -130,7 +130,7 @@ def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, m
 
     two, _ = watched("uptrain", "two", tokens=256, min_lr=1.0, settings={"validate_every": None})
     six, _ = watched("uptrain", "six", min_lr=1.0, settings={"validate_every": None})
-    values = iter([5.0, 1.0, 4.0, 4.0, 4.0, 4.0])
+    values = iter([5.0, 1.0, 4.0, 4.1, 4.2, 4.0])
     best, report = watched("uptrain", "best", min_lr=1.0, settings={"validate_every": 128, "keep": "best"})
     assert same(best, two)
     assert not same(best, six)
@@ -147,17 +147,19 @@ def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, m
 def test_looks_are_few_and_meet_checkpoints(make, text_folder):
     valid = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder)}]}
 
-    def looks(steps, saved=100, data=valid, **train):
-        size = {"seq_len": 32, "batch_tokens": STEP, "checkpoint_steps": saved}
-        recipe = make(("uptrain", {**size, "tokens": STEP * steps}), data=data, train=train)
+    def looks(steps, saved=100, data=valid, step=STEP, **train):
+        size = {"seq_len": 32, "batch_tokens": step, "checkpoint_steps": saved}
+        recipe = make(("uptrain", {**size, "tokens": step * steps}), data=data, train=train)
         return Looks.of(recipe, recipe.stages[0])
 
     found = looks(150)
-    assert found == Looks(10, 11)
+    assert found == Looks(10, 11, 37)
     assert [step for step in range(1, 35) if found.due(step, last=step == 34)] == [1, 10, 20, 30, 34]
     assert sum(found.due(step, last=step == 150) for step in range(1, 151)) * found.rows * 32 <= 0.02 * 150 * STEP
     assert looks(150, saved=97).every == 97
-    assert looks(100_000) == Looks(5000, held_out.MOST_ROWS)
+    short = looks(16, step=64)
+    assert [step for step in range(1, 17) if short.due(step, last=step == 16)] == [1, 16]
+    assert looks(100_000) == Looks(5000, held_out.MOST_ROWS, 25_000)
     assert looks(1000, validate_every=STEP * 30).every == 50
     assert looks(1000, validate_every=None) is None
     assert looks(1000, data={"train": valid["train"]}) is None
@@ -184,3 +186,24 @@ def test_text_too_short_for_a_row_is_said(make, train, text_folder, tmp_path, ca
     _, report = train("uptrain", recipe=make(("uptrain", {"tokens": 128}), data=data))
     assert report.held_out == {}
     assert "uptrain: no looks at held-out text: the held-out text is shorter than one row" in capsys.readouterr().err
+
+
+def test_a_figure_that_is_not_finite_is_no_best(watched, monkeypatch):
+    values = iter([3.0, float("nan"), float("inf"), 2.0, 4.0, float("nan")])
+    real = HeldOut._sums
+    monkeypatch.setattr(HeldOut, "_sums", lambda self: real(self) | {"loss": next(values), "tokens": 1.0})
+    folder, report = watched("uptrain")
+    assert looks_of(folder) == [3.0, None, None, 2.0, 4.0, None]
+    assert (report.held_out["best"], report.held_out["last"]["step"]) == ({"step": 4, "value": 2.0}, 5)
+    assert "held-out loss 3.0000 -> 4.0000, best 2.0000 at step 4" in report.lines()
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, 2.0, 3.0, 2.5, 2.4, 2.3], [1.0, 2.0, 3.0, 4.0, 1.0, 1.1], [5.0, 1.0, 1.002, 1.004, 1.006, 1.008]]
+)
+def test_getting_worse_at_first_or_by_little_is_not_warned_of(watched, monkeypatch, capsys, values):
+    given, real = iter(values), HeldOut._sums
+    monkeypatch.setattr(held_out, "SETTLED", 0.5)
+    monkeypatch.setattr(HeldOut, "_sums", lambda self: real(self) | {"loss": next(given), "tokens": 1.0})
+    watched("uptrain")
+    assert "worse in" not in capsys.readouterr().err
