@@ -55,6 +55,7 @@ def test_the_page_of_an_unfinished_run_stands_beside_it(place, does):
     shutil.rmtree(place / "out")
     for name in ("03-distill", "04-eval", "05-export", "analysis"):
         shutil.rmtree(place / "out.stages" / name)
+    (place / "out.stages" / "recipe.yaml").unlink()  # the export step writes it
     work = place / "out.stages" / "03-distill.work"
     line = (place / "out.stages" / "02-align" / "metrics.jsonl").read_text().splitlines()[0]
     (work / "metrics.jsonl").write_text(line + "\n" + line[:20])
