@@ -24,12 +24,16 @@ import yaml
 from fsdp_smoke import TINY, TINY_ROW, TINY_STEP, call, make_teacher, make_text, surroundings
 from throughput import run_stage
 
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.recipe.choosing import draft_recipe
+
 CONFIGS = Path("tests/fixtures/configs")
 FSDP = "--use_fsdp --fsdp_version 2 --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
 SHORT = {"batch_tokens": "32K"}
 """a step that takes seconds; a pass does not depend on it, but for having no more rows"""
 LORA = {"train": "lora"}
 ALIGN = {"name": "align", "loss": "layer_mse", "train": "mixers", "tokens": "20M", "seq_len": "4K", "lr": 1e-3, **SHORT}
+COMMANDS = {"layer_mse": "align", "kl": "distill", "ce": "uptrain"}
 FEW_LAYERS = {"num_hidden_layers": 9, "max_window_layers": 9, "layer_types": None}
 QUARTER = {"num_hidden_layers": 10}
 
@@ -55,11 +59,12 @@ class Setting:
 SETTINGS = {
     "0.6b-kl": Setting("qwen3-0.6b", "distill", SHORT),
     "0.6b-kl-checkpointed": Setting("qwen3-0.6b", "distill", {**SHORT, "gradient_checkpointing": True}),
+    "0.6b-long": Setting("qwen3-0.6b", "long", SHORT, steps=2),
     "0.6b-layer-mse": Setting("qwen3-0.6b", "align", ALIGN),
     "8b-lora-kl": Setting("qwen3-8b", "distill", {**LORA, **SHORT}),
-    "8b-lora-ce": Setting("qwen3-8b", "uptrain", {**LORA, **SHORT}, steps=2),
+    "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
     "8b-quarter-kl": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, compiled=True, steps=4),
-    "8b-quarter-ce": Setting("qwen3-8b", "uptrain", SHORT, FEW_LAYERS, steps=2),
+    "8b-quarter-long": Setting("qwen3-8b", "long", SHORT, FEW_LAYERS, steps=2),
     "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, launch=FSDP),
     "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, launch=FSDP),
     "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, launch=FSDP),
@@ -90,8 +95,10 @@ def shape(setting: Setting, work: Path, *, tiny: bool) -> Path:
 
 
 def make_recipe(setting: Setting, folder: Path, *, tiny: bool) -> Path:
-    """Write the recipe of one stage with this model and this text."""
+    """Write the recipe of one stage with this model and this text; layers still to be chosen are spread evenly."""
     recipe = yaml.safe_load(Path(f"recipes/{setting.recipe}.yaml").read_text())
+    layers = json.loads((folder / "teacher/config.json").read_text())["num_hidden_layers"]
+    recipe["layers"] = draft_recipe(recipe_from_dict(recipe), layers).to_dict()["layers"]
     kept = next((stage for stage in recipe["stages"] if stage["name"] == setting.stage), {})
     stage = {**kept, **setting.changes}
     if tiny:
@@ -109,13 +116,17 @@ def measure(name: str, work: Path, until: float, *, tiny: bool) -> dict[str, Any
     setting = SETTINGS[name]
     folder = shape(setting, work, tiny=tiny)
     recipe = make_recipe(setting, folder, tiny=tiny)
-    shutil.rmtree(folder / f"{setting.stage}.work", ignore_errors=True)
     launch = ["-m", "accelerate.commands.launch", *shlex.split(setting.launch)] if setting.launch else []
-    found = run_stage(setting.stage, recipe, folder, setting.steps, until, launch=launch)
+    written = yaml.safe_load(recipe.read_text())
+    command = COMMANDS[written["stages"][0]["loss"]]
+    shutil.rmtree(folder / f"{command}.work", ignore_errors=True)
+    found = run_stage(command, recipe, folder, setting.steps, until, launch=launch)
     return {
         "recipe": setting.recipe,
         "config": {**setting.config, **(TINY if tiny else {})},
-        "stage": yaml.safe_load(recipe.read_text())["stages"][0],
+        "stage": written["stages"][0],
+        "layers": written["layers"],
+        "mixers": written.get("mixers", {}),
         "sharded": "--use_fsdp" in setting.launch,
         "gpu_mib": [torch.cuda.get_device_properties(i).total_memory >> 20 for i in range(torch.cuda.device_count())],
         **found,

@@ -37,7 +37,8 @@ from sse_convert.mixers import FULL
 from sse_convert.modeling.head import Head
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.plan import geometry_of, training_flops
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.speed import training_flops
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.metrics import read
 from sse_convert.training.setup import compile_layers, decoder_layers

@@ -1,10 +1,11 @@
 """From a model to a hybrid: what would happen, which layers, the new checkpoint and its first values."""
 
+import dataclasses as dc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of
+from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
 from sse_convert.recipe import Recipe
 from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.loader import recipe_or_model
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
-    """What a recipe does to its model: layers, parameters, memory, FLOPs. Reads configs and headers only.
+    """What a recipe does to its model, and what it costs: layers, memory, GPU hours. Reads configs and headers only.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -30,10 +31,11 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
         RecipeError: the recipe is malformed or does not fit the model.
         CheckpointError, HubError: the model cannot be read.
     """
+    command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
     from sse_convert.surgery.plan import make_plan
 
-    return make_plan(recipe, allow_pickle=allow_pickle)
+    return dc.replace(make_plan(recipe, allow_pickle=allow_pickle), command=command)
 
 
 def select(

@@ -138,10 +138,11 @@ def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
     """In this block, `model.generate` with at most `slots` tokens replays its steps, if model and device allow it.
 
     Sampling, stopping, streaming and the prefill, but for its norms, stay those of `generate`; beams and assisted
-    decoding are not for this.
+    decoding are not for this. A model on a CPU has its norms fused, and is else as it was.
     """
     if not runs_graphs(model):
-        yield
+        with fused_norms(model) if model.device.type == "cpu" else nullcontext():
+            yield
         return
     replayer = _Replayer(model, slots)
     replaced = vars(model).get("forward")

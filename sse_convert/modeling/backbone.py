@@ -233,7 +233,10 @@ class SSEBaseMixin(SSEMixin):
         sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)
         return {
             LAYOUT: layout,
-            MASKS: {key: attention_mask_for(kind, value, self.dtype) for key, value in sees.items()},
+            MASKS: {
+                key: None if value is None else attention_mask_for(kind, value, self.dtype)
+                for key, value in sees.items()
+            },
         }
 
     def _sse_positions(self, position_ids: Tensor | None, mask: Any, cache: Any, tokens: Tensor) -> Tensor:
@@ -267,8 +270,10 @@ class SSEBaseMixin(SSEMixin):
         return self._sse_converted() or self.config._attn_implementation == DOCUMENT_ATTENTION
 
     def _refuse_sharded(self) -> None:
-        if (layer := next(iter(self.sse_layers().values()), None)) is not None:
-            refuse_sharded(layer, self.config._attn_implementation)
+        if self._sse_indices:
+            spec = source_spec(self.config.model_type)
+            layer = getattr(self, spec.layers)[self._sse_indices[0]]
+            refuse_sharded(getattr(layer, spec.attention), self.config._attn_implementation)
 
     def _documents(
         self,

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
@@ -23,10 +24,9 @@ MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
 
 
-class PreciseLinear(nn.Module):
-    """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights.
-
-    Not an `nn.Linear`: libraries that quantise or adapt every linear layer leave routers, decays and gates alone.
+class NewLinear(nn.Module):
+    """A projection that conversion adds, uninitialised. Not an `nn.Linear`: what quantises or adapts every linear layer
+    of a model leaves the new ones, which are small, alone.
 
     Args:
         in_features: inputs.
@@ -43,8 +43,16 @@ class PreciseLinear(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
 
     def extra_repr(self) -> str:
-        """What `print(model)` says about it."""
+        """What printing a model says about it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., out] of input [..., in], in the weight's dtype."""
+        return F.linear(input, self.weight, self.bias)
+
+
+class PreciseLinear(NewLinear):
+    """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., out], in float32 (float64), of input [..., in]."""
@@ -54,7 +62,7 @@ class PreciseLinear(nn.Module):
             projected: Tensor = precise_linear(input, self.weight, self.bias)
             return projected
         dtype = precise_dtype(input)
-        with torch.autocast(input.device.type, enabled=False):
+        with without_autocast(input.device.type):
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(input.to(dtype), self.weight.to(dtype), bias)
 
@@ -88,7 +96,7 @@ class NewTensors(nn.Module):
             owner, _, kind = name.partition(".")
             if kind == "weight":
                 out, inputs = spec.shape
-                kind_of_linear = nn.Linear if owner.startswith("sse_delta") else PreciseLinear
+                kind_of_linear = NewLinear if owner.startswith("sse_delta") else PreciseLinear
                 self.add_module(owner, kind_of_linear(inputs, out, bias=f"{owner}.bias" in specs))
             elif name == ROUTER_BIAS:
                 self.register_buffer(name, torch.zeros(spec.shape))

@@ -94,6 +94,8 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
     if (data := parts.get("data", Data())) is not None:
         if stages and not data.train:
             yield Problem(("data", "train"), "training stages need a source of text, for example [{path: texts/}]")
+        if (train := parts.get("train", Train())) is not None:
+            yield from _held_out(train, data)
         masked = any(stage is not None and stage.loss_mask == "assistant" for stage in stages)
         if masked and not any(source is None or source.kind == "chat" for source in data.train):
             yield Problem(("data", "train"), "loss_mask: assistant needs a source with kind: chat")
@@ -300,6 +302,15 @@ def _train(train: Train) -> Iterator[Problem]:
         yield Problem(("backend",), "'fla' was retired, Triton kernels run the gated delta rule; use backend: auto")
     elif train.backend not in BACKENDS:
         yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
+
+
+def _held_out(train: Train, data: Data) -> Iterator[Problem]:
+    """What looks at held-out text need."""
+    if train.keep == "best" and train.validate_every is None:
+        yield Problem(("train", "keep"), "best is judged by held-out text, and validate_every is null; use last")
+    for key, asked in (("validate_every", train.validate_every not in ("auto", None)), ("keep", train.keep == "best")):
+        if asked and not data.valid:
+            yield Problem(("train", key), "needs held-out text; add a source to data.valid, or leave it out")
 
 
 def _recipe(recipe: Recipe) -> Iterator[Problem]:

@@ -336,7 +336,9 @@ class Export:
     max_shard_size: str = "5GB"
     """largest safetensors shard"""
     license: str | None = None
-    """licence identifier for the model card"""
+    """licence identifier for the model card; unset takes the one on the card of a local teacher"""
+    language: list[str] | None = None
+    """languages for the model card, e.g. [en, de]; unset takes those on the card of a local teacher"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,6 +366,11 @@ class Train:
     cuda_graphs: bool = False
     """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
     set of activations in memory. Where that cannot be, the stage says why and goes on without"""
+    validate_every: Auto | Tokens | None = "auto"
+    """tokens between looks at `data.valid` while training: loss and KL, always on the same rows; auto: about 20 in a
+    stage, over 2% of its tokens in all; null: none"""
+    keep: Literal["last", "best"] = "last"
+    """weights that a stage hands on: the last, or those of its checkpoint with the best held-out figure"""
     seed: Seed = 0
     """initialisation and training seed"""
 

@@ -198,5 +198,5 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _parts(batch: Batch) -> list[tuple[int, Batch]]:
     """First token and batch of the requests with one new token, and of the others; those that there are."""
-    parts = ((0, batch.steps(), batch.decodes), (batch.decodes, batch.rows(), batch.prefills))
-    return [(first, part) for first, part, requests in parts if requests]
+    parts = [(0, batch.steps())] if batch.decodes else []
+    return [*parts, (batch.decodes, batch.rows())] if batch.prefills else parts

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.serving.batch import Batch
 
 BLOCKS_AT_ONCE = 64
@@ -59,6 +60,14 @@ def window_steps(w: RingWindow, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, b
     Returns:
         [R, Hq, D].
     """
+    if has_kernels(q):
+        from sse_convert.kernels.triton.generation.ring_attention import ring_attention
+
+        o: Tensor = ring_attention(
+            q, k, v, rows, batch.slots, batch.past,
+            window=w.window, sinks=w.sinks, scale=w.scale, soft_cap=w.soft_cap,
+        )  # fmt: skip
+        return o
     slots, past = batch.slots.clamp_min(0).long(), batch.past.long()
     column = torch.where(past < w.sinks, past, w.sinks + (past - w.sinks) % w.window)
     rows[slots, :, column] = torch.stack([k, v], 1).to(rows.dtype)

@@ -57,7 +57,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     problems += [
         f"stages.{i}.{problem}"
         for i, stage in enumerate(recipe.stages)
-        for problem in _context_problems(stage, teacher, mixers)
+        for problem in context_problems(stage, teacher, mixers)
     ]
     problems += _length_problems(recipe, teacher.text.max_position_embeddings)
     if recipe.calibrate.enabled:
@@ -116,7 +116,7 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     return problems
 
 
-def _context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
+def context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
     """What a stage whose rows are split over processes cannot have."""
     from sse_convert.kernels.gates import partition_gate
     from sse_convert.modeling.context import split_problems

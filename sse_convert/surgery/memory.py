@@ -1,10 +1,11 @@
 """How much GPU memory a training stage takes, and the rows that fit: estimates, from sizes alone.
 
-Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
-trained ones 4 for the gradient and 8 for AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher
-takes 2 under bfloat16, else 4, and none where its predictions come from disk. `layer_mse` has the attention of
-converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient. Softmax layers of packed
-rows have a mask of all pairs of tokens of a row.
+Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
+with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
+AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
+where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
+hold a chunk of logits and the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a
+row.
 
 Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
 but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
@@ -31,7 +32,7 @@ import dataclasses as dc
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, logits_at_once
 from sse_convert.modeling.tensors import state_heads
-from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 
 GIB = 1 << 30
@@ -46,20 +47,22 @@ _PAIR_BYTES = 4
 COMPILED_SHARE = 0.62
 """of the activations, what compiled layers with fused kernels keep at most; 0.56 of them in both stages of
 benchmarks/training/throughput_qwen3-0.6b.json: the peaks without the bytes that do not depend on the rows"""
+COMPILED_STEPS = 50
+"""steps of a stage from which on compiling pays"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Launch:
+class Processes:
     """The processes of a stage, each with a GPU."""
 
-    processes: int = 1
+    count: int = 1
     sharded: bool = False
     """they share the weights (FSDP2); else each has all of them (DDP)"""
 
 
-ONE = Launch()
+ONE = Processes()
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,31 +90,31 @@ class StageMemory:
     ranks: int = 1
     """processes that hold a row together, and share the weights at least among themselves"""
 
-    def fixed(self, launch: Launch = ONE) -> float:
+    def fixed(self, processes: Processes = ONE) -> float:
         """Bytes of a process that its rows do not change, the head's gradient included."""
-        processes = max(launch.processes, self.ranks)
-        if launch.sharded or self.ranks > 1:
-            return (self.weights - self.copies) / processes + self.gathered + self.head
-        return self.weights + self.head + (self.buckets if processes > 1 else 0)
+        count = max(processes.count, self.ranks)
+        if processes.sharded or self.ranks > 1:
+            return (self.weights - self.copies) / count + self.gathered + self.head
+        return self.weights + self.head + (self.buckets if count > 1 else 0)
 
-    def total(self, seq_len: int, rows: int, gpu_bytes: int, launch: Launch = ONE) -> float:
+    def total(self, seq_len: int, rows: int, gpu_bytes: int, processes: Processes = ONE) -> float:
         """Bytes of one process for a forward and backward pass.
 
         Args:
             seq_len: tokens of a row.
             rows: rows of the pass.
             gpu_bytes: memory of the whole GPU, which decides on the logits that exist at a time.
-            launch: the processes.
+            processes: how many, and whether they share the weights.
         """
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
         logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
         passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.fixed(launch) + self.per_logit * logits + passes
+        return self.fixed(processes) + self.per_logit * logits + passes
 
-    def least(self, seq_len: int, rows: int, launch: Launch = ONE) -> float:
+    def least(self, seq_len: int, rows: int, processes: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
-        needed = {gib: self.total(seq_len, rows, gib * GIB, launch) for gib in GPU_GIB}
+        needed = {gib: self.total(seq_len, rows, gib * GIB, processes) for gib in GPU_GIB}
         return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
 
     def longest(self, gpu_gib: int) -> int:
@@ -125,7 +128,7 @@ class StageMemory:
         return low * 256
 
 
-def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, launch: Launch) -> int:
+def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, processes: Processes) -> int:
     """Rows of the largest pass that fits and goes evenly into `rows`; 0 if none does.
 
     Args:
@@ -134,9 +137,9 @@ def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, ro
         rows: of one step and process.
         gpu_bytes: memory of the whole GPU.
         room: bytes that may be used.
-        launch: the processes.
+        processes: how many, and whether they share the weights.
     """
-    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, launch) <= room)
+    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, processes) <= room)
     most = MOST_TOKENS * estimate.ranks
     return max((n for n in fitting if n == 1 or n * seq_len <= most), default=0)
 
@@ -146,10 +149,24 @@ def even_parts(rows: int) -> list[int]:
     return [n for n in range(1, rows + 1) if rows % n == 0]
 
 
+def compiles_layers(stage: Stage, train: Train, *, sharded: bool) -> bool:
+    """Whether a stage's layers are compiled on a GPU: as asked, or where it pays.
+
+    Args:
+        stage: its steps are counted.
+        train: what is asked.
+        sharded: under FSDP, where nothing is compiled unless that is asked for.
+    """
+    if train.compile != "auto":
+        return train.compile
+    step = -(-stage.batch_tokens // stage.seq_len) * stage.seq_len
+    return -(-stage.tokens // step) >= COMPILED_STEPS and stage.loss != "layer_mse" and not sharded
+
+
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
     """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
     layers (plus LoRA)."""
-    added = _added(geometry, mixers)
+    added = added_elements(geometry, mixers)
     if stage.train == "all":
         return geometry.parameters - geometry.image_parameters + added
     converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
@@ -160,7 +177,7 @@ def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: L
     return trained
 
 
-def _added(geometry: Geometry, mixers: Mixers) -> int:
+def added_elements(geometry: Geometry, mixers: Mixers) -> int:
     """Elements of all new tensors."""
     return sum(added_parameters(geometry.at(i).dims, mixer) for i, mixer in enumerate(mixers))
 
@@ -190,13 +207,13 @@ def stage_memory(
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
-    added, sizes = _added(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
+    added, sizes = added_elements(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
     if stage.loss == "layer_mse":
         converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
         trained = sum(converted) + added
     alone = stage.loss == "layer_mse"
     weights = trained if alone else geometry.parameters + added
-    copies = 2 * weights if bf16 else 0
+    copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
     teacher = geometry.parameters * element if beside else 0
@@ -228,6 +245,19 @@ def stage_memory(
     )
 
 
+def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, checkpointing: bool) -> int:
+    """Weights of which autocast's copies exist at a time. It keeps those of trained ones; those of frozen ones stay for
+    the backward pass alone, which gradient checkpointing does layer by layer."""
+    head = geometry.vocabulary * geometry.dims.hidden
+    return min(weights, trained + head + _layer_parameters(geometry, added)) if checkpointing else weights
+
+
+def _layer_parameters(geometry: Geometry, added: int) -> int:
+    """Mean of the decoder layers."""
+    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
+    return (geometry.parameters - around + added) // geometry.layers
+
+
 def _gathered_bytes(
     geometry: Geometry, added: int, element: int, *, beside: bool, alone: bool, all_trained: bool
 ) -> int:
@@ -242,9 +272,15 @@ def _gathered_bytes(
         all_trained: embedding and head are trained too.
     """
     around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    layer = (geometry.parameters - around + added) // geometry.layers
+    layer = _layer_parameters(geometry, added)
     own = 0 if alone else around * (element + 4 * all_trained)
     return own + around * element * beside + layer * (2 * element + element + 4)
+
+
+def offline_bytes(stage: Stage) -> int:
+    """Disk for the teacher's predictions of all rows that a stage reads; 0 where it runs beside the student."""
+    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
+    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
 
 
 def _logit_bytes(stage: Stage) -> int:

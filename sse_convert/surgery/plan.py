@@ -12,15 +12,16 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
-from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, Plan, StageRow
-
-_TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
+from sse_convert.surgery.costs import costs_of
+from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
+from sse_convert.surgery.speed import training_flops
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
@@ -87,6 +88,8 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
             for name, length in budget.LENGTHS.items()
         },
         stages=[_stage_row(recipe, stage, geometry, by_layer) for stage in recipe.stages],
+        costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
+        next_step=_next_step(recipe, teacher),
         notes=_notes(recipe, teacher, by_layer),
     )
 
@@ -173,6 +176,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
+            compiled=memory.compiles_layers(stage, recipe.train, sharded=stage.context_parallel > 1),
         )
         for checkpointing in (False, True)
     )
@@ -186,7 +190,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         flops=stage.tokens * training_flops(stage, geometry, mixers),
         trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
-        offline_bytes=_offline_bytes(stage),
+        offline_bytes=memory.offline_bytes(stage),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
             for gib in memory.GPU_GIB
@@ -194,31 +198,11 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
     )
 
 
-def _offline_bytes(stage: Stage) -> int:
-    """Disk for the teacher's predictions of all rows that a stage reads."""
-    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
-    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
-
-
-def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
-    """FLOPs per training token of a stage.
-
-    F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
-    activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing
-    where the stage says so outright.
-    `layer_mse` runs and trains the converted layers' attention alone.
-    """
-    length = stage.seq_len
-    plain: Mixers = [None] * len(mixers)
-    teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
-    attention = sum(
-        2 * geometry.at(i).attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
-        for i, mixer in enumerate(mixers)
-        if mixer is not None
-    )
-    student = attention if stage.loss == "layer_mse" else budget.forward_flops(geometry, mixers, length)
-    weights = student if stage.train == "all" else attention
-    return teacher + student * (2 + (stage.gradient_checkpointing is True)) + weights
+def _next_step(recipe: Recipe, teacher: Teacher) -> NextStep:
+    """What can be done now: `run`, or where that lacks text, `convert`."""
+    missing = "" if has_weights(teacher.files) else teacher.files.name
+    converted = f"{recipe.export.dir}-converted" if list(check_run(recipe)) else None
+    return NextStep(weights_missing_in=missing, converted=converted)
 
 
 def _wide_states(teacher: Teacher, mixers: Mixers) -> list[str]:
@@ -258,7 +242,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     notes += _idle_branches(recipe, mixers)
     notes += [
         f"stage {stage.name}: {stage.context_parallel} GPUs hold a row together and share the weights (FSDP2); the "
-        f"memory is that of one of them. Launch a multiple of {stage.context_parallel} processes"
+        f"memory is that of one of them. Processes a multiple of {stage.context_parallel} processes"
         for stage in recipe.stages
         if stage.context_parallel > 1
     ]
@@ -266,7 +250,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
         if (offline := stage.offline) is not None:
             notes.append(
                 f"stage {stage.name}: the teacher's predictions take {offline.bytes_per_token} bytes per token, "
-                f"{format_bytes(_offline_bytes(stage))} in all (top_k {offline.top_k})"
+                f"{format_bytes(memory.offline_bytes(stage))} in all (top_k {offline.top_k})"
             )
     if left_out := left_out_tensors(teacher, skeleton(teacher.config)):
         size = format_number(sum(teacher.files.tensors[name].numel for name in left_out))

@@ -2,12 +2,15 @@
 
 import dataclasses as dc
 import math
+import shlex
 from collections import Counter
 from typing import Any
 
 from sse_convert.mixers import Mixer, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, table
 from sse_convert.surgery.budget import LENGTHS
+from sse_convert.surgery.costs import Costs
+from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB, GPU_GIB
 
 
@@ -93,6 +96,16 @@ class StageRow:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class NextStep:
+    """What to do after planning."""
+
+    weights_missing_in: str
+    """folder or repository that holds a config.json alone; empty where there are weights"""
+    converted: str | None
+    """folder for `convert`, where `run` lacks text; None where it can be run"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The result of planning."""
 
@@ -120,7 +133,12 @@ class Plan:
     forward_flops: dict[str, dict[str, float]]
     """length -> forward FLOPs per token of teacher and hybrid"""
     stages: list[StageRow]
+    costs: Costs
+    """memory by way of launching, GPU hours, disk, download"""
     notes: list[str]
+    next_step: NextStep
+    command: str = "sse-convert run RECIPE"
+    """what runs the recipe in one process"""
 
     @property
     def layer_names(self) -> list[str]:
@@ -131,7 +149,15 @@ class Plan:
         """The plan as plain data."""
         data = dc.asdict(self)
         data["mixers"] = {name: mixer_to_dict(mixer) for name, mixer in self.mixers.items()}
+        data["next_command"] = self.next_command()
         return data
+
+    def next_command(self) -> str:
+        """The command to give now: on the fewest GPUs, of 80 GiB where those are enough."""
+        if self.next_step.converted is not None:
+            return f"{self.command.replace(' run ', ' convert ', 1)} -o {shlex.quote(self.next_step.converted)}"
+        chosen = fewest_gpus(self.costs)
+        return self.command if chosen is None else launch_command(chosen, self.command)
 
     def lines(self) -> list[str]:
         """The plan for a person."""
@@ -150,8 +176,17 @@ class Plan:
             *self._cache_table(),
             self._break_even_line(),
             *self._stage_lines(),
+            *cost_lines(self.costs, self.command),
             *(["", *(f"note: {note}" for note in self.notes)] if self.notes else []),
+            "",
+            self._next_line(),
         ]
+
+    def _next_line(self) -> str:
+        where = self.next_step.weights_missing_in
+        way = fewest_gpus(self.costs)
+        on = "" if way is None or self.next_step.converted else f", on {gpus_in_words(way)}"
+        return f"next{on}{f', once {where} has the weights' if where else ''}: {self.next_command()}"
 
     def _active(self) -> str:
         if self.active_parameters == self.parameters:

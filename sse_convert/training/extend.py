@@ -17,28 +17,32 @@ from sse_convert.files import sync_folder
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number, json_ready
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.stage_record import changes
+from sse_convert.training.stage_record import KEEP, changes
 
 
-def differs_in_budget(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the inputs of two stages are the same but for the token budget."""
-    old, new = before.get("stage", {}), json_ready(now["stage"])
-    alike = {**before, "stage": {**old, "tokens": new["tokens"]}}
-    return old.get("tokens") != new["tokens"] and not changes(alike, json_ready(now))
+def differs_in_end(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether the inputs of two stages are the same but for where they end: the budget, and which weights are kept."""
+    return bool(changes(before, json_ready(now))) and not changes(_endless(before), json_ready(_endless(now)))
 
 
-def refuse_less(folder: Path, before: int, now: int) -> TrainingError:
+def _endless(inputs: dict[str, Any]) -> dict[str, Any]:
+    stage = {key: value for key, value in inputs.get("stage", {}).items() if key != "tokens"}
+    return {key: value for key, value in inputs.items() if key != KEEP} | {"stage": stage}
+
+
+def refuse_less(out: Path, work: Path, before: int, now: int) -> TrainingError:
     """The error of a budget that is less than what was trained on.
 
     Args:
-        folder: of the stage, or its work folder.
+        out: folder of the stage.
+        work: that of its training checkpoints.
         before: tokens that were trained on.
         now: tokens of the recipe.
     """
     return TrainingError(
-        f"{folder} was trained on {before:,} tokens, the recipe's budget is {now:,} (tokens)",
+        f"{out} was trained on {before:,} tokens, the recipe's budget is {now:,} (tokens)",
         expected=f"{before:,} or more",
-        fix=f"raise tokens, or delete {folder} and what was made from it to train it anew",
+        fix=f"raise tokens, or delete {out}, {work} and what was made from them to train anew",
     )
 
 

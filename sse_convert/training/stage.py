@@ -23,6 +23,7 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
+from sse_convert.checkpoints.teacher import refuse_quantised
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.recipe.schema import Recipe, Stage
@@ -33,9 +34,10 @@ from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.context import choose_attention, lay_out
 from sse_convert.training.distill import Distill, OfflineDistill
-from sse_convert.training.extend import Extension, differs_in_budget, refuse_less, set_aside
+from sse_convert.training.extend import Extension, differs_in_end, refuse_less, set_aside
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.guard import Guard
+from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
 from sse_convert.training.loop import Progress, train
 from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
@@ -122,6 +124,7 @@ class _StageRun:
         self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
         files = open_checkpoint(checkpoint)
+        refuse_quantised(files)
         self.match = match_recipe(recipe, files)
         self.fit = Fit(stage=stage, train=recipe.train, accelerator=self.accelerator, files=files, match=self.match)
         self.reader = stage_reader(recipe, stage, checkpoint)
@@ -129,28 +132,28 @@ class _StageRun:
 
     def finished(self) -> StageReport | None:
         """The report of an earlier run that came to the end of this budget, if there is one."""
-        self.extends = (self.out / STAGE_FILE).is_file() and self._budget_grew(read_stage_record(self.out)["inputs"])
-        if self.extends or (done := finished(self.out, self.inputs)) is None:
+        self.goes_on = (self.out / STAGE_FILE).is_file() and self._goes_on(read_stage_record(self.out)["inputs"])
+        if self.goes_on or (done := finished(self.out, self.inputs)) is None:
             return None
         return dc.replace(StageReport(**done), already_done=True)
 
-    def _budget_grew(self, before: dict[str, Any]) -> bool:
-        """Whether a finished stage is the same but for a smaller budget, and can go on from its end.
+    def _goes_on(self, before: dict[str, Any]) -> bool:
+        """Whether a finished stage is the same but for its end, and can go on from there.
 
         Raises:
-            TrainingError: its budget was larger, or its last training checkpoint is gone.
+            TrainingError: its budget was larger, or its training checkpoints are gone.
         """
         before = {key: value for key, value in before.items() if key != HISTORY}
-        if not differs_in_budget(before, self.inputs):
+        if not differs_in_end(before, self.inputs):
             return False
         tokens = before["stage"]["tokens"]
         if tokens > self.stage.tokens:
-            raise refuse_less(self.out, tokens, self.stage.tokens)
+            raise refuse_less(self.out, self.work, tokens, self.stage.tokens)
         if not any(self.work.glob("step-*")):
             raise TrainingError(
-                f"{self.out} was trained on {tokens:,} tokens, and its training checkpoint in {self.work} is gone",
-                expected=f"a budget of {tokens:,} (tokens), or the checkpoint, to go on from",
-                fix=f"put the other tokens into a stage of their own, or delete {self.out} to train it anew",
+                f"{self.out} was trained on {tokens:,} tokens, and the training checkpoint in {self.work} is gone",
+                expected=f"tokens: {tokens} and train.keep as it was, or the checkpoint, to go on from",
+                fix=f"put more tokens into a stage of their own, or delete {self.out} to train it anew",
             )
         return True
 
@@ -168,13 +171,13 @@ class _StageRun:
         with contextlib.ExitStack() as held:
             if self.accelerator.is_main_process:
                 if before is None:
-                    if not self.extends:
+                    if not self.goes_on:
                         check_output(self.out)
                     self._check_work()
                     self.work.mkdir(exist_ok=True)
                 held.enter_context(run_lock(self.work))
-                if self.extends:
-                    say(f"{self.stage.name}: what came of fewer tokens is now in {set_aside(self.out, self.later)}")
+                if self.goes_on:
+                    say(f"{self.stage.name}: what was made before is now in {set_aside(self.out, self.later)}")
                 check_output(self.out)  # another run may have come to the end meanwhile
                 remove_partial(self.out)
             self.accelerator.wait_for_everyone()
@@ -202,7 +205,7 @@ class _StageRun:
 
     def _check_inputs(self, before: dict[str, Any]) -> None:
         """Make sure that what was begun had these inputs, but for the budget."""
-        if not differs_in_budget(before, self.inputs):
+        if not differs_in_end(before, self.inputs):
             refuse_changes(self.work, before, self.inputs)
 
     def _keep_inputs(self, before: dict[str, Any] | None) -> None:
@@ -234,7 +237,7 @@ class _StageRun:
         if tokens == self.stage.tokens:
             return []
         if self.schedule.steps < state["step"]:
-            raise refuse_less(self.work, state["step"] * self.schedule.step_tokens, self.stage.tokens)
+            raise refuse_less(self.out, self.work, state["step"] * self.schedule.step_tokens, self.stage.tokens)
         extension = Extension(self.stage, tokens, state["step"])
         if self.accelerator.is_main_process:
             say(extension.line())
@@ -304,6 +307,7 @@ class _StageRun:
                 say(f"{self.stage.name}: continuing at step {now.step} of {self.schedule.steps}")
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
+        held_out = self._held_out(objective, None if state is None else state.get("held_out"))
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
@@ -312,11 +316,27 @@ class _StageRun:
         log = self.log = MetricsLog(self.work, self.accelerator)
         try:
             with Background(self._steps(position)) as rows:
-                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
+                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, held_out)
+            self._take_best(objective, now, held_out)
         finally:
             log.close()
             objective.close()
-        return objective, self._report(objective, now)
+        return objective, self._report(objective, now, {} if held_out is None else held_out.summary())
+
+    def _held_out(self, objective: Objective, memory: dict[str, Any] | None) -> HeldOut | None:
+        """The looks at held-out text, None for none."""
+        if (looks := Looks.of(self.recipe, self.stage)) is None:
+            return None
+        if not (rows := held_out_rows(self.recipe, self.stage, self.checkpoint, looks)):
+            return None
+        size = self.chosen.micro_batch
+        return HeldOut(objective, looks, rows, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
+
+    def _take_best(self, objective: Objective, now: Progress, held_out: HeldOut | None) -> None:
+        """Where the recipe wants them, put the best weights in the place of the last."""
+        self.best = None if held_out is None else held_out.best
+        if self.recipe.train.keep == "best" and self.best not in (None, now.step):
+            self.checkpoints.load_best(self.best, objective.parts)
 
     def write(self, objective: Objective, report: StageReport) -> None:
         """Write the finished checkpoint under its own name."""
@@ -337,9 +357,10 @@ class _StageRun:
         self.accelerator.wait_for_everyone()
 
     def trim_work(self) -> None:
-        """Leave of a finished stage's work what a larger budget goes on from: the last training checkpoint."""
+        """Leave of a finished stage's work what a larger budget goes on from: the last training checkpoint, and
+        the best, for `train.keep`."""
         if self.accelerator.is_main_process:
-            self.checkpoints.drop_others()
+            self.checkpoints.drop_others(self.best)
             (self.work / metrics.FILE).unlink(missing_ok=True)  # the checkpoint has it
         self.accelerator.wait_for_everyone()
 
@@ -388,7 +409,7 @@ class _StageRun:
             beside=None if self.cache is None else self.cache.read,
         )
 
-    def _report(self, objective: Objective, now: Progress) -> StageReport:
+    def _report(self, objective: Objective, now: Progress, held_out: dict[str, Any]) -> StageReport:
         records = metrics.read(self.work / metrics.FILE)
         losses = objective.curve(records)
         tail = losses[-AVERAGED:]
@@ -410,4 +431,6 @@ class _StageRun:
             rose=rises(losses),
             chosen=dc.asdict(self.chosen),
             extended=self.extensions,
+            held_out=held_out,
+            kept=self.recipe.train.keep,
         )

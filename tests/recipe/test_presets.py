@@ -109,6 +109,26 @@ def test_the_papers_layouts(name, kept):
     assert mixers["paper"] == SSEMixer(kind="paper")
 
 
+@pytest.mark.parametrize("name", ["paper-2b", "paper-12b"])
+def test_the_papers_recipes_plan_on_8_gpus_by_config_alone(tmp_path, name):
+    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    plan = api.plan(name, overrides=[f"model={tmp_path}"])
+    assert plan.costs.way(8, 80) is not None
+    assert any("holds no weights" in note for note in plan.notes)
+    if name == "paper-2b":
+        assert plan.stages[-1].seq_len == 128 * 1024
+        assert plan.costs.way(1, 141).how == "as it is"
+
+
+def test_the_papers_2b_converts_at_128k(tmp_path, model):
+    """At full width and depth, from sparse files: 15 of 18 layers become the paper's; its positions hold the rows."""
+    told = [f"model={model('paper-2b')}"]
+    report = api.convert("paper-2b", tmp_path / "out", link="hard", defer_digests=True, overrides=told)
+    assert (report.layers.count("paper"), report.layers.count("full")) == (15, 3)
+    assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 128 * 1024
+    assert max(stage.seq_len for stage in load_recipe("paper-2b").stages) == 128 * 1024
+
+
 def test_names_with_or_without_suffix():
     assert preset_path("qwen3-4b") == preset_path("qwen3-4b.yaml")
     with pytest.raises(RecipeError, match=r"recipe 'qwen3-4' does not exist") as caught:

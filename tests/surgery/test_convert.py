@@ -16,10 +16,10 @@ from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.open import INDEX, open_checkpoint
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, open_teacher
-from sse_convert.checkpoints.tensor_data import file_pieces
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, RecipeError, UsageError
+from sse_convert.files import digest
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
@@ -172,7 +172,7 @@ def test_shards_of_the_hub_cache_are_linked_and_their_digests_known(teacher, tmp
             shutil.copyfile(path, blobs / blob)
             (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
     read = []
-    monkeypatch.setattr(manifest, "file_pieces", lambda path, *part: read.append(path.name) or file_pieces(path, *part))
+    monkeypatch.setattr(manifest, "digest", lambda path, *seen: read.append(path.name) or digest(path, *seen))
     report = convert_checkpoint(recipe(snapshot), tmp_path / "out")
     records = read_manifest(tmp_path / "out")
     assert [report.teacher_shards[name] for name, _ in (large, small)] == ["hard", "hard"]

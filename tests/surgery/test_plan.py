@@ -13,7 +13,8 @@ from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.plan import make_plan, training_flops
+from sse_convert.surgery.plan import make_plan
+from sse_convert.surgery.speed import training_flops
 from tests.surgery import models, synthetic
 
 CONFIGS = Path(__file__).parent.parent / "fixtures/configs"

@@ -25,7 +25,7 @@ def test_a_constant_rate_goes_on_as_if_the_budget_had_been_larger_from_the_start
     capsys.readouterr()
     folder, report = train(name, "grown", tokens=768, **CONSTANT)
     told = capsys.readouterr().err
-    assert f"{name}: what came of fewer tokens is now in {old.parent}" in told
+    assert f"{name}: what was made before is now in {old.parent}" in told
     assert f"{name}: the budget went from 384 to 768 tokens after step 3; learning rates are those of" in told
     assert f"{name}: continuing at step 3 of 6" in told
     assert losses(folder) == losses(whole)
@@ -63,7 +63,7 @@ def test_killed_while_it_goes_on(train, monkeypatch, tmp_path):
             with pytest.raises(Killed):
                 train("uptrain", "grown", tokens=768, **CONSTANT)
     assert not (tmp_path / "grown").exists()
-    with pytest.raises(TrainingError, match=r"grown\.work was trained on 512 tokens, the recipe's budget is 384"):
+    with pytest.raises(TrainingError, match=r"grown was trained on 512 tokens, the recipe's budget is 384"):
         train("uptrain", "grown", tokens=384, **CONSTANT)
     folder, report = train("uptrain", "grown", tokens=768, **CONSTANT)
     assert losses(folder) == losses(whole)
@@ -84,7 +84,7 @@ def test_fewer_tokens_than_were_trained_on_are_refused(train, tmp_path):
     folder, _ = train("uptrain", tokens=384)
     with pytest.raises(TrainingError, match=r"result was trained on 384 tokens, the recipe's budget is 256") as caught:
         train("uptrain", tokens=256)
-    assert caught.value.fix.startswith(f"raise tokens, or delete {folder}")
+    assert caught.value.fix.startswith(f"raise tokens, or delete {folder}, {folder}.work and")
     assert (folder / "stage.json").is_file()
     with pytest.raises(TrainingError, match=r"stage\.lr was"):
         train("uptrain", tokens=768, lr=0.1)
@@ -94,9 +94,9 @@ def test_without_its_training_checkpoint_a_stage_cannot_go_on(train, tmp_path):
     folder, _ = train("uptrain", tokens=384)
     shutil.rmtree(tmp_path / "result.work")
     assert train("uptrain", tokens=384)[1].already_done
-    with pytest.raises(TrainingError, match=r"its training checkpoint in .*result\.work is gone") as caught:
+    with pytest.raises(TrainingError, match=r"the training checkpoint in .*result\.work is gone") as caught:
         train("uptrain", tokens=768)
-    assert "put the other tokens into a stage of their own" in caught.value.fix
+    assert "put more tokens into a stage of their own" in caught.value.fix
     assert (folder / "stage.json").is_file()
 
 

@@ -13,10 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sse_convert.kernels.feature_maps import NORM_EPS
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.routing import route
 from sse_convert.kernels.triton.tiles import LOG2_E, log2_decay, map_keys
+
+L2_EPS = tl.constexpr(NORM_EPS)
 
 
 def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tensor]:
@@ -30,8 +33,6 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     Returns:
         o [S, Hq, V] in v's dtype and the final states [S, M, H, D, V] in float32.
     """
-    if x.k_map == "l2":
-        x = x.with_mapped_keys(torch.float32)
     state = _writable_state(x, inplace_state)
     used, gate = _routed(x)
     strengths = [] if x.write_strength is None else [x.write_strength]
@@ -159,7 +160,7 @@ def decode_kernel(
         decay = tl.where(writes[:, None], tl.exp2(decay), 1.0)
         given = tl.where(is_shared, k_shared, k) + k_row * D
         keys = tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0)
-        keys = map_keys(keys, _softmax_norm(keys, key_scale, in_d, K_MAP), key_scale, K_MAP)
+        keys = _mapped(keys, key_scale, in_d, K_MAP)
         strength = tl.where(writes, weight if WRITE_GATE else 1.0, 0.0)
         if beta is None:
             keys = keys * strength[:, None]
@@ -190,14 +191,17 @@ def decode_kernel(
 
 
 @triton.jit
-def _softmax_norm(k, k_scale, inside, K_MAP: tl.constexpr):
-    """Base-2 log of what the softmax of each row of k is divided by; 0 for other maps."""
+def _mapped(k, k_scale, inside, K_MAP: tl.constexpr):
+    """phi of whole keys, one to a row, in float32."""
     norm = tl.zeros([k.shape[0]], tl.float32)
     if K_MAP == "softmax":
         x = tl.where(inside, k.to(tl.float32) * k_scale * LOG2_E, float("-inf"))
         norm = tl.max(x, 1)
         norm += tl.log2(tl.sum(tl.exp2(x - norm[:, None]), 1))
-    return norm
+    phi = map_keys(k, norm, k_scale, "silu" if K_MAP == "l2" else K_MAP)
+    if K_MAP == "l2":
+        phi = phi * tl.rsqrt(tl.sum(phi * phi, 1) + L2_EPS)[:, None]
+    return phi
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from sse_convert.kernels.triton.autograd import sse_attention_triton
 from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
+from sse_convert.kernels.triton.generation.ring_attention import ring_attention
 from sse_convert.kernels.triton.generation.token_attention import token_attention
 from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from sse_convert.kernels.triton.routing import select_partitions, slot_layout
@@ -96,6 +97,12 @@ def attend(D: int, dtype: torch.dtype) -> None:
         token_attention(q, cached, cached, torch.ones(2, 300, dtype=torch.bool), 0.1)
 
 
+def attend_in_ring(D: int, dtype: torch.dtype, soft_cap: float | None) -> None:
+    q, k, numbers = torch.zeros(2, 4, D, dtype=dtype), torch.zeros(2, 2, D, dtype=dtype), torch.zeros(2).int()
+    rows = torch.zeros(3, 2, 132, 2, D, dtype=dtype)
+    ring_attention(q, k, k, rows, numbers, numbers, window=128, sinks=4, scale=0.1, soft_cap=soft_cap)
+
+
 def norm(rows: tuple[int, ...], sets: int, rounds: bool) -> None:
     x = torch.zeros(rows, dtype=torch.bfloat16)
     rms_norm(x, torch.zeros(sets * rows[-1]), 1e-6, rounds, 0.0, torch.bfloat16)
@@ -119,7 +126,7 @@ BF16 = torch.bfloat16
 COMPILE_CASES = {
     "rows of states": CompileCase(partial(move_rows, BF16)),
     "decode in slots": CompileCase(
-        partial(decode_in_slots, BF16, dims=(128, 128), dtype=BF16, heads=(2, 2), top_k=4, delta=True)
+        partial(decode_in_slots, BF16, dims=(128, 128), dtype=BF16, heads=(2, 2), top_k=4, delta=True, k_map="l2")
     ),
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
     "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
@@ -157,6 +164,9 @@ COMPILE_CASES = {
     ),
     "decode": CompileCase(partial(decode, dims=(128, 128), dtype=BF16)),
     "token attention": CompileCase(partial(attend, 128, BF16)),
+    "ring attention": CompileCase(partial(attend_in_ring, 128, BF16, None)),
+    "ring attention, 256 bounded channels": CompileCase(partial(attend_in_ring, 256, BF16, 30.0)),
+    "ring attention in float32": CompileCase(partial(attend_in_ring, 128, torch.float32, None)),
     "norm": CompileCase(partial(norm, (1, 1024), 1, True)),
     "norm of heads": CompileCase(partial(norm, (1, 16, 128), 16, False)),
     "norms of a prefill": CompileCase(partial(norm, (8192, 128), 16, True)),

@@ -13,6 +13,7 @@ import torch
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
+from sse_convert.kernels.triton.generation.ring_attention import ring_attention
 from sse_convert.kernels.triton.generation.token_attention import token_attention
 from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
@@ -59,6 +60,9 @@ def step(trial: Trial, device: str) -> None:
     pages, slots = torch.zeros(4, 3, 700, device=device, dtype=o.dtype), torch.tensor([2, -1, 0], device=device)
     write_rows(pages, slots, read_rows(pages, slots) + 1)
     clear_rows(pages, slots, torch.tensor([0, 0, 5], device=device))
+    rings = torch.zeros(4, 2, 70, 1, trial.dim, device=device, dtype=o.dtype)
+    past = torch.tensor([0, 3, 99], device=device)
+    ring_attention(o, o[:, :1], o[:, :1], rings, slots, past, window=66, sinks=4, scale=0.1, soft_cap=None)
 
 
 def main(device: str = "cuda") -> None:
