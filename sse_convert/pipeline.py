@@ -370,9 +370,12 @@ class _Steps:
 
 
 def _convert_inputs(recipe: Recipe) -> dict[str, Any]:
+    layers = dc.asdict(recipe.layers)
+    if layers["select"] is None:  # as in runs of versions without it, which go on
+        del layers["select"]
     return {
         "model": checkpoint_identity(recipe.model, recipe.revision),
-        "layers": dc.asdict(recipe.layers),
+        "layers": layers,
         "mixers": {name: dc.asdict(mixer) for name, mixer in recipe.mixers.items()},
         "train": {"seed": recipe.train.seed, "backend": recipe.train.backend},
     }

@@ -28,7 +28,6 @@ from sse_convert.recipe.recommended import MIXER, measured, recommended_layers, 
 from sse_convert.report import table
 
 FACTORS = (0.5, 1.0, 2.0)
-SEQ_LEN = 1024
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +47,7 @@ class Trial:
         return f"rate-{self.rate:g}_step-{self.step:g}"
 
 
-def recipe_of(trial: Trial, work: Path, books: Path, tokens: int, *, graphs: bool) -> Recipe:
+def recipe_of(trial: Trial, work: Path, options: argparse.Namespace) -> Recipe:
     """The recipe of a trial."""
     own = measured()
     stage = own.stages[0]
@@ -59,26 +58,26 @@ def recipe_of(trial: Trial, work: Path, books: Path, tokens: int, *, graphs: boo
         "model": trial.teacher,
         "layers": recommended_layers([True] * layers),
         "mixers": {MIXER: recommended_mixer()},
-        "calibrate": {"rows": own.calibrate.rows, "seq_len": SEQ_LEN},
+        "calibrate": {"rows": own.calibrate.rows, "seq_len": options.length},
         "stages": [
             {
                 "name": "distill",
                 "loss": "kl",
-                "tokens": tokens,
-                "seq_len": SEQ_LEN,
+                "tokens": options.tokens,
+                "seq_len": options.length,
                 "lr": rates,
                 "batch_tokens": int(trial.step * stage.batch_tokens),
                 "warmup": stage.warmup,
                 "min_lr": stage.min_lr,
             }
         ],
-        "train": {"compile": False, "cuda_graphs": graphs},
+        "train": {"compile": False, "cuda_graphs": options.graphs},
         "data": {
-            "train": [{"path": str(books / "train")}],
-            "valid": [{"path": str(books / "valid")}],
+            "train": [{"path": str(options.books / "train")}],
+            "valid": [{"path": str(options.books / "valid")}],
             "needles": {"share": own.data.needles.share, "keys": own.data.needles.keys},
         },
-        "eval": {"lengths": [SEQ_LEN], "tokens": 65536},
+        "eval": {"lengths": [options.length], "tokens": 65536},
         "export": {"dir": str(work / "exported")},
     }
     return recipe_from_dict(data, trial.name)
@@ -89,7 +88,7 @@ def run(trials: list[Trial], options: argparse.Namespace) -> list[dict[str, Any]
     found = []
     work = options.work / Path(trials[0].teacher).name
     for trial in trials:
-        recipe = recipe_of(trial, work, options.books, options.tokens, graphs=options.graphs)
+        recipe = recipe_of(trial, work, options)
         if not (work / "calibrated").exists():
             say("\n".join(api.convert(recipe, work / "converted").lines()))
             api.calibrate(recipe, work / "converted", work / "calibrated")
@@ -133,6 +132,7 @@ def main() -> None:
     parser.add_argument("--batches", default="", help="the one of them whose steps are varied as well")
     parser.add_argument("--books", type=Path, default=Path("out/classic-books"))
     parser.add_argument("--tokens", type=int, default=1_000_000, help="of each training")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a row")
     parser.add_argument("--graphs", action="store_true", help="CUDA graphs: one GPU")
     parser.add_argument("--work", type=Path, default=Path("out/widths"), help="folder to make")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")

@@ -32,9 +32,8 @@ from sse_convert.report import TextReport, format_flow
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE, Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan, StageRow
+from sse_convert.surgery.speed import measured_speeds
 
-DENSE_SPEED, EXPERT_SPEED = 400e12, 100e12
-"""FLOP/s of a GPU by which hours are named; that of experts is not measured"""
 SHORTEST_ROW = 2048
 """of the second stage, below which a smaller machine is not helped"""
 HUB_TRAIN = (
@@ -116,7 +115,7 @@ def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None)
     """
     recipe, data, machine, fits = _first_that_fits(teacher, wanted, machine)
     plan = make_plan(recipe, teacher=teacher)
-    text = "\n".join([*_header(wanted, machine, fits, plan, teacher), *_body(data, plan, _speed(plan)), ""])
+    text = "\n".join([*_header(wanted, machine, fits, plan, teacher), *_body(data, plan), ""])
     return NewRecipe(text=text, recipe=recipe, machine=machine, fits=fits, plan=plan)
 
 
@@ -236,7 +235,7 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
 
 def _header(wanted: Wanted, machine: Machine, fits: bool, plan: Plan, teacher: Teacher) -> list[str]:
     assert plan.choice is not None
-    choice, speed = plan.choice, _speed(plan)
+    choice = plan.choice
     flops = choice.flops + sum(stage.flops for stage in plan.stages)
     estimate = "" if fits else ", which is too small by the estimate of `plan`"
     kept = f"{choice.keep} of {len(choice.among)} layers stay softmax, chosen before training"
@@ -244,7 +243,7 @@ def _header(wanted: Wanted, machine: Machine, fits: bool, plan: Plan, teacher: T
         f"{wanted.title}: {kept}; the others become SSE beside a window.",
         f"Plan:  sse-convert plan {wanted.command}",
         f"Run:   {machine.launch} run {wanted.command}",
-        f"Takes: {machine}{estimate}; {_costs(flops, speed)}, by `plan`.",
+        f"Takes: {machine}{estimate}; {_costs(flops)}, by `plan`.",
         f"Measured, on a teacher of 32M parameters (recipe {MEASURED}): choosing layers, SSE beside a window, AdamW,",
         "       planted rows, two stages of KL.",
         f"By rule from there: rates by width ({MEASURED_WIDTH} to {teacher.dims.hidden}), tokens of a step, rows.",
@@ -254,7 +253,7 @@ def _header(wanted: Wanted, machine: Machine, fits: bool, plan: Plan, teacher: T
     return [f"# {line}" for line in lines]
 
 
-def _body(data: dict[str, Any], plan: Plan, speed: float) -> list[str]:
+def _body(data: dict[str, Any], plan: Plan) -> list[str]:
     """The recipe's lines, one for each key of the first level or entry of a list, with costs behind them."""
     assert plan.choice is not None
     chosen, layers = plan.choice, data["layers"]
@@ -263,13 +262,13 @@ def _body(data: dict[str, Any], plan: Plan, speed: float) -> list[str]:
         f"model: {format_flow([data['model']])[1:-1]}",
         "layers:",
         f"  pattern: {format_flow(layers['pattern'])}",
-        f"  # {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_costs(chosen.flops, speed)}",
+        f"  # {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_costs(chosen.flops)}",
         f"  select: {format_flow(layers['select'])}",
         "mixers:",
         *(f"  {name}: {format_flow(settings)}" for name, settings in data["mixers"].items()),
         f"calibrate: {_with_units(data['calibrate'])}",
         "stages:",
-        *(line for stage, row in zip(data["stages"], plan.stages, strict=True) for line in _stage(stage, row, speed)),
+        *(line for stage, row in zip(data["stages"], plan.stages, strict=True) for line in _stage(stage, row)),
         "data:",
         *(line for key in ("train", "valid") for line in _sources(key, data["data"][key])),
         f"  needles: {format_flow(data['data']['needles'])}",
@@ -278,8 +277,8 @@ def _body(data: dict[str, Any], plan: Plan, speed: float) -> list[str]:
     ]
 
 
-def _stage(stage: dict[str, Any], row: StageRow, speed: float) -> list[str]:
-    return [f"  # {row.steps:,} steps; {_costs(row.flops, speed)}", f"  - {_with_units(stage)}"]
+def _stage(stage: dict[str, Any], row: StageRow) -> list[str]:
+    return [f"  # {row.steps:,} steps; {_costs(row.flops)}", f"  - {_with_units(stage)}"]
 
 
 def _sources(key: str, sources: list[dict[str, Any]]) -> list[str]:
@@ -302,12 +301,9 @@ def _spelled(value: Any) -> Any:
     return value if text.isdigit() else text
 
 
-def _speed(plan: Plan) -> float:
-    return DENSE_SPEED if plan.active_parameters == plan.parameters else EXPERT_SPEED
-
-
-def _costs(flops: float, speed: float) -> str:
-    """`4.8e19 FLOPs, 33 GPU hours at 400 TFLOP/s`."""
+def _costs(flops: float) -> str:
+    """`4.8e19 FLOPs, 33 GPU hours at the measured 319 TFLOP/s`."""
+    speed = measured_speeds()["kl"].flops_per_second
     hours = flops / speed / 3600
     time = f"{hours:.2g} GPU hours" if hours >= 1 else f"{math.ceil(60 * hours)} GPU minutes"
-    return f"{flops:.1e} FLOPs, {time} at {speed / 1e12:.0f} TFLOP/s".replace("e+", "e")
+    return f"{flops:.1e} FLOPs, {time} at the measured {speed / 1e12:.0f} TFLOP/s".replace("e+", "e")

@@ -86,3 +86,9 @@ def test_controls_have_the_chosen_layers(recipe, tmp_path):
 def test_a_choice_needs_text(recipe, tmp_path):
     with pytest.raises(DataError, match="no text to choose layers by"):
         api.convert(recipe(data={}, stages=()), tmp_path / "converted")
+
+
+def test_runs_without_a_choice_have_the_inputs_of_older_versions(recipe, tmp_path):
+    run_recipe(recipe(layers={"pattern": ["sse", "full"]}, stages=()))
+    record = json.loads((tmp_path / "out.stages" / "00-convert" / "stage.json").read_text())
+    assert record["inputs"]["layers"].keys() == {"pattern", "ratio", "keep", "overrides"}
