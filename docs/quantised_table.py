@@ -34,6 +34,7 @@ def _rise(figure: Mapping[str, Any] | str | None) -> str:
 
 def _conditions(data: Mapping[str, Any]) -> list[str]:
     teacher, converted = data["teacher"], data["converted"]
+    commits = sorted({row["commit"] for row in data["rows"]})
     versions = ", ".join(f"{NAMES.get(name, name)} {version}" for name, version in data["versions"].items())
     return [
         f"Rise of the held-out loss in nats per token, with 95% intervals over {data['rows_of_text']} rows of "
@@ -43,7 +44,7 @@ def _conditions(data: Mapping[str, Any]) -> list[str]:
         "The converted model is the 32M teacher after `recipes/teacher-qwen3-32m.yaml`, "
         f"{data['training']}: too little for its full quality, enough to see what rounding adds.",
         f"{data['hardware']}, torch {data['torch']}, transformers {data['transformers']}, {versions}; "
-        f"commit {data['commit']}; `benchmarks/quality/quantised.json`.",
+        f"commits {', '.join(commits)}; `benchmarks/quality/quantised.json`.",
     ]
 
 

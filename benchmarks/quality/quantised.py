@@ -4,7 +4,8 @@
 
 Every library runs with its defaults, so what conversion added keeps its precision. A third figure rounds that as well,
 with the same method: the new projections, routers and decays among them, which libraries would take for linear layers.
-The text is one row from the middle of every file. Libraries that are not installed are left out, and named.
+The text is one row from the middle of every file. Libraries that are not installed are left out, and named;
+what stands in the file of --out is not measured again.
 COMMIT names the commit where the checkout has no git.
 """
 
@@ -22,6 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 from benchmarks.kernels.hybrid_measure import environment
+from benchmarks.quality.convert import commit
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.evaluation.perplexity import HeldOutLoss, Windows, held_out_loss, loss_gap, make_windows
 from sse_convert.files import write_text
@@ -29,6 +31,8 @@ from sse_convert.modeling.auto import register
 from sse_convert.modeling.initialise import NewLinear
 
 DTYPE = torch.bfloat16
+GROUP = 32
+"""weights with a scale of their own, where a method has groups; fewer where a new projection has fewer inputs"""
 NAN = "NaN"
 """in the place of figures: rounding gave weights that are no numbers"""
 LIBRARIES = ("torchao", "bitsandbytes", "llmcompressor")
@@ -40,7 +44,7 @@ class Method:
 
     library: str
     name: str
-    settings: Callable[[], Any]
+    settings: Callable[..., Any]
     """what `from_pretrained` takes, or llm-compressor's recipe"""
 
     def load(self, source: str) -> Any:
@@ -62,7 +66,7 @@ class Method:
         for weight in new_weights(model):
             linear = nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
             linear.weight.data.copy_(weight)
-            quantize_(linear, self.settings().quant_type)
+            quantize_(linear, self.settings(min(GROUP, weight.shape[1])).quant_type)
             weight.data.copy_(linear.weight.dequantize())
         return True
 
@@ -72,23 +76,23 @@ def new_weights(model: nn.Module) -> list[nn.Parameter]:
     return [module.weight for module in model.modules() if isinstance(module, NewLinear)]
 
 
-def int8() -> Any:
+def int8(group: int = GROUP) -> Any:
     from torchao.quantization import Int8WeightOnlyConfig
 
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
-def float8() -> Any:
+def float8(group: int = GROUP) -> Any:
     from torchao.quantization import Float8WeightOnlyConfig
 
     return TorchAoConfig(Float8WeightOnlyConfig())
 
 
-def int4() -> Any:
+def int4(group: int = GROUP) -> Any:
     from torchao.quantization import IntxWeightOnlyConfig
     from torchao.quantization.granularity import PerGroup
 
-    return TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    return TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group)))
 
 
 def four_bits() -> Any:
@@ -148,7 +152,7 @@ def rise(found: HeldOutLoss, whole: HeldOutLoss) -> dict[str, float | None]:
 
 def measure(method: Method, sources: dict[str, str], whole: dict[str, HeldOutLoss], windows: Windows) -> dict[str, Any]:
     """One row of the result."""
-    row: dict[str, Any] = {"library": method.library, "method": method.name}
+    row: dict[str, Any] = {"library": method.library, "method": method.name, "commit": commit()}
     for who, source in sources.items():
         model = method.load(source).eval()
         row[who] = rise(held_out_loss(model, windows, batch_tokens=4096), whole[who])
@@ -182,16 +186,21 @@ def main() -> None:
         "length": asked.length,
         "missing": [name for name in LIBRARIES if name not in installed],
     }
+    before = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {"rows": []}
+    result["rows"] = before["rows"]
+    done = {(row["library"], row["method"]) for row in result["rows"]}
     whole = {}
     for who, source in sources.items():
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPE).eval()
         whole[who] = held_out_loss(model, windows, batch_tokens=4096)
-        precise = held_out_loss(model.float(), windows, batch_tokens=4096)
-        result[who] = {"loss": whole[who].loss, "float32": precise.loss, "tokens": whole[who].tokens}
-        print(who, result[who], flush=True)
-    result["rows"] = []
+        if (figures := before.get(who)) is None:
+            precise = held_out_loss(model.float(), windows, batch_tokens=4096)
+            figures = {"loss": whole[who].loss, "float32": precise.loss, "tokens": whole[who].tokens}
+        assert figures["loss"] == whole[who].loss, f"{asked.out} is of another model or text"
+        result[who] = figures
+        print(who, figures, flush=True)
     for method in METHODS:
-        if method.library in installed:
+        if method.library in installed and (method.library, method.name) not in done:
             result["rows"].append(measure(method, sources, whole, windows))
             print(json.dumps(result["rows"][-1]), flush=True)
             write_text(asked.out, json.dumps(result, indent=1) + "\n")
