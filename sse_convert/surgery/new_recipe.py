@@ -29,7 +29,7 @@ from sse_convert.recipe.recommended import (
 from sse_convert.recipe.schema import Source
 from sse_convert.recipe.units import format_count
 from sse_convert.report import TextReport, format_flow
-from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE, Launch, stage_memory
+from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE, Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan, StageRow
 
@@ -209,7 +209,7 @@ def _fits(recipe: Recipe, teacher: Teacher, machine: Machine) -> bool:
     estimates = (
         stage_memory(
             geometry, by_layer, stage, lora=recipe.train.lora, bf16=True, checkpointing=True, cuda_graphs=False
-        ).total(stage.seq_len, 1, room, Launch(machine.gpus, sharded=machine.gpus > 1))
+        ).total(stage.seq_len, 1, room, Processes(machine.gpus, sharded=machine.gpus > 1))
         for stage in recipe.stages
     )
     return all(needed <= USABLE * room for needed in estimates)
