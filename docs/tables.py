@@ -16,6 +16,7 @@ from docs import (
     quality_tables,
     quantised_table,
     readme_tables,
+    recipe_tables,
     speed_tables,
 )
 from docs.examples import ROOT, page_paths
@@ -26,8 +27,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **speed_tables.BLOCKS,
     **paper_tables.BLOCKS,
     **goal_table.BLOCKS,
-    **cost_tables.BLOCKS,
     **quantised_table.BLOCKS,
+    **cost_tables.BLOCKS,
+    **recipe_tables.BLOCKS,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
@@ -44,8 +45,8 @@ from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
-from sse_convert.files import is_leftover
-from sse_convert.pages.collect import read_evaluation
+from sse_convert.files import is_leftover, write_json, write_text
+from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
@@ -145,7 +146,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
         return result
     table = control_table(recipe, teacher, _read(figures), command)
     if main.accelerator.is_main_process:
-        table.write(controls_folder(recipe) / COMPARISON)
+        write_json(controls_folder(recipe) / COMPARISON, table.to_dict())
     result = dc.replace(result, controls=table, verdict=model_verdict(_read(figures), table.to_dict()["judgements"]))
     _require_sound(result, main)
     return result
@@ -269,7 +270,8 @@ def _measure(
 def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
     """The export step: the result is made and recorded in the step's own folder, then moved to `export.dir`.
 
-    So a result without its record, which a later start would have to refuse, never lies there.
+    So a result without its record, which a later start would have to refuse, never lies there. The recipe stays beside
+    the steps as it was, with the paths that the result does not tell.
     """
 
     def write(folder: Path) -> Report:
@@ -280,6 +282,8 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
     made = steps.alone("export", inputs, write) / _MADE
+    if steps.accelerator.is_main_process:
+        write_text(steps.root / RECIPE, yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     if steps.accelerator.is_main_process and made.exists():
         if (made / steps.out.name).exists():
             move_folder(made / steps.out.name, steps.out)

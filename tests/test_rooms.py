@@ -37,6 +37,7 @@ ROOMS = [
     "pages",
     "export",
     "pipeline",
+    "machine_speed",
     "doctor",
     "api",
     "cli",

@@ -51,7 +51,7 @@ class Row:
 
     name: str
     record: dict[str, Any]
-    """recipe, config (changes), stage, chosen, sharded, peak_mib, gpu_mib, commit"""
+    """recipe, config (changes), layers, mixers, stage, chosen, sharded, peak_mib, gpu_mib, commit"""
 
     @property
     def measured(self) -> int:
@@ -90,7 +90,9 @@ class Row:
 
     @property
     def _planned(self) -> "_Planned":
-        recipe = recipe_from_dict({**recipe_of(self.record["recipe"]), "stages": [self.record["stage"]]})
+        preset = yaml.safe_load(preset_text(self.record["recipe"]))
+        measured = {key: self.record[key] for key in ("layers", "mixers")}
+        recipe = recipe_from_dict({**preset, **measured, "stages": [self.record["stage"]]})
         raw = json.loads((ROOT / f"tests/fixtures/configs/{self.record['recipe']}.json").read_text(encoding="utf-8"))
         config = {key: value for key, value in (raw | self.record["config"]).items() if value is not None}
         files = CheckpointFiles(name=self.name, folder=Path(), config=config, tensors={}, shard_bytes={})
@@ -110,13 +112,6 @@ class Row:
         return ", ".join(said + [f"{layers} layers"] * (layers is not None))
 
 
-def recipe_of(name: str) -> dict[str, Any]:
-    """The recipe that was measured: the packaged one, or where that chooses layers, one beside this file with names."""
-    fixed = HERE / f"{name}.yaml"
-    found: dict[str, Any] = yaml.safe_load(fixed.read_text(encoding="utf-8") if fixed.is_file() else preset_text(name))
-    return found
-
-
 def rows() -> list[Row]:
     """Every stage of which a peak was measured."""
     return [*_throughput(), *(Row(name, record) for name, record in _peaks().items() if record["peak_mib"])]
@@ -128,9 +123,10 @@ def _peaks() -> dict[str, Any]:
 
 
 def _throughput() -> Iterator[Row]:
-    recipe = recipe_of("qwen3-0.6b")
+    recipe = yaml.safe_load((HERE / "qwen3-0.6b.yaml").read_text(encoding="utf-8"))
     parts = json.loads(THROUGHPUT.read_text(encoding="utf-8"))["parts"]
     for part in PARTS:
         stage = next(stage for stage in recipe["stages"] if stage["name"] == part)
         more = {"recipe": "qwen3-0.6b", "config": {}, "stage": stage, "sharded": False, "gpu_mib": []}
-        yield Row(f"0.6b-{part}", {**parts[part], **more})
+        layout = {key: recipe[key] for key in ("layers", "mixers")}
+        yield Row(f"0.6b-{part}", {**parts[part], **more, **layout})

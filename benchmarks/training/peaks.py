@@ -24,6 +24,9 @@ import yaml
 from fsdp_smoke import TINY, TINY_ROW, TINY_STEP, call, make_teacher, make_text, surroundings
 from throughput import run_stage
 
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.recipe.choosing import draft_recipe
+
 CONFIGS = Path("tests/fixtures/configs")
 FSDP = "--use_fsdp --fsdp_version 2 --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
 SHORT = {"batch_tokens": "32K"}
@@ -55,11 +58,12 @@ class Setting:
 SETTINGS = {
     "0.6b-kl": Setting("qwen3-0.6b", "distill", SHORT),
     "0.6b-kl-checkpointed": Setting("qwen3-0.6b", "distill", {**SHORT, "gradient_checkpointing": True}),
+    "0.6b-long": Setting("qwen3-0.6b", "long", SHORT, steps=2),
     "0.6b-layer-mse": Setting("qwen3-0.6b", "align", ALIGN),
     "8b-lora-kl": Setting("qwen3-8b", "distill", {**LORA, **SHORT}),
-    "8b-lora-ce": Setting("qwen3-8b", "uptrain", {**LORA, **SHORT}, steps=2),
+    "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
     "8b-quarter-kl": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, compiled=True, steps=4),
-    "8b-quarter-ce": Setting("qwen3-8b", "uptrain", SHORT, FEW_LAYERS, steps=2),
+    "8b-quarter-long": Setting("qwen3-8b", "long", SHORT, FEW_LAYERS, steps=2),
     "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, launch=FSDP),
     "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, launch=FSDP),
     "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, launch=FSDP),
@@ -90,9 +94,10 @@ def shape(setting: Setting, work: Path, *, tiny: bool) -> Path:
 
 
 def make_recipe(setting: Setting, folder: Path, *, tiny: bool) -> Path:
-    """Write the recipe of one stage with this model and this text."""
-    fixed = Path(f"benchmarks/training/{setting.recipe}.yaml")  # where the packaged one chooses layers
-    recipe = yaml.safe_load((fixed if fixed.is_file() else Path(f"recipes/{setting.recipe}.yaml")).read_text())
+    """Write the recipe of one stage with this model and this text; layers still to be chosen are spread evenly."""
+    recipe = yaml.safe_load(Path(f"recipes/{setting.recipe}.yaml").read_text())
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    recipe["layers"] = draft_recipe(recipe_from_dict(recipe), layers).to_dict()["layers"]
     kept = next((stage for stage in recipe["stages"] if stage["name"] == setting.stage), {})
     stage = {**kept, **setting.changes}
     if tiny:
@@ -113,10 +118,13 @@ def measure(name: str, work: Path, until: float, *, tiny: bool) -> dict[str, Any
     shutil.rmtree(folder / f"{setting.stage}.work", ignore_errors=True)
     launch = ["-m", "accelerate.commands.launch", *shlex.split(setting.launch)] if setting.launch else []
     found = run_stage(setting.stage, recipe, folder, setting.steps, until, launch=launch)
+    written = yaml.safe_load(recipe.read_text())
     return {
         "recipe": setting.recipe,
         "config": {**setting.config, **(TINY if tiny else {})},
-        "stage": yaml.safe_load(recipe.read_text())["stages"][0],
+        "stage": written["stages"][0],
+        "layers": written["layers"],
+        "mixers": written.get("mixers", {}),
         "sharded": "--use_fsdp" in setting.launch,
         "gpu_mib": [torch.cuda.get_device_properties(i).total_memory >> 20 for i in range(torch.cuda.device_count())],
         **found,

@@ -44,6 +44,7 @@ from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
+from sse_convert.files import write_json
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import GenerationEval, Recipe
@@ -130,7 +131,7 @@ def evaluate_checkpoint(
 def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
     """Write a report and draw it, then fail if it misses a limit. Arguments and errors as of `evaluate`."""
     if out is not None:
-        report.write(out)
+        write_json(out, report.to_dict())
     if plot is not None:
         draw([report.to_dict()], plot)
     report.require_gate(out)

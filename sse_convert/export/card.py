@@ -13,8 +13,7 @@ from sse_convert.report import format_bytes, format_number, format_rate
 
 CARD = "README.md"
 EVALUATION = "evaluation.json"
-RECIPE = "recipe.yaml"
-"""files that an export writes beside weights and code"""
+"""files that an export writes beside weights, code and recipe"""
 _RECIPE = """## Recipe
 
 `recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it. Names that begin with

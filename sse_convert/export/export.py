@@ -24,12 +24,12 @@ from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
-from sse_convert.export.card import CARD, EVALUATION, RECIPE, model_card
+from sse_convert.export.card import CARD, EVALUATION, model_card
 from sse_convert.export.card_figures import write_pictures
 from sse_convert.export.published import paths_in, published
 from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.remote_code import write_remote_code
-from sse_convert.pages.collect import read_evaluation
+from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.units import parse_size
 from sse_convert.report import FieldsReport, format_bytes, format_number

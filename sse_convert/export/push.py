@@ -15,11 +15,11 @@ from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.evaluation.verdict import model_verdict
-from sse_convert.export.card import CARD, EVALUATION, RECIPE
+from sse_convert.export.card import CARD, EVALUATION
 from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.published import paths_in
 from sse_convert.modeling.remote_code import remote_code
-from sse_convert.pages.collect import read_evaluation
+from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe.source import parse
 from sse_convert.report import format_bytes, table
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.errors import UsageError
 from sse_convert.files import write_json
 from sse_convert.pages.collect import SAMPLES_FILE, SAMPLES_SCHEMA, STUDENT, UNTRAINED, UNTRAINED_LABEL, Run
@@ -46,14 +45,7 @@ def _models(run: Run) -> list[tuple[str, str]]:
     assert run.model is not None
     assert run.recipe is not None
     untrained = [step.folder for step in run.steps if step.name in UNTRAINED and step.record is not None]
-    found = [("teacher", _teacher(run))]
+    found = [("teacher", str(run.recipe["model"]))]
     if untrained and run.trained:
         found.append((UNTRAINED_LABEL, str(untrained[-1])))
     return [*found, (STUDENT, run.model.name)]
-
-
-def _teacher(run: Run) -> str:
-    """Where the teacher is: the steps of a run know, while the recipe of an exported model names no folders."""
-    assert run.recipe is not None
-    known = (read_provenance(step.folder) for step in run.steps if step.folder.is_dir())
-    return next((found.teacher for found in known if found is not None), str(run.recipe["model"]))

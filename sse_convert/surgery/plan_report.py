@@ -1,6 +1,7 @@
 """The plan as data and as the tables a person reads."""
 
 import dataclasses as dc
+import math
 import shlex
 from collections import Counter
 from typing import Any
@@ -52,12 +53,16 @@ class ChoiceRow:
     bytes: int
     """weights on the one device that chooses"""
 
+    def _time(self) -> str:
+        seconds = math.ceil(self.flops / SPEED)
+        return f"{seconds} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"
+
     def line(self) -> str:
         """The choice for a person."""
+        costs = f"{format_number(self.flops)} FLOPs ({self._time()} at {SPEED / 1e12:.0f} TFLOP/s)"
         return (
             f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; {self.passes} forward passes over "
-            f"{self.tokens:,} tokens, {format_number(self.flops)} FLOPs (minutes at {SPEED / 1e12:.0f} TFLOP/s: "
-            f"{self.flops / SPEED / 60:.1f}), with {format_bytes(self.bytes)} of weights on one device"
+            f"{self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"
         )
 
 

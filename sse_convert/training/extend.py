@@ -30,18 +30,19 @@ def _endless(inputs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in inputs.items() if key != KEEP} | {"stage": stage}
 
 
-def refuse_less(folder: Path, before: int, now: int) -> TrainingError:
+def refuse_less(out: Path, work: Path, before: int, now: int) -> TrainingError:
     """The error of a budget that is less than what was trained on.
 
     Args:
-        folder: of the stage, or its work folder.
+        out: folder of the stage.
+        work: that of its training checkpoints.
         before: tokens that were trained on.
         now: tokens of the recipe.
     """
     return TrainingError(
-        f"{folder} was trained on {before:,} tokens, the recipe's budget is {now:,} (tokens)",
+        f"{out} was trained on {before:,} tokens, the recipe's budget is {now:,} (tokens)",
         expected=f"{before:,} or more",
-        fix=f"raise tokens, or delete {folder} and what was made from it to train it anew",
+        fix=f"raise tokens, or delete {out}, {work} and what was made from them to train anew",
     )
 
 

@@ -148,7 +148,7 @@ class _StageRun:
             return False
         tokens = before["stage"]["tokens"]
         if tokens > self.stage.tokens:
-            raise refuse_less(self.out, tokens, self.stage.tokens)
+            raise refuse_less(self.out, self.work, tokens, self.stage.tokens)
         if not any(self.work.glob("step-*")):
             raise TrainingError(
                 f"{self.out} was trained on {tokens:,} tokens, and the training checkpoint in {self.work} is gone",
@@ -237,7 +237,7 @@ class _StageRun:
         if tokens == self.stage.tokens:
             return []
         if self.schedule.steps < state["step"]:
-            raise refuse_less(self.work, state["step"] * self.schedule.step_tokens, self.stage.tokens)
+            raise refuse_less(self.out, self.work, state["step"] * self.schedule.step_tokens, self.stage.tokens)
         extension = Extension(self.stage, tokens, state["step"])
         if self.accelerator.is_main_process:
             say(extension.line())

@@ -18,6 +18,7 @@ from sse_convert.evaluation import generation
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
+from sse_convert.recipe import load_recipe
 from sse_convert.training import loop, stage
 from tests.training.test_resume import Killed, same, steps_then
 
@@ -46,10 +47,11 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     report = run_recipe(recipe())
     assert [step["name"] for step in report.steps] == STEPS
     assert not any(step["already_done"] for step in report.steps)
-    folders = sorted(path.name for path in (tmp_path / "out.stages").iterdir() if path.suffix != ".work")
+    folders = sorted(path.name for path in (tmp_path / "out.stages").iterdir() if path.suffix == "")
     assert folders == [f"{i:02d}-{name}" for i, name in enumerate(STEPS)]
     assert all((tmp_path / "out.stages" / name / "stage.json").is_file() for name in folders)
     load_pretrained(tmp_path / "out")
+    assert load_recipe(tmp_path / "out.stages" / "recipe.yaml") == recipe()
     assert (tmp_path / "out" / "evaluation.json").is_file()
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
     assert report.lines()[-2:] == [report.verdict.line(), f"finished model: {tmp_path / 'out'}"]

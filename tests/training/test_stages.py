@@ -24,6 +24,7 @@ from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
+from sse_convert.training.held_out import HeldOut
 from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import converted_attention
 from sse_convert.training.stage import pick_stage, run_stage
@@ -150,8 +151,19 @@ def test_two_learning_rates(train, converted):
     assert all(size <= 1.1e-5 for name, size in step.items() if not name.startswith(mixers))
 
 
-def test_compiled_layers_train_alike(make, train, monkeypatch):
-    """Traced, but not translated to C++, which takes a minute; checkpointed, with rows of one to three documents."""
+def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
+    """Traced, but not translated to C++, which takes a minute; checkpointed, with rows of one to three documents. Looks
+    at held-out text compile nothing."""
+    look, added = HeldOut.look, []
+
+    def counted(self, *args, **more):
+        before = counters["stats"]["unique_graphs"]
+        found = look(self, *args, **more)
+        added.append(counters["stats"]["unique_graphs"] - before)
+        return found
+
+    monkeypatch.setattr(HeldOut, "look", counted)
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
     whole = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: whole(module, backend="aot_eager"))
     torch.compiler.reset()
@@ -160,11 +172,13 @@ def test_compiled_layers_train_alike(make, train, monkeypatch):
     found = []
     for compiled in (False, True):
         assert counters["stats"]["unique_graphs"] == 0
-        recipe = make(("distill", settings), train={"compile": compiled})
+        every = 128 if compiled else None
+        recipe = make(("distill", settings), data=data, train={"compile": compiled, "validate_every": every})
         found.append(losses(train("distill", f"compiled {compiled}", recipe=recipe)[0]))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert counters["stats"]["unique_graphs"] >= 4  # of student and teacher: SSE, window and full layers, the teacher's
     assert not counters["graph_break"]
+    assert added == [0] * 8
 
 
 def test_compiled_layers_need_a_compiler(train, make, monkeypatch):

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 
 from sse_convert.kernels.triton.tiles import (
+    LOG2_E,
+    inverse,
     level_masks,
     load_source,
     log2_decay,
@@ -147,6 +149,7 @@ def finish_chunk(
     key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
     norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
     grown = tl.load(full + here * D + d, mask=d < D, other=1.0)
+    shrunk = inverse(grown)
     if STRONG:
         raw_g = load_source(g_base, tl.load(slots.token + at_i), h, d, H, D)
         g = tl.where(written[:, None] & inside, log2_decay(raw_g, normalizer), 0.0)
@@ -212,7 +215,7 @@ def finish_chunk(
             fall = tl.load(falls + key_tile, mask=inside, other=1.0)
             k_in = tl.load(kt + key_tile, mask=inside, other=0.0)
             da_low = da.to(low)
-            through = matmul(da_low, k_in, through * grown[None, :], IEEE) * (1.0 / grown)[None, :]
+            through = matmul(da_low, k_in, through * grown[None, :], IEEE) * shrunk[None, :]
             within = matmul(tl.trans(da_low), q_in, within, IEEE)
             pulled = q_in.to(tl.float32) * through
             inner += sum_heads(pulled, Q, C)
@@ -222,7 +225,7 @@ def finish_chunk(
     if not STRONG:
         fall = tl.load(falls + key_tile, mask=inside, other=1.0)
         k_in = tl.load(kt + key_tile, mask=inside, other=0.0)
-        within = within * (1.0 / grown)[None, :]
+        within = within * shrunk[None, :]
         inner -= k_in.to(tl.float32) * within
     passes = tl.load(decay + here * D + d, mask=d < D, other=0.0)
     crossing = tl.where(passes == 0, 0.0, crossing * passes)
@@ -239,12 +242,12 @@ def finish_chunk(
         within += later
         dwrite = tl.sum(k_in.to(tl.float32) * within, 1)
         crossed = k_in.to(tl.float32) * later
-        dk_hat = within * grown[None, :] / fall.to(tl.float32)
+        dk_hat = within * grown[None, :] * inverse(fall.to(tl.float32))
     crossing += tl.sum(crossed, 0)
     db = sum_rows(i[:, None] <= i[None, :], inner - crossed, IEEE) + crossing[None, :]
     if normalizer is not None:
         logits = load_source(g_base, tl.load(slots.token + at_i), h, d, H, D)
-        db = db * (tl.sigmoid(-logits.to(tl.float32)) * (1.0 / normalizer))
+        db = db * (inverse(1.0 + tl.exp2(logits.to(tl.float32) * LOG2_E)) * (1.0 / normalizer))
     scatter_slots(dg, tl.where(written[:, None], db, 0.0), slots.token, slots.out, c, h, d, H, D, C)
 
     at = c * C + i

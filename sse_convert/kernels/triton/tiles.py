@@ -38,6 +38,13 @@ def sum_rows(select, x, IEEE: tl.constexpr):
 
 
 @triton.jit
+def inverse(x):
+    """1 / x of positive float32, good to 2^-22: two instructions, where a division takes nine."""
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@triton.jit
 def log2_decay(raw, normalizer):
     """Base-2 log decay from natural log decays, or, with a normalizer, from gate logits x as logsigmoid(x) / it."""
     x = raw.to(tl.float32)
