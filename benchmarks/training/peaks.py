@@ -33,6 +33,7 @@ SHORT = {"batch_tokens": "32K"}
 """a step that takes seconds; a pass does not depend on it, but for having no more rows"""
 LORA = {"train": "lora"}
 ALIGN = {"name": "align", "loss": "layer_mse", "train": "mixers", "tokens": "20M", "seq_len": "4K", "lr": 1e-3, **SHORT}
+COMMANDS = {"layer_mse": "align", "kl": "distill", "ce": "uptrain"}
 FEW_LAYERS = {"num_hidden_layers": 9, "max_window_layers": 9, "layer_types": None}
 QUARTER = {"num_hidden_layers": 10}
 
@@ -96,7 +97,7 @@ def shape(setting: Setting, work: Path, *, tiny: bool) -> Path:
 def make_recipe(setting: Setting, folder: Path, *, tiny: bool) -> Path:
     """Write the recipe of one stage with this model and this text; layers still to be chosen are spread evenly."""
     recipe = yaml.safe_load(Path(f"recipes/{setting.recipe}.yaml").read_text())
-    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    layers = json.loads((folder / "teacher/config.json").read_text())["num_hidden_layers"]
     recipe["layers"] = draft_recipe(recipe_from_dict(recipe), layers).to_dict()["layers"]
     kept = next((stage for stage in recipe["stages"] if stage["name"] == setting.stage), {})
     stage = {**kept, **setting.changes}
@@ -115,10 +116,11 @@ def measure(name: str, work: Path, until: float, *, tiny: bool) -> dict[str, Any
     setting = SETTINGS[name]
     folder = shape(setting, work, tiny=tiny)
     recipe = make_recipe(setting, folder, tiny=tiny)
-    shutil.rmtree(folder / f"{setting.stage}.work", ignore_errors=True)
     launch = ["-m", "accelerate.commands.launch", *shlex.split(setting.launch)] if setting.launch else []
-    found = run_stage(setting.stage, recipe, folder, setting.steps, until, launch=launch)
     written = yaml.safe_load(recipe.read_text())
+    command = COMMANDS[written["stages"][0]["loss"]]
+    shutil.rmtree(folder / f"{command}.work", ignore_errors=True)
+    found = run_stage(command, recipe, folder, setting.steps, until, launch=launch)
     return {
         "recipe": setting.recipe,
         "config": {**setting.config, **(TINY if tiny else {})},

@@ -83,7 +83,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         output=Launch(d, wide, 4 * pairs, 2, pairs),
         correct=Launch(d, min(v, 32), 4, 2),
         values=Launch(d, wide, 4, 3) if groups == 1 else Launch(d, half, 4, 2 if groups == 2 else 1),
-        finish=Launch(min(d, 32), min(v, 64), 4 * pairs, 2, pairs, registers=128),
+        finish=Launch(32, min(v, 64), 4, 2, registers=128) if pairs == 1 else Launch(32, 32, 4, 3, 2, registers=168),
         finish_strong=strong,
     )
 
