@@ -31,6 +31,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-32B": ("qwen3-14b", QWEN3_32B),
 }
 """model -> recipe, and what its configuration has instead of that of the recipe's own model"""
+SCALED_FROM = "qwen3-0.6b"
+"""recipe whose measured speed is scaled to all others"""
 MACHINES = ((1, 24), (1, 80), (8, 80), (8, 141))
 """number of GPUs, GiB of each"""
 
@@ -90,6 +92,16 @@ def peaks() -> str:
     return "\n".join(table(head, cells))
 
 
+def speeds() -> str:
+    """Steps of other shapes than the one that GPU hours are scaled from, as measured and as estimated."""
+    return "\n".join(
+        f"- `{row.record['recipe']}`, {_loss(row)}, {row.passes}: {row.tokens_per_second:,.0f} tokens/s measured, "
+        f"{row.estimated_tokens_per_second:,.0f} estimated ({row.record['commit']})."
+        for row in rows()
+        if row.record["recipe"] != SCALED_FROM
+    )
+
+
 def _loss(row: Row) -> str:
     stage = row.record["stage"]
     return stage["loss"] + ", LoRA" * (stage.get("train") == "lora")
@@ -99,4 +111,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "costs": machines,
     "cost-launches": launches,
     "cost-peaks": peaks,
+    "cost-speeds": speeds,
 }

@@ -6,6 +6,7 @@ Peaks are what the driver reports, so the CUDA context and what the allocator ke
 
 import dataclasses as dc
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from sse_convert.checkpoints.teacher import as_teacher
 from sse_convert.mixers import FULL
 from sse_convert.recipe import recipe_from_dict, resolve
 from sse_convert.recipe.presets import preset_text
+from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.memory import Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.speed import gpu_hours
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -29,6 +33,16 @@ H200_MIB = 143_771
 """of a GPU, where a record does not say"""
 NEAR = 0.15
 """how far an estimate may be from what was measured"""
+
+
+@dc.dataclass(frozen=True)
+class _Planned:
+    """What estimates are made of."""
+
+    recipe: Recipe
+    stage: Stage
+    geometry: Geometry
+    layers: Mixers
 
 
 @dc.dataclass(frozen=True)
@@ -45,22 +59,26 @@ class Row:
         return max(self.record["peak_mib"]) << 20
 
     @property
+    def tokens_per_second(self) -> float:
+        """Of the median step after the first, which compiles."""
+        return self._planned.stage.batch_tokens / statistics.median(self.record["step_seconds"][1:])
+
+    @property
+    def estimated_tokens_per_second(self) -> float:
+        """What GPU hours are reckoned by, computing activations twice where that was chosen."""
+        found, twice = self._planned, self.record["chosen"]["gradient_checkpointing"]
+        stage = dc.replace(found.stage, gradient_checkpointing=twice)
+        return stage.tokens / gpu_hours(stage, found.geometry, found.layers) / 3600
+
+    @property
     def estimated(self) -> float:
         """Bytes of a GPU with the passes that the stage chose."""
-        chosen, layout = self.record["chosen"], {key: self.record[key] for key in ("layers", "mixers")}
-        preset = yaml.safe_load(preset_text(self.record["recipe"]))
-        recipe = recipe_from_dict({**preset, **layout, "stages": [self.record["stage"]]})
-        (stage,) = recipe.stages
-        raw = json.loads((ROOT / f"tests/fixtures/configs/{self.record['recipe']}.json").read_text(encoding="utf-8"))
-        config = {key: value for key, value in (raw | self.record["config"]).items() if value is not None}
-        files = CheckpointFiles(name=self.name, folder=Path(), config=config, tensors={}, shard_bytes={})
-        teacher = as_teacher(with_shapes(files))
-        names, mixers = resolve(recipe, teacher.num_layers)
+        chosen, found = self.record["chosen"], self._planned
         estimate = stage_memory(
-            geometry_of(teacher),
-            [None if name == FULL else mixers[name] for name in names],
-            stage,
-            lora=recipe.train.lora,
+            found.geometry,
+            found.layers,
+            found.stage,
+            lora=found.recipe.train.lora,
             bf16=True,
             checkpointing=chosen["gradient_checkpointing"],
             cuda_graphs=False,
@@ -68,7 +86,20 @@ class Row:
         )
         gpu = min(self.record["gpu_mib"] or [H200_MIB]) << 20
         processes = Processes(chosen["processes"], self.record["sharded"])
-        return estimate.total(stage.seq_len, chosen["micro_batch"], gpu, processes)
+        return estimate.total(found.stage.seq_len, chosen["micro_batch"], gpu, processes)
+
+    @property
+    def _planned(self) -> "_Planned":
+        preset = yaml.safe_load(preset_text(self.record["recipe"]))
+        measured = {key: self.record[key] for key in ("layers", "mixers")}
+        recipe = recipe_from_dict({**preset, **measured, "stages": [self.record["stage"]]})
+        raw = json.loads((ROOT / f"tests/fixtures/configs/{self.record['recipe']}.json").read_text(encoding="utf-8"))
+        config = {key: value for key, value in (raw | self.record["config"]).items() if value is not None}
+        files = CheckpointFiles(name=self.name, folder=Path(), config=config, tensors={}, shard_bytes={})
+        teacher = as_teacher(with_shapes(files))
+        names, mixers = resolve(recipe, teacher.num_layers)
+        layers = [None if name == FULL else mixers[name] for name in names]
+        return _Planned(recipe, recipe.stages[0], geometry_of(teacher), layers)
 
     @property
     def passes(self) -> str:

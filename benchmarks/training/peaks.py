@@ -77,7 +77,7 @@ SETTINGS = {
 
 def shape(setting: Setting, work: Path, *, tiny: bool) -> Path:
     """Make the converted checkpoint of a setting's shape unless another setting has; its folder."""
-    raw = json.loads((CONFIGS / f"{setting.recipe}.json").read_text()) | setting.config
+    raw = json.loads((CONFIGS / f"{setting.recipe}.json").read_text()) | setting.config | (TINY if tiny else {})
     name = setting.recipe + "".join(f"-{key}-{value}" for key, value in setting.config.items() if value is not None)
     folder = work / name
     if (folder / "converted").is_dir():
