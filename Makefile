@@ -1,6 +1,7 @@
 # make demo    the whole conversion on a small model, offline, under five minutes after installation
 # make test    all tests but those of experiments;  make quick  those of a minute;  make test-experiments  the others
 # make test-serving  tests of the vLLM plugin with vLLM for CPUs, in an environment of its own (.venv-vllm)
+# make test-quantised  tests of quantised models with the libraries that quantise, in another (.venv-quantised)
 # make check   lint and types;  make wheel  builds dist/;  make docs  the documentation in site/
 # make clean   removes what these made
 # Each does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
@@ -8,6 +9,7 @@
 PYTHON ?=
 VENV ?= .venv
 SERVING_VENV ?= .venv-vllm
+QUANTISED_VENV ?= .venv-quantised
 SERVING_TESTS ?= tests/serving/vllm
 WORKERS ?= 2
 TESTS ?= tests
@@ -15,7 +17,7 @@ QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recip
 PY := $(VENV)/bin/python
 export PYTHON VENV
 
-.PHONY: demo test quick test-experiments test-serving check wheel docs setup clean
+.PHONY: demo test quick test-experiments test-serving test-quantised check wheel docs setup clean
 
 demo: setup
 	$(PY) demo/run.py
@@ -34,6 +36,11 @@ test-experiments: setup-dev
 test-serving:
 	@$(or $(PYTHON),python3) tools/serving_env.py $(SERVING_VENV)
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(SERVING_VENV)/bin/python -m pytest --confcutdir=tests/serving/vllm $(SERVING_TESTS)
+
+test-quantised: setup-dev
+	$(PY) tools/quantised_env.py $(QUANTISED_VENV)
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(QUANTISED_VENV)/bin/python -m pytest tests/modeling/test_quantised.py \
+		'tests/docs/test_pages.py::test_the_page_does_what_it_shows[guide/quantise.md]'
 
 check: setup-dev
 	$(PY) -m ruff check .
@@ -56,4 +63,4 @@ setup-dev:
 	@tools/setup.sh dev,train,eval
 
 clean:
-	rm -rf $(VENV) $(SERVING_VENV) dist build site .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(SERVING_VENV) $(QUANTISED_VENV) dist build site .pytest_cache .ruff_cache .mypy_cache

@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 CONTEXT = 2048
+WIDTH = 192
 NEEDLE_SHARE = 0.45
 WORKERS = max(1, (os.cpu_count() or 2) - 2)
 
@@ -44,16 +45,16 @@ PHASES = (Phase(512, 256, 0.35), Phase(1024, 128, 0.5), Phase(2048, 64, 1.0))
 TINY_PHASES = (Phase(128, 8, 0.5), Phase(256, 4, 1.0))
 
 
-def build(family: str, vocab_size: int) -> PreTrainedModel:
-    """The untrained model."""
+def build(family: str, vocab_size: int, width: int = WIDTH) -> PreTrainedModel:
+    """The untrained model, with heads of 32 whatever its width."""
     config = AutoConfig.for_model(
         family,
         vocab_size=vocab_size,
-        hidden_size=192,
-        intermediate_size=448,
+        hidden_size=width,
+        intermediate_size=width * 7 // 3 // 64 * 64,
         num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=3,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
         head_dim=32,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
@@ -161,7 +162,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="training time")
     parser.add_argument("--family", choices=("qwen3", "llama"), default="qwen3")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
+    parser.add_argument("--width", type=int, default=WIDTH, help="hidden size, a multiple of 64")
+    parser.add_argument("--lr", type=float, help=f"peak learning rate; unset: 4e-3 at width {WIDTH}, by 1 / width")
     parser.add_argument("--resume", type=Path, help="start from these weights (a folder written earlier)")
     parser.add_argument("--tiny", action="store_true", help="short rows on a CPU, to try the script")
     args = parser.parse_args()
@@ -170,7 +172,8 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cpu" if args.tiny else "cuda")
     tokenizer, _, _ = load(args.data)
-    model = build(args.family, tokenizer.get_vocab_size())
+    args.lr = args.lr or 4e-3 * WIDTH / args.width
+    model = build(args.family, tokenizer.get_vocab_size(), args.width)
     if args.resume:
         model = AutoModelForCausalLM.from_pretrained(args.resume, dtype=torch.float32)
     model.to(device).train()

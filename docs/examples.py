@@ -4,7 +4,8 @@
 - ```` ```console ```` holds commands (`$ `, continued after a backslash) and what they print on stdout and stderr.
   Classes say how the output is checked: none exactly, `.figures` apart from numbers, `.sample` only for being there;
   `.fails` commands must fail, `.eval` commands need the extra `eval`; where that is not installed they are not run.
-- ```` ```python ```` without a title is a script that must succeed; `.trl` ones need TRL, which no extra brings.
+- ```` ```python ```` without a title is a script that must succeed; `.trl`, `.torchao`, `.bitsandbytes` and
+  `.llmcompressor` ones need a library that no extra brings.
 - What stands in an admonition `!!! hub`, `gpu`, `setup` or `slow` is not run; `docs/parsing.py` checks its options.
 """
 
@@ -25,7 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "pages"
 NOT_RUN = ("hub", "gpu", "setup", "slow")
 """admonitions whose commands need what a test machine may lack"""
-EXTRAS = {"eval": ("lm_eval", "wonderwords"), "trl": ("trl",)}
+EXTRAS = {
+    "eval": ("lm_eval", "wonderwords"),
+    "trl": ("trl",),
+    "torchao": ("torchao",),
+    "bitsandbytes": ("bitsandbytes",),
+    "llmcompressor": ("llmcompressor",),
+}
 """classes of blocks whose commands need an extra, and packages that it brings"""
 LINKED = ("demo", "recipes", "benchmarks", "LICENSE")
 """what of the checkout that commands find beside them"""

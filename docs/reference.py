@@ -12,7 +12,8 @@ from docs.markdown import prose, table
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import EXIT_CODES
 from sse_convert.errors import SSEConvertError
-from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT
 from sse_convert.recipe.jsonschema import field_docs
 
 

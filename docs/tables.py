@@ -2,14 +2,23 @@
 
     python -m docs.tables        # write them anew
 
-Figures come from `benchmarks/quality/results.csv` and the JSON of the other benchmarks. Tests compare.
+Figures come from `benchmarks/quality/results.csv`, the JSON of the other benchmarks, and `plan`. Tests compare.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs import goal_table, paper_tables, quality_tables, readme_tables, speed_tables
+from docs import (
+    cost_tables,
+    goal_table,
+    paper_tables,
+    quality_tables,
+    quantised_table,
+    readme_tables,
+    recipe_tables,
+    speed_tables,
+)
 from docs.examples import ROOT, page_paths
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
@@ -18,6 +27,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **speed_tables.BLOCKS,
     **paper_tables.BLOCKS,
     **goal_table.BLOCKS,
+    **quantised_table.BLOCKS,
+    **cost_tables.BLOCKS,
+    **recipe_tables.BLOCKS,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")

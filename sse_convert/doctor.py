@@ -6,14 +6,12 @@ import os
 import platform
 import re
 import shutil
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sse_convert import __version__
+from sse_convert.machine_speed import small_calls, time_calls
 from sse_convert.report import format_bytes, json_ready
 
 SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "accelerate": ((1, 15), (2, 0))}
@@ -28,9 +26,6 @@ OPTIONAL = {
     "wandb": "train: Weights & Biases tracker",
     "mlflow": "train: MLflow tracker",
 }
-OPERATOR = "its operator alone, forward"
-SLOWER_WITH_THREADS = 1.5
-"""times as slow as one thread, from which on threads harm"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +86,7 @@ class DoctorReport:
 
 
 def diagnose() -> DoctorReport:
-    """Look around and time a few calls, for about two seconds. Changes nothing."""
+    """Look around and time a few calls, for some ten seconds. Changes nothing."""
     versions: dict[str, str | None] = {"python": platform.python_version(), "sse-convert": __version__}
     versions |= {name: _version(name) for name in REQUIRED}
     have_torch = versions["torch"] is not None
@@ -114,73 +109,8 @@ def time_machine() -> tuple[dict[str, float], list[str]]:
     """Milliseconds of small calls on the first device, and what is slower there than it should be."""
     import torch
 
-    threads = torch.get_num_threads()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    calls = {
-        "training step of one layer: 2,048 tokens, 4 heads of 64 channels, mixer sse": _step(device),
-        OPERATOR: _operator(device),
-    }
-    milliseconds = {what: _median(call) for what, call in calls.items()}
-    if device == "cuda" or threads == 1:
-        return milliseconds, []
-    torch.set_num_threads(1)
-    try:
-        alone = _median(calls[OPERATOR])
-    finally:
-        torch.set_num_threads(threads)
-    milliseconds["the same in one thread"] = alone
-    ratio = milliseconds[OPERATOR] / alone
-    if ratio < SLOWER_WITH_THREADS:
-        return milliseconds, []
-    return milliseconds, [f"{threads} threads take {ratio:.1f} times as long as one: other programs use the cores. "
-                          "Set OMP_NUM_THREADS=1"]  # fmt: skip
-
-
-def _step(device: str) -> Callable[[], Any]:
-    """Forward and backward passes of a small model with one converted layer."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from sse_convert.mixers import BUILT_IN, mixer_to_dict
-    from sse_convert.modeling.configuration import build_config
-    from sse_convert.modeling.hybrid import model_class_for
-
-    teacher = Qwen3Config(
-        vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=64,
-    )  # fmt: skip
-    sse = {"layers": ["sse"], "mixers": {"sse": mixer_to_dict(BUILT_IN["sse"])}, "base_model": "none"}
-    model = model_class_for(Qwen3ForCausalLM)(build_config(teacher, sse)).to(device)
-    ids = torch.randint(1024, (1, 2048), device=device)
-    return lambda: model(ids, labels=ids).loss.backward()
-
-
-def _operator(device: str) -> Callable[[], Any]:
-    """A call of the operator as the recommended mixer makes it."""
-    import torch
-
-    from sse_convert.kernels.dispatch import sse_attention
-    from sse_convert.mixers import BUILT_IN, SSEMixer
-
-    mixer, (T, H, D) = BUILT_IN["sse"], (2048, 4, 64)
-    assert isinstance(mixer, SSEMixer)
-    q, k, v = torch.randn(3, T, H, D, device=device)
-    decay, logits = -torch.rand(T, H, D, device=device) / 16, torch.randn(T, mixer.num_partitions, device=device)
-    return lambda: sse_attention(q, k, v, decay, logits, top_k=mixer.top_k)
-
-
-def _median(call: Callable[[], Any]) -> float:
-    """Milliseconds, of three calls after a first one."""
-    import torch
-
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
+    on_gpu = torch.cuda.is_available()
+    return time_calls(small_calls("cuda" if on_gpu else "cpu"), 1 if on_gpu else torch.get_num_threads())
 
 
 def _version(name: str) -> str | None:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 from sse_convert.errors import OutputError
 from sse_convert.report import json_ready
 
+_PIECE = 8 << 20
+"""bytes that are hashed at a time"""
 _UNFINISHED = re.compile(r"\..+\.(\d+\.tmp|\w+\.partial)")
 
 
@@ -103,10 +105,20 @@ def is_leftover(name: str) -> bool:
     return _UNFINISHED.fullmatch(name) is not None
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal; read in pieces, whatever its size."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def digest(path: Path, seen: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file's content, in hexadecimal; read in pieces, whatever its size.
+
+    Args:
+        path: the file.
+        seen: called with the bytes of each piece that was read.
+    """
+    found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            found.update(buffer[:count])
+            if seen is not None:
+                seen(count)
+    return found.hexdigest()
 
 
 def sync(path: Path) -> None:

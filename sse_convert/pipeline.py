@@ -1,4 +1,6 @@
-"""A whole recipe: convert, calibrate, every training stage, eval, export. Finished steps are skipped.
+"""A whole recipe: choose layers if it says so, convert, calibrate, every training stage, eval, export.
+
+Finished steps are skipped.
 
 Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
 the step before it. A step whose inputs changed is refused, with the keys that changed.
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
@@ -42,11 +45,13 @@ from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
-from sse_convert.files import is_leftover
-from sse_convert.pages.collect import read_evaluation
+from sse_convert.files import is_leftover, write_json, write_text
+from sse_convert.pages.collect import RECIPE, read_evaluation
+from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report
+from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.setup import make_accelerator
@@ -70,8 +75,6 @@ class RunReport:
     """folder of the finished model"""
     steps: tuple[dict[str, Any], ...]
     """name, folder, report and `already_done` of each step, in order"""
-    text: tuple[str, ...] = ()
-    """the steps for a person"""
     controls: ControlTable | None = None
     """the result beside its controls, None where nothing is measured"""
     verdict: ModelVerdict | None = None
@@ -87,13 +90,12 @@ class RunReport:
         return {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings), **found}
 
     def lines(self) -> list[str]:
-        """The result for a person."""
+        """The result for a person, who has seen what each step came to."""
         controls = [] if self.controls is None else ["", *self.controls.lines(), ""]
         warnings = [f"warning: {warning}" for warning in self.warnings]
         verdict = [] if self.verdict is None else [self.verdict.line()]
         broken = self.verdict is not None and self.verdict.destroyed
         return [
-            *self.text,
             *controls,
             *warnings,
             *verdict,
@@ -117,18 +119,20 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
     out = Path(recipe.export.dir)
     main = _Steps(out, make_accelerator(recipe.train, stages_folder(out)))
     teacher = open_teacher(recipe.model, recipe.revision)
-    runs = {"": recipe, **chosen_controls(recipe, teacher)}
-    warnings = _check(runs, teacher, main, resume)
-    make = functools.partial(Evaluator, recipe, answers=main.answers)
-    evaluator = functools.cache(make)  # made when first needed; shared by all runs
+    draft = draft_recipe(recipe, teacher.num_layers)
+    warnings = _check({"": draft, **chosen_controls(draft, teacher)}, teacher, main, resume)
     figures: Path | None = None
     with _opened(main):
+        recipe = _chosen(recipe, teacher, main)
+        runs = {"": recipe, **chosen_controls(recipe, teacher)}
+        make = functools.partial(Evaluator, recipe, answers=main.answers)
+        evaluator = functools.cache(make)  # made when first needed; shared by all runs
         for control, chosen in runs.items():
             steps = _Steps(Path(chosen.export.dir), main.accelerator, f"control {control}") if control else main
             folder = _initial(chosen, teacher, steps)
             for stage in chosen.stages:
                 target = steps.announce(stage.name)
-                report = run_stage(chosen, stage, folder, target)
+                report = run_stage(chosen, stage, folder, target, later=steps.later())
                 steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
                 folder = target
             measured = _measure(chosen, folder, steps, evaluator, helped=splits_rows(recipe))
@@ -137,12 +141,12 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
                 _export(chosen, folder, figures, steps)
                 if figures is not None and model_verdict(_read(figures)).destroyed:
                     break
-    result = RunReport(out=str(out), steps=tuple(main.done), text=tuple(main.text), warnings=tuple(warnings))
+    result = RunReport(out=str(out), steps=tuple(main.done), warnings=tuple(warnings))
     if figures is None:
         return result
     table = control_table(recipe, teacher, _read(figures), command)
     if main.accelerator.is_main_process:
-        table.write(controls_folder(recipe) / COMPARISON)
+        write_json(controls_folder(recipe) / COMPARISON, table.to_dict())
     result = dc.replace(result, controls=table, verdict=model_verdict(_read(figures), table.to_dict()["judgements"]))
     _require_sound(result, main)
     return result
@@ -229,6 +233,16 @@ def _remove_step(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
+def _chosen(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Recipe:
+    """The recipe with the layers chosen that `layers.select` leaves open."""
+    choice = open_choice(recipe, teacher.num_layers)
+    if choice is None:
+        return recipe
+    inputs = choice_inputs(recipe, teacher)
+    folder = steps.alone("select", inputs, lambda at: choose_layers(recipe, at, teacher, choice), resumes=True)
+    return chosen_recipe(recipe, read_stage_record(folder)["report"]["choices"][0]["kept"])
+
+
 def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
     """Convert and calibrate; the folder that training starts from."""
     inputs = _convert_inputs(recipe)
@@ -249,14 +263,15 @@ def _measure(
     def write(at: Path) -> Report:
         return _evaluate(evaluator(), folder, at, main=steps.accelerator.is_main_process)
 
-    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped)
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped, result=EVALUATION)
     return measured / EVALUATION
 
 
 def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
     """The export step: the result is made and recorded in the step's own folder, then moved to `export.dir`.
 
-    So a result without its record, which a later start would have to refuse, never lies there.
+    So a result without its record, which a later start would have to refuse, never lies there. The recipe stays beside
+    the steps as it was, with the paths that the result does not tell.
     """
 
     def write(folder: Path) -> Report:
@@ -267,6 +282,8 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
     made = steps.alone("export", inputs, write) / _MADE
+    if steps.accelerator.is_main_process:
+        write_text(steps.root / RECIPE, yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     if steps.accelerator.is_main_process and made.exists():
         if (made / steps.out.name).exists():
             move_folder(made / steps.out.name, steps.out)
@@ -275,14 +292,13 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
 
 
 class _Steps:
-    """Runs the steps of one result in order and keeps what they report. A control says its name first."""
+    """Runs the steps of one result in order; says and keeps what each came to. A control says its name first."""
 
     def __init__(self, out: Path, accelerator: Accelerator, title: str = "") -> None:
         self.out, self.root, self.accelerator = out, stages_folder(out), accelerator
         if title and accelerator.is_main_process:
             say(f"== {title} -> {self.root}")
         self.done: list[dict[str, Any]] = []
-        self.text: list[str] = []
 
     @property
     def answers(self) -> Path | None:
@@ -296,13 +312,27 @@ class _Steps:
             say(f"== {name} -> {folder}")
         return folder
 
+    def later(self) -> list[Path]:
+        """What earlier runs made after the step that is next, in order: steps, finished or not, and the result."""
+        steps = [path for path in sorted(self.root.glob("[0-9][0-9]-*")) if int(path.name[:2]) > len(self.done)]
+        return [*steps, *([self.out] if self.out.exists() else [])]
+
     def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
-        """Note a finished step."""
+        """Note a finished step, and say what it came to."""
         self.done.append({"name": name, "folder": str(folder), "already_done": already_done, "report": report})
-        self.text += lines
+        if self.accelerator.is_main_process:
+            for line in lines:
+                say(line)
 
     def alone(
-        self, name: str, inputs: dict[str, Any], action: Callable[[Path], Report], *, helped: bool = False
+        self,
+        name: str,
+        inputs: dict[str, Any],
+        action: Callable[[Path], Report],
+        *,
+        helped: bool = False,
+        result: str = "",
+        resumes: bool = False,
     ) -> Path:
         """Let the main process do a step, unless it is finished. Returns its folder.
 
@@ -311,21 +341,24 @@ class _Steps:
             inputs: what decides its result.
             action: does it.
             helped: every process does it, and the main process's report counts.
+            result: file in the step's folder where a reader finds more.
+            resumes: the action goes on with what a killed run left.
 
         Raises:
             TrainingError: the step is finished and its inputs have changed.
         """
         folder = self.announce(name)
-        if folder.exists() and not (folder / STAGE_FILE).is_file() and self.accelerator.is_main_process:
+        unfinished = folder.exists() and not (folder / STAGE_FILE).is_file()
+        if unfinished and not resumes and self.accelerator.is_main_process:
             _remove_step(folder)  # a killed run had not finished it
         self.accelerator.wait_for_everyone()
-        stored = finished(folder, inputs)
+        stored = None if unfinished and resumes else finished(folder, inputs)
         self.accelerator.wait_for_everyone()  # all have looked before the main process begins the folder
         lines = [f"{name}: done before ({folder})"]
         if stored is None:
             if self.accelerator.is_main_process or helped:
                 report = action(folder)
-                lines = report.lines()
+                lines = [*report.lines(), *([f"report: {folder / result}"] if result else [])]
             if self.accelerator.is_main_process:
                 write_record(folder, inputs, report.to_dict(), name=_UNFINISHED)
                 add_to_manifest(folder, STAGE_FILE, folder / _UNFINISHED)

@@ -135,7 +135,12 @@ def format_mixer(settings: dict[str, Any]) -> str:
     changed = changed_settings(mixer)
     if not changed:
         return f"{mixer.kind} (defaults)"
-    return f"{mixer.kind} {yaml.safe_dump(changed, default_flow_style=True, sort_keys=False, width=math.inf).strip()}"
+    return f"{mixer.kind} {format_flow(changed)}"
+
+
+def format_flow(data: Any) -> str:
+    """Plain data as one line of YAML: `{keep: [0, 7]}`."""
+    return yaml.safe_dump(data, default_flow_style=True, sort_keys=False, width=math.inf).strip()
 
 
 def format_number(count: float) -> str:

@@ -3,12 +3,12 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from docs import warm
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo"
@@ -106,6 +106,14 @@ def test_the_recipe_plans() -> None:
     assert 1 <= kinds.count("full") <= 2
 
 
+def run_demo(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run the script in a folder: exit code, stdout and stderr."""
+    out, error = folder / "out.txt", folder / "err.txt"
+    environment = {**os.environ, "SSE_CONVERT_CACHE": str(folder / "cache")}
+    code = warm.run([str(DEMO / "run.py"), *arguments], folder, environment, out, error, timeout=600)
+    return code, out.read_text(), error.read_text()
+
+
 @pytest.mark.slow
 def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
     changes = [
@@ -117,11 +125,9 @@ def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
         "eval.needle={lengths: [512], samples: 5, kinds: [number], keys: [1]}",
         "eval.throughput=[128]",
     ]
-    command = [sys.executable, str(DEMO / "run.py"), "--out", "demo", *(a for c in changes for a in ("--set", c))]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "SSE_CONVERT_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "after training" in done.stdout
+    code, out, error = run_demo(tmp_path, "--out", "demo", *(part for change in changes for part in ("--set", change)))
+    assert code == 0, error
+    assert "after training" in out
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     teacher, converted, trained = (
         report[a][b] if b else report[a]
@@ -138,8 +144,7 @@ def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
 
 
 def test_a_mistake_gives_a_message_and_an_exit_code(tmp_path: Path) -> None:
-    command = [sys.executable, str(DEMO / "run.py"), "--out", str(tmp_path / "demo"), "--set", "layers.keep=[9]"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "Traceback" not in done.stderr
-    assert "9" in done.stderr
+    code, _, error = run_demo(tmp_path, "--out", "demo", "--set", "layers.keep=[9]")
+    assert code == 3
+    assert "Traceback" not in error
+    assert "9" in error

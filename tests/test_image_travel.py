@@ -114,4 +114,4 @@ def test_a_model_of_images_and_text_travels(
         logits = model(**inputs).logits
     made = model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
     torch.save({"inputs": inputs, "logits": logits, "made": made}, tmp_path / "expected.pt")
-    elsewhere(tmp_path, ELSEWHERE.replace("AutoModelForCausalLM", "transformers.AutoModelForImageTextToText"))
+    elsewhere(tmp_path, script=ELSEWHERE.replace("AutoModelForCausalLM", "transformers.AutoModelForImageTextToText"))

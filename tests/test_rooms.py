@@ -1,6 +1,8 @@
 """The house holds together: packages depend downwards only, and a name means one thing."""
 
 import ast
+import re
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -35,6 +37,7 @@ ROOMS = [
     "pages",
     "export",
     "pipeline",
+    "machine_speed",
     "doctor",
     "api",
     "cli",
@@ -174,6 +177,12 @@ def test_what_loads_no_model_imports_no_models(module):
     assert {name.partition(".")[0] for name in found} & {"transformers", "accelerate", "datasets", "peft"} == set()
 
 
+def test_what_hashes_files_imports_no_torch():
+    found = imported_at_once(f"{PACKAGE}.checkpoints.manifest", modules(ROOT))
+    assert f"{PACKAGE}.files" in found
+    assert "torch" not in {name.partition(".")[0] for name in found}
+
+
 def test_one_writer_of_files():
     """Who renames a file that is written (`path.replace(other)`, `os.replace`) is `files.py`, or says why not."""
     renaming = {
@@ -185,6 +194,17 @@ def test_one_writer_of_files():
     }
     # a shard of predictions is renamed out of a folder that is cleaned after a kill; the other one travels
     assert renaming == {f"{PACKAGE}.{name}" for name in ("files", "modeling.remote_code", "training.offline")}
+
+
+def test_the_source_archive_holds_what_its_files_import():
+    """Tests read folders that only a checkout has, so they stay out of it."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    shipped = {Path(name) for name in settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    assert all((ROOT / name).exists() for name in shipped)
+    texts = [path.read_text("utf-8") for name in shipped for path in (ROOT / name).rglob("*.py")]
+    imported = {Path(name) for text in texts for name in re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE)}
+    assert Path(PACKAGE) in imported
+    assert {name for name in imported - shipped if (ROOT / name).is_dir()} == set()
 
 
 def own_names(trees: dict[str, ast.Module]) -> set[str]:

@@ -131,7 +131,7 @@ def test_links_of_a_hub_cache_are_followed(tmp_path):
 
 def test_push_sends_what_export_wrote_and_nothing_else(exported, tmp_path):
     sent = check_folder(exported)
-    assert {"config.json", "README.md", "modeling_sse.py", "tokenizer.json"} <= sent.keys()
+    assert {"config.json", "README.md", "sse_code/modeling_sse.py", "tokenizer.json"} <= sent.keys()
     (tmp_path / "secret").write_text("token")
     for name in ("notes.txt", ".netrc", "id_rsa"):
         (exported / name).write_text("token")
@@ -140,7 +140,7 @@ def test_push_sends_what_export_wrote_and_nothing_else(exported, tmp_path):
 
 
 def test_tampered_code_is_not_pushed(exported):
-    path = exported / "modeling_sse.py"
+    path = exported / "sse_code" / "modeling_sse.py"
     path.write_text(path.read_text() + "\nimport os\n")
     with pytest.raises(CheckpointError, match="modeling_sse"):
         check_folder(exported)

@@ -7,21 +7,29 @@ Results of faults that are not tried again are kept in the output file; exit cod
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch  # noqa: F401  what follows need not import it again, nor the next
+import transformers  # noqa: F401
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tests" / "faults.yaml"
 TESTS_FAILED = 1
 """pytest's exit code"""
+MOST_CPU_SECONDS = 60
+"""after which the tests of a fault are taken to hang"""
 
 Fault = dict[str, Any]
 
@@ -53,20 +61,43 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
+def run_pytest(arguments: list[str], checkout: Path, said: Path) -> None:
+    """In a process of its own, which begins with the libraries imported: pytest on the package of a checkout.
+
+    Args:
+        arguments: of pytest.
+        checkout: folder.
+        said: file that what it prints goes to.
+    """
+    with said.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(checkout)
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS))
+    os.environ["PYTHONPATH"] = str(checkout)
+    sys.path.insert(0, str(checkout))
+    sys.dont_write_bytecode = True
+    sys.exit(int(pytest.main(arguments)))
+
+
 def attempt(fault: Fault, checkout: Path) -> dict[str, Any]:
     """Seed a fault, run its tests up to the first failure, and take the fault out again."""
     path = checkout / fault["file"]
     sound = path.read_text(encoding="utf-8")
     path.write_text(seeded(sound, fault), encoding="utf-8")
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", *fault["tests"]]
+    arguments += ["-k", fault["match"]] if "match" in fault else []
+    said = checkout / "said.txt"
+    process = multiprocessing.get_context("fork").Process(target=run_pytest, args=(arguments, checkout, said))
     try:
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault["tests"]]
-        command += ["-k", fault["match"]] if "match" in fault else []
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+        process.start()
+        process.join()
     finally:
         path.write_text(sound, encoding="utf-8")
-    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    outcome = {0: "missed", TESTS_FAILED: "caught"}.get(done.returncode, f"pytest ended with {done.returncode}")
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", said.read_text(encoding="utf-8"), re.MULTILINE)
+    if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {**fault, "outcome": "caught", "failed": f"no end within {MOST_CPU_SECONDS} CPU seconds"}
+    outcome = {0: "missed", TESTS_FAILED: "caught"}.get(process.exitcode or 0, f"pytest ended with {process.exitcode}")
     return {**fault, "outcome": outcome, "failed": failed[1] if failed else None}
 
 

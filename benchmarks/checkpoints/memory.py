@@ -134,11 +134,11 @@ def _recipe(folder: Path, teacher: str) -> Path:
     return path
 
 
-def conditions() -> dict[str, Any]:
+def conditions(script: str = "memory") -> dict[str, Any]:
     """What the figures come from."""
     cpu = next(line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if line.startswith("model name"))
     return {
-        "command": " ".join(["python", "-m", "benchmarks.checkpoints.memory", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"benchmarks.checkpoints.{script}", *sys.argv[1:]]),
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "hardware": f"{os.cpu_count()} x {cpu.partition(':')[2].strip()}",

@@ -6,7 +6,7 @@ Shapes are those of Qwen3-0.6B, weights random. Four parts, each with a share of
 equal (served layers beside the package's own, float32 and bfloat16), decode (a recorded step of one layer at 32k of
 context, beside a softmax layer of the same model), prefill (128k through one layer), and requests (through the
 package's own generation, the largest batch of 32k requests that fits, teacher and hybrids).
-COMMIT names the commit where the checkout has no git.
+What the file has of other parts stays. COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
@@ -43,7 +43,8 @@ from sse_convert.inference.cuda_graphs import TokenStep
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import BUILT_IN, FULL, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
-from sse_convert.modeling.architectures import attention_dims, spec_for
+from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config, stored_mixers
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.layer import projections
@@ -67,7 +68,7 @@ MIXERS: dict[str, Mixer] = {
     ),
     "sliding": SlidingMixer(),
 }
-"""the built-in one, that of recipes/qwen3-0.6b.yaml, and its other kind of layer"""
+"""the built-in one, that of recipes/qwen3-0.6b.yaml, and a window alone"""
 BLOCKS, STEPS = 5, 8
 """timed blocks of steps; the median block counts"""
 UNFILLED = 2 + BLOCKS * STEPS
@@ -106,7 +107,11 @@ class Parts:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
         self.end = time.monotonic() + options.seconds
-        self.report: dict[str, Any] = {**environment(device), "shape": options.shape, "parts": {}}
+        self.report: dict[str, Any] = {**environment(device), "shape": options.shape}
+        before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+        for entry in ("parts", "seconds", "commits"):
+            kept = before.get(entry, {})
+            self.report[entry] = {name: found for name, found in kept.items() if name not in options.parts}
 
     def add(self, part: str, row: dict[str, Any]) -> None:
         """Keep a figure, print it and write the file."""
@@ -130,7 +135,8 @@ class Parts:
             signal.alarm(0)
         gc.collect()
         release(self.device)
-        self.report.setdefault("seconds", {})[name] = round(time.monotonic() - began, 1)
+        self.report["seconds"][name] = round(time.monotonic() - began, 1)
+        self.report["commits"][name] = self.report["commit"]
 
 
 def _too_late(*_: Any) -> None:
@@ -326,8 +332,7 @@ def _computed(config: Any, layers: list[str], context: int) -> dict[str, float]:
 
 def _largest_batch(model: Any, context: int, device: torch.device) -> dict[str, Any]:
     """Steps of the package's own generation with as many equal rows as fit."""
-    choice = attention_choices(device)[0]
-    with fused_norms(model), attention(choice):
+    with fused_norms(model):
         first = prefill(model, random_ids(model, 1, context - UNFILLED))
     one = allocated_cache_bytes(first) * context / (context - UNFILLED)
     release(device)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import attention_dims, source_spec
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import projections
 from sse_convert.serving.batch import Batch, batch_of

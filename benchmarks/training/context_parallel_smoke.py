@@ -54,7 +54,7 @@ def prepare(shape: str, work: Path, *, tiny: bool) -> Path:
     shaped = work / "config.json"
     shaped.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     make_teacher(shaped, work / "teacher", tokenizer, tiny=tiny)
-    recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
+    recipe = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
     row = TINY_ROW if tiny else ROW
     stage = next(stage for stage in recipe["stages"] if stage["name"] == stage_name)
     recipe["stages"] = [{**stage, "seq_len": row, "batch_tokens": row, "tokens": STEPS * row}]

@@ -1,4 +1,4 @@
-"""Tokens per second of a packaged recipe as it is, on one GPU, beside the same KL step of plain transformers.
+"""Tokens per second of a recipe beside this file, on one GPU, beside the same KL step of plain transformers.
 
     python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
         --config tests/fixtures/configs/qwen3-0.6b.json
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from sse_convert.mixers import FULL
 from sse_convert.modeling.head import Head
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.plan import geometry_of, training_flops
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.speed import training_flops
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.metrics import read
 from sse_convert.training.setup import compile_layers, decoder_layers
@@ -49,7 +51,7 @@ WARM = 2
 
 def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
     """Write the recipe with this model and this text."""
-    recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
+    recipe = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
     recipe["model"] = str(work / "teacher")
     recipe["data"] = {"train": [{"path": str(work / "text")}], "needles": recipe["data"]["needles"]}
     recipe["export"] = {"dir": str(work / "exported")}
@@ -62,10 +64,22 @@ def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
     return path
 
 
-def run_stage(name: str, recipe: Path, work: Path, steps: int, until: float) -> dict[str, Any]:
-    """Start a stage as a user does, and kill it after some steps."""
+def run_stage(
+    name: str, recipe: Path, work: Path, steps: int, until: float, launch: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Start a stage as a user does, and kill it after some steps.
+
+    Args:
+        name: of the stage.
+        recipe: its file.
+        work: folder with the converted checkpoint.
+        steps: after which it is killed.
+        until: time.monotonic() at which it is killed in any case.
+        launch: Python arguments of a launcher; none for one process.
+    """
     out, log = work / name, work / f"{name}.log"
-    command = [sys.executable, "-m", "sse_convert", name, str(recipe), "-c", str(work / "converted"), "-o", str(out)]
+    command = [sys.executable, *launch, "-m", "sse_convert", name, str(recipe)]
+    command += ["-c", str(work / "converted"), "-o", str(out)]
     with Memory() as memory, log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         how = wait(process, out, steps, until)
@@ -160,7 +174,7 @@ def figures(found: dict[str, Any], recipe: Recipe, loss: str, *, softmax: bool) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="name of a packaged recipe")
+    parser.add_argument("recipe", help="name of a recipe in this folder, which names its layers")
     parser.add_argument("--config", type=Path, help="config.json of the shape")
     parser.add_argument("--out", type=Path, help="JSON to write")
     parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")

@@ -28,7 +28,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sse_convert.files import write_json
 from sse_convert.report import json_ready, table
 
 SCHEMA = 1
@@ -106,14 +105,6 @@ class AnalysisReport:
             }
         )
         return data
-
-    def write(self, path: Path) -> None:
-        """Write the JSON form, under a temporary name first. An older report is replaced.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        write_json(path, self.to_dict())
 
     def lines(self) -> list[str]:
         """A table of the converted layers, what was left out, and the files."""

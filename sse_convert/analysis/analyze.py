@@ -30,8 +30,10 @@ from sse_convert.checkpoints.teacher import open_teacher, source_view
 from sse_convert.console import Bar, progress
 from sse_convert.data.sample_text import Text, check_file, read_text
 from sse_convert.errors import CheckpointError
+from sse_convert.files import write_json
 from sse_convert.mixers import FULL
-from sse_convert.modeling.architectures import backbone_of, decoder_config
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
 
@@ -176,7 +178,7 @@ def write(report: AnalysisReport, arrays: dict[str, Tensor], out: Path) -> Analy
             (folder / ARRAYS).write_bytes(save(arrays))
             names.append(ARRAYS)
         report = dc.replace(report, folder=out, files=tuple(names))
-        report.write(folder / FILE)
+        write_json(folder / FILE, report.to_dict())
     return report
 
 

@@ -14,7 +14,9 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import Bar
 from sse_convert.data.sample_text import Text
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import backbone_of, decoder_config, softmax_layers, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import backbone_of, source_spec
+from sse_convert.modeling.attention_dims import softmax_layers
 from sse_convert.training.align import converted_arguments
 from sse_convert.training.setup import converted_attention
 

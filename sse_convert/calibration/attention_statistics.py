@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.mixers import WindowMixer
-from sse_convert.modeling.architectures import ArchSpec, attention_dims
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections, value_heads
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
+from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.modeling.window.sliding import training_mask
 
 
@@ -129,7 +132,8 @@ class Collector:
         """
         self._positions = batch["position_ids"]
         with self._hooks():
-            self.model(**batch, use_cache=False)
+            more = packed_arguments(self.model, batch["position_ids"])
+            backbone_of(self.model)(**batch, use_cache=False, **more)
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ layers with these decays give.
 
 import dataclasses as dc
 import itertools
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +31,10 @@ from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import SSE_PREFIX, AttentionDims, decoder_config, further_tokens
+from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
+from sse_convert.modeling.architectures import further_tokens
+from sse_convert.modeling.attention_dims import AttentionDims
+from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.remote_code import write_remote_code
@@ -245,8 +249,10 @@ def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe
     with new_folder(out) as folder:
         for shard in files.shard_bytes.keys() - {NEW_SHARD}:
             place(files.folder / shard, folder / shard, "hard")
-        for name in {CONFIG, INDEX} & {path.name for path in files.folder.iterdir()}:
-            shutil.copyfile(files.folder / name, folder / name)
+        if (index := files.folder / INDEX).is_file():
+            shutil.copyfile(index, folder / INDEX)
+        config = {**files.config, **entry_points(files.model_type)}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_remote_code(folder)
         copy_auxiliary_files(files.folder, folder)
         if NEW_SHARD in files.shard_bytes:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sse_convert.calibration.attention_statistics import LayerStatistics
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import state_heads
 
 HALF_LIFE = 1.0, 4096.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
 from sse_convert.errors import CheckpointError, HardwareError
-from sse_convert.modeling.architectures import decoder_config
+from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.recipe.problems import shortened
 from sse_convert.trust import trusts_code
 

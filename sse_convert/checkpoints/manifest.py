@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sse_convert import __version__
-from sse_convert.checkpoints.tensor_data import file_pieces
 from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
-from sse_convert.files import write_text
+from sse_convert.files import digest, write_text
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -76,12 +75,7 @@ def file_record(path: Path, bar: Bar | None = None) -> FileRecord:
         path: the file.
         bar: moved by the megabytes that are read.
     """
-    sha, size = hashlib.sha256(), path.stat().st_size
-    for piece in file_pieces(path, 0, size):
-        sha.update(piece)
-        if bar is not None:
-            bar.update(len(piece) / _MB)
-    return FileRecord(size, sha.hexdigest())
+    return FileRecord(path.stat().st_size, digest(path, None if bar is None else lambda read: bar.update(read / _MB)))
 
 
 def read_manifest(folder: Path) -> dict[str, FileRecord] | None:

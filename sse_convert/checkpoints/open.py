@@ -59,13 +59,16 @@ class CheckpointFiles:
         return sum(info.numel for info in self.tensors.values())
 
 
-def open_checkpoint(source: str | Path, revision: str | None = None, *, allow_pickle: bool = False) -> CheckpointFiles:
+def open_checkpoint(
+    source: str | Path, revision: str | None = None, *, allow_pickle: bool = False, config_enough: bool = False
+) -> CheckpointFiles:
     """Read the small files and headers of a checkpoint.
 
     Args:
         source: local folder, or hub id. A path that exists is a folder.
         revision: hub branch, tag or commit.
         allow_pickle: also open `.bin` and `.pt` checkpoints (shapes only, with `weights_only=True`).
+        config_enough: also open what has a config.json and no weights; the result has no tensors then.
 
     Raises:
         CheckpointError: missing folder, config or shard; damaged shard or index; pickle weights without `allow_pickle`.
@@ -73,7 +76,7 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, allow_pi
     """
     folder = _folder(source)
     if folder.is_dir():
-        return _open_folder(str(source), folder, None, allow_pickle)
+        return _open_folder(str(source), folder, None, allow_pickle, config_enough)
     if folder.exists():
         raise CheckpointError(
             f"{source} is a file",
@@ -86,7 +89,7 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, allow_pi
             expected="a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B",
             fix="correct model: in the recipe, or the path",
         )
-    return _open_hub(str(source), revision, allow_pickle)
+    return _open_hub(str(source), revision, allow_pickle, config_enough)
 
 
 def _folder(source: str | Path) -> Path:
@@ -129,8 +132,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _open_folder(name: str, folder: Path, revision: str | None, allow_pickle: bool) -> CheckpointFiles:
+def _open_folder(
+    name: str, folder: Path, revision: str | None, allow_pickle: bool, config_enough: bool = False
+) -> CheckpointFiles:
     config = read_config(folder)
+    if config_enough and _has_no_weights(folder):
+        return CheckpointFiles(name=name, folder=folder, revision=revision, config=config, tensors={}, shard_bytes={})
     shards = _shards(folder)
     if not shards:
         return _open_pickles(name, folder, revision, config, allow_pickle)
@@ -150,6 +157,11 @@ def _open_folder(name: str, folder: Path, revision: str | None, allow_pickle: bo
     return CheckpointFiles(
         name=name, folder=folder, revision=revision, config=config, tensors=tensors, shard_bytes=sizes
     )
+
+
+def _has_no_weights(folder: Path) -> bool:
+    """Whether a folder has neither safetensors nor pickles; an index of shards that are elsewhere is none."""
+    return not any(path.is_file() for pattern in ("*.safetensors", *_PICKLE_PATTERNS) for path in folder.glob(pattern))
 
 
 def _shards(folder: Path) -> list[str]:
@@ -240,14 +252,16 @@ def no_pickle(where: str, files: list[str]) -> CheckpointError:
     )
 
 
-def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool) -> CheckpointFiles:
+def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool, config_enough: bool) -> CheckpointFiles:
     """The hub at its current commit; the local cache alone when the hub cannot be reached."""
     try:
         listing = hub.listing(repo_id, revision)
     except HubError:
-        if (cached := hub.cached(repo_id, revision)) is None or not _is_complete(cached):
+        cached = hub.cached(repo_id, revision)
+        enough = cached is not None and (_is_complete(cached) or (config_enough and (cached / CONFIG).is_file()))
+        if cached is None or not enough:
             raise
-        return _open_folder(repo_id, cached, cached.name, allow_pickle)
+        return _open_folder(repo_id, cached, cached.name, allow_pickle, config_enough)
     cached = hub.cached(repo_id, listing.commit)
     if cached is not None and _is_complete(cached):
         return _open_folder(repo_id, cached, listing.commit, allow_pickle)
@@ -255,7 +269,7 @@ def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool) -> Checkpo
         if (pickles := listing.pickles()) and not allow_pickle:
             raise no_pickle(repo_id, pickles)
         folder = hub.download_snapshot(repo_id, revision, with_pickles=True)
-        return _open_folder(repo_id, folder, folder.name, allow_pickle)
+        return _open_folder(repo_id, folder, folder.name, allow_pickle, config_enough)
     folder = hub.download_small(listing)
     config = read_config(folder)
     weight_map = _weight_map(folder / INDEX) if (folder / INDEX).is_file() and SINGLE not in listing.sizes else {}

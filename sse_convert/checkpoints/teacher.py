@@ -9,19 +9,9 @@ from sse_convert.checkpoints.foreign import check_sizes, parse_json, refusing
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import (
-    SSE_PREFIX,
-    ArchSpec,
-    AttentionDims,
-    attention_dims,
-    check_text_type,
-    decoder_config,
-    dims_by_layer,
-    softmax_layers,
-    source_fields,
-    source_spec,
-    spec_for,
-)
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
+from sse_convert.modeling.architectures import check_text_type, source_fields, source_spec, spec_for
+from sse_convert.modeling.attention_dims import AttentionDims, attention_dims, dims_by_layer, softmax_layers
 from sse_convert.recipe.problems import shortened
 
 DEQUANTISED = ("fp8", "mxfp4")
@@ -126,7 +116,7 @@ def source_view(files: CheckpointFiles) -> Teacher:
     """A converted (or plain) checkpoint seen as its source model: without the new tensors and the field `sse`.
 
     Raises:
-        CheckpointError: the family is unknown, or config and tensors do not fit together.
+        CheckpointError: the family is unknown, or config and tensors do not fit together, such as quantised ones.
     """
     spec = source_spec(files.model_type)
     raw = source_fields(files.config)
@@ -139,7 +129,11 @@ def source_view(files: CheckpointFiles) -> Teacher:
         dims=attention_dims(config),
         stored_prefix=_stored_prefix(files, spec),
     )
-    _check_tensors(view)
+    try:
+        _check_tensors(view)
+    except CheckpointError:
+        refuse_quantised(files)
+        raise
     return view
 
 
@@ -232,8 +226,7 @@ def native_windows(config: Any) -> list[int | None]:
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:
-    if (method := quantization_method(files)) is not None:
-        raise quantised(files, method)
+    refuse_quantised(files)
     classes = files.config.get("architectures") or [spec.causal_lm_class]
     if not isinstance(classes, list) or spec.causal_lm_class not in classes:
         found = shortened(", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes))
@@ -258,9 +251,21 @@ def quantization_method(files: CheckpointFiles) -> str | None:
     )
 
 
+def refuse_quantised(files: CheckpointFiles) -> None:
+    """Make sure that weights are whole.
+
+    Raises:
+        CheckpointError: config.json says that they are quantised.
+    """
+    if (method := quantization_method(files)) is not None:
+        raise quantised(files, method)
+
+
 def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
     """The refusal of a checkpoint whose weights are quantised."""
-    if method in DEQUANTISED:
+    if files.model_type.startswith(SSE_PREFIX):
+        fix = "name the converted folder that this was made from; eval, generate and chat take a quantised one"
+    elif method in DEQUANTISED:
         fix = f"make a bfloat16 copy and convert that: sse-convert dequantize {files.name} -o FOLDER, and model: FOLDER"
     elif method == "bitsandbytes":
         fix = (

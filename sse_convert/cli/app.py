@@ -23,7 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 recipes_app = typer.Typer(
-    name="recipes", help="List, show or copy the packaged recipes, or print their JSON schema.", rich_markup_mode=None
+    name="recipes",
+    help="List, show or copy the packaged recipes, write one for a model, or print their JSON schema.",
+    rich_markup_mode=None,
 )
 app.add_typer(recipes_app)
 
@@ -101,6 +103,7 @@ _add("doctor", to_stdout=True)
 _add("list", "recipes_list", to=recipes_app, to_stdout=True)
 _add("show", "recipes_show", to=recipes_app, to_stdout=True)
 _add("copy", "recipes_copy", to=recipes_app)
+_add("new", "recipes_new", to=recipes_app)
 _add("schema", "recipes_schema", to=recipes_app, to_stdout=True)
 
 

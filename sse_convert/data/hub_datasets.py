@@ -1,13 +1,20 @@
 """Hub datasets, downloaded (random access) or streamed (in order, nothing kept)."""
 
+import functools
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
+from sse_convert.data.watched_files import made_once, stamp_of
 from sse_convert.errors import DataError, HubError
 from sse_convert.recipe.schema import Source
 
 UNIT_EXAMPLES = 64
+HASHED_EXAMPLES = 4096
+"""that are hashed at a time"""
 SHUFFLE_BUFFER = 1000
 """examples a streamed dataset is shuffled over; its shards are shuffled as well"""
 
@@ -60,8 +67,25 @@ class HubTable:
         return -(-len(self._data) // UNIT_EXAMPLES)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Name and number of examples."""
-        return {"dataset": self._source.path, "examples": len(self._data)}
+        """Name, number of examples, and content of the column that is read."""
+        return {"dataset": self._source.path, "examples": len(self._data), SEAL: self._content}
+
+    @functools.cached_property
+    def _content(self) -> str:
+        """SHA-256 of the column, at the disk's speed."""
+        files = [Path(file["filename"]) for file in self._data.cache_files]
+        if not files:  # all in memory
+            return self._hashed()
+        return made_once([(path, stamp_of(path)) for path in files], self._hashed, f"{self._data.split} {self._field}")
+
+    def _hashed(self) -> str:
+        """Whichever way the cache's files are cut."""
+        found = hashlib.sha256()
+        column = self._data.select_columns([self._field]).with_format("arrow")
+        for part in column.iter(HASHED_EXAMPLES):
+            for batch in part.combine_chunks().to_batches():
+                found.update(memoryview(batch.serialize()))
+        return found.hexdigest()
 
     def read(self, unit: int) -> list[Document]:
         """The documents of a unit, in order.

@@ -2,14 +2,19 @@
 
 import functools
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from sse_convert.checkpoints.identity import data_digest
-from sse_convert.errors import DataError
-from sse_convert.files import digest
+from filelock import FileLock
 
+from sse_convert.checkpoints.identity import data_digest
+from sse_convert.data.teacher_samples import cache_folder
+from sse_convert.errors import DataError
+from sse_convert.files import digest, write_text
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 Stamp = tuple[int, int, int, int]
 _FIRST_BLOCK = 1 << 16
 _LARGEST_BLOCK = 8 << 20
@@ -27,7 +32,7 @@ class WatchedFiles:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self._stamps = [_stamp(path) for path in files]
+        self._stamps = [stamp_of(path) for path in files]
         self._digests = [_digest(path, stamp) for path, stamp in zip(files, self._stamps, strict=True)]
 
     def check(self, i: int) -> None:
@@ -36,7 +41,7 @@ class WatchedFiles:
         Raises:
             DataError: the content is another one, or gone.
         """
-        path, stamp = self._files[i], _stamp(self._files[i])
+        path, stamp = self._files[i], stamp_of(self._files[i])
         if stamp != self._stamps[i]:
             if _digest(path, stamp) != self._digests[i]:
                 raise changed(path)
@@ -99,7 +104,7 @@ def changed(path: Path) -> DataError:
     )
 
 
-def _stamp(path: Path) -> Stamp:
+def stamp_of(path: Path) -> Stamp:
     """What changes with a file's content, and with some other things."""
     try:
         found = path.stat()
@@ -114,6 +119,28 @@ def _stamp(path: Path) -> Stamp:
 def _digest(path: Path, stamp: Stamp) -> str:
     """SHA-256 of a file's content, read once while its stamp stays."""
     try:
-        return digest(path)
+        return made_once([(path, stamp)], lambda: digest(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", expected="a readable file") from error
+
+
+def made_once(files: Sequence[tuple[Path, Stamp]], make: Callable[[], str], what: str = "") -> str:
+    """A digest of what files hold. Where processes were launched together, one on each machine makes it, or one of all
+    if they share the cache; the others find it there.
+
+    Args:
+        files: with their stamps.
+        make: reads them.
+        what: of their content is meant; empty for all.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return make()
+    key = data_digest([what, *((str(path.resolve()), *stamp) for path, stamp in files)])
+    kept = cache_folder() / "text-digests" / key
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(kept.with_suffix(".lock")):
+        if kept.is_file() and _DIGEST.fullmatch(found := kept.read_text(encoding="ascii", errors="replace")):
+            return found
+        found = make()
+        write_text(kept, found)
+    return found

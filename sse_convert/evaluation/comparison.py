@@ -8,11 +8,9 @@ two runs as independent, which is careful: both are measured on the same text.
 import dataclasses as dc
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from sse_convert.evaluation.intervals import Z95, Accuracy, newcombe, wilson
-from sse_convert.files import write_json
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT
 from sse_convert.report import json_ready, table
 
@@ -94,14 +92,6 @@ class ControlTable:
             }
         )
         return data
-
-    def write(self, path: Path) -> None:
-        """Write the JSON form; an older one is replaced.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        write_json(path, self.to_dict())
 
     def lines(self) -> list[str]:
         """The table, what was not run, and the judgements."""

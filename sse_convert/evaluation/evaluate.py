@@ -33,6 +33,7 @@ from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
 from sse_convert.evaluation.generation import AnswerFile, GenerationScore, generation_score, sampling_of, slots_at_once
 from sse_convert.evaluation.harness import Harness
+from sse_convert.evaluation.launched import found_by_all, join
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import Windows, held_out_loss, make_windows
 from sse_convert.evaluation.plot import plot as draw
@@ -43,7 +44,8 @@ from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.modeling.architectures import SSE_PREFIX, decoder_config
+from sse_convert.files import write_json
+from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import GenerationEval, Recipe
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
@@ -107,6 +109,7 @@ def evaluate_checkpoint(
 ) -> EvalReport:
     """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
 
+    Under a launcher, processes read windows of stages with `context_parallel` together; the first does all else alone.
     Both models run in float32 on a CPU and in the teacher's stored type elsewhere, one after the other.
     Other arguments and errors as of `api.evaluate`.
 
@@ -115,18 +118,20 @@ def evaluate_checkpoint(
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)
-    evaluator = Evaluator(recipe, device, answers=out and out.with_name(f"{out.stem}.{ANSWERS}"))
-    report = evaluator.report(checkpoint)
+    main = join(recipe)
+    answers = out.with_name(f"{out.stem}.{ANSWERS}") if out and main else None
+    evaluator = Evaluator(recipe, device, answers=answers)
+    report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))
     if measures(recipe):
         report = dc.replace(report, controls=control_table(recipe, evaluator.source, report.to_dict(), command))
-    publish(report, out, plot)
+    publish(report, out if main else None, plot if main else None)
     return report
 
 
 def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
     """Write a report and draw it, then fail if it misses a limit. Arguments and errors as of `evaluate`."""
     if out is not None:
-        report.write(out)
+        write_json(out, report.to_dict())
     if plot is not None:
         draw([report.to_dict()], plot)
     report.require_gate(out)

@@ -7,7 +7,7 @@ for a whole window.
 import dataclasses as dc
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -245,7 +245,12 @@ def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tens
     Returns:
         [R, T - 1, D], the last token's left out.
     """
-    positions = {} if position_ids is None else {"position_ids": position_ids.to(model.device)}
+    from sse_convert.modeling.window.document_masks import packed_arguments  # which imports transformers
+
+    positions: dict[str, Any] = {}
+    if position_ids is not None:
+        moved = position_ids.to(model.device)
+        positions = {"position_ids": moved, **packed_arguments(model, moved)}
     out = backbone_of(model)(input_ids=input_ids.to(model.device), use_cache=False, **positions)
     hidden: Tensor = out.last_hidden_state[:, :-1]
     return hidden

@@ -50,7 +50,6 @@ from sse_convert.evaluation.tables import (
 )
 from sse_convert.evaluation.throughput import Speed
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
-from sse_convert.files import write_json
 from sse_convert.report import format_bytes, json_ready, table
 
 SCHEMA = 1
@@ -208,14 +207,6 @@ class EvalReport:
             }
         )
         return data
-
-    def write(self, path: Path) -> None:
-        """Write the JSON form, under a temporary name first. An older report is replaced.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        write_json(path, self.to_dict())
 
     def lines(self) -> list[str]:
         """Tables for a person."""

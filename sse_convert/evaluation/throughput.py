@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.console import Bar
-from sse_convert.modeling.architectures import decoder_config
+from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.evaluation.verdict import model_verdict
+from sse_convert.export.card_metadata import base_model, card_metadata
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.architectures import source_spec
+from sse_convert.recipe.choosing import METHOD
 from sse_convert.report import format_bytes, format_number, format_rate
 
 CARD = "README.md"
 EVALUATION = "evaluation.json"
-RECIPE = "recipe.yaml"
-"""files that an export writes beside weights and code"""
-TAGS = ["sse-convert", "linear-attention", "sparse-state-expansion", "custom_code"]
+"""files that an export writes beside weights, code and recipe"""
+_RECIPE = """## Recipe
+
+`recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it. Names that begin with
+`./` were files and folders of the machine that made the model: put yours there."""
 CITATION = """```bibtex
 @article{pan2025sse,
   title   = {Scaling Linear Attention with Sparse State Expansion},
@@ -31,6 +35,7 @@ def model_card(
     report: dict[str, Any] | None,
     parameters: int,
     pictures: Sequence[tuple[str, str]] = (),
+    teacher_card: Path | None = None,
 ) -> str:
     """The README.md of an exported model.
 
@@ -41,6 +46,7 @@ def model_card(
         report: JSON form of an `EvalReport`, or None when nothing was measured.
         parameters: number of parameters.
         pictures: path in the model's folder and description of each figure.
+        teacher_card: the teacher's README.md, None where it is not at hand.
     """
     images = _sees_images(config)
     sections = [
@@ -52,43 +58,15 @@ def model_card(
         _training(recipe),
         _pictures(pictures),
         _limits(config),
-        "## Recipe\n\n`recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it.",
+        _RECIPE,
         "## Citation\n\n" + CITATION,
     ]
-    return (
-        f"---\n{_metadata(name, recipe, images=images)}\n---\n\n"
-        + "\n\n".join(section for section in sections if section)
-        + "\n"
-    )
-
-
-def base_model(recipe: dict[str, Any]) -> str | None:
-    """The hub id of the teacher, None for a local folder."""
-    model = str(recipe["model"])
-    return None if Path(model).expanduser().exists() or model.startswith((".", "/", "~")) else model
+    metadata = card_metadata(name, recipe, report, teacher_card, images=images)
+    return f"---\n{metadata}\n---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
 
 
 def _sees_images(config: dict[str, Any]) -> bool:
     return bool(source_spec(str(config["model_type"])).text_types)
-
-
-def _metadata(name: str, recipe: dict[str, Any], *, images: bool) -> str:
-    from huggingface_hub import ModelCardData
-
-    base = base_model(recipe)
-    sources = [source["path"] for source in recipe["data"]["train"] if source["path"]]
-    on_hub = [path for path in sources if not Path(path).exists() and not path.startswith((".", "/", "~"))]
-    data = ModelCardData(
-        base_model=base,
-        base_model_relation="finetune" if base else None,
-        datasets=[path for path in on_hub if path.count("/") <= 1 and not Path(path).suffix] or None,
-        library_name="transformers",
-        license=recipe["export"]["license"],
-        pipeline_tag="image-text-to-text" if images else "text-generation",
-        tags=list(TAGS),
-        model_name=name,
-    )
-    return str(data.to_yaml())
 
 
 def _introduction(config: dict[str, Any], recipe: dict[str, Any], parameters: int) -> str:
@@ -100,7 +78,19 @@ def _introduction(config: dict[str, Any], recipe: dict[str, Any], parameters: in
         f"{source} with {converted} of its {len(layers)} softmax attention layers replaced, by `sse-convert`. "
         f"{format_number(parameters)} parameters. SSE layers (Sparse State Expansion, "
         "[arXiv:2507.16577](https://arxiv.org/abs/2507.16577)) are linear attention with a large, sparsely updated "
-        "state: their memory does not grow with the context, and their time grows linearly."
+        "state: their memory does not grow with the context, and their time grows linearly." + _choice(recipe)
+    )
+
+
+def _choice(recipe: dict[str, Any]) -> str:
+    """Which layers were chosen, and how."""
+    select = recipe["layers"].get("select")
+    if not select:
+        return ""
+    layers = ", ".join(map(str, select["chosen"]))
+    return (
+        f" Layers {layers} stay softmax: the {METHOD} method of `sse-convert select` chose them before training, "
+        f"where the recipe asked for {select['keep']}."
     )
 
 

@@ -3,6 +3,7 @@
 Weights are streamed in pieces, so a model of any size can be exported on any machine.
 """
 
+import contextlib
 import dataclasses as dc
 import json
 from collections.abc import Iterator
@@ -12,20 +13,23 @@ from typing import Any
 import yaml
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.foreign import parse_json
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
-from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.teacher import open_teacher, refuse_quantised
 from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
-from sse_convert.export.card import CARD, EVALUATION, RECIPE, model_card
+from sse_convert.export.card import CARD, EVALUATION, model_card
 from sse_convert.export.card_figures import write_pictures
+from sse_convert.export.published import paths_in, published
+from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.remote_code import write_remote_code
-from sse_convert.pages.collect import read_evaluation
+from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.recipe.units import parse_size
 from sse_convert.report import FieldsReport, format_bytes, format_number
@@ -90,19 +94,24 @@ def export_checkpoint(
         raise RecipeError(f"max_shard_size is {max_shard_size!r}", expected="a size such as 5GB")
     target, dtypes = _target_dtypes(files, recipe, dtype or recipe.export.dtype)
     shards = _assign(files.tensors, dtypes, limit)
-    figures = _figures(files.folder, evaluation)
+    places = {*paths_in(recipe.to_dict()), str(files.folder), str(out)}
+    told = published(recipe.to_dict())
+    figures = published(_figures(files.folder, evaluation), places)
     with new_folder(out) as folder:
         check_space(out, sum(info.numel * ITEM_BYTES[dtypes[name]] for name, info in files.tensors.items()))
         records = _write_weights(files, folder, shards, dtypes)
-        config = _write_config(files, folder, recipe, target)
+        config = published(_config(files, recipe, target), places)
+        _write_json(folder / CONFIG, config)
         write_remote_code(folder)
-        copy_auxiliary_files(files.folder, folder)
-        _write_provenance(files, folder, recipe)
-        (folder / RECIPE).write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False), encoding="utf-8")
+        for name in copy_auxiliary_files(files.folder, folder):
+            _publish_settings(folder / name, places)
+        _write_provenance(files, folder, recipe, told["model"])
+        (folder / RECIPE).write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
         if figures is not None:
             (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         pictures = write_pictures(figures, files.folder, folder)
-        card = model_card(out.name, config, recipe.to_dict(), figures, files.parameters, pictures)
+        teacher_card = Path(recipe.model) / CARD
+        card = model_card(out.name, config, told, figures, files.parameters, pictures, teacher_card)
         (folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(folder, records)
     return ExportReport(
@@ -117,6 +126,7 @@ def export_checkpoint(
 
 
 def _check(files: CheckpointFiles, recipe: Recipe) -> None:
+    refuse_quantised(files)
     match_recipe(recipe, files)
     if (files.folder / "adapter_config.json").exists():
         raise CheckpointError(
@@ -187,21 +197,33 @@ def _require_finite(data: bytes | memoryview, name: str, dtype: str, checkpoint:
         )
 
 
-def _write_config(files: CheckpointFiles, folder: Path, recipe: Recipe, dtype: str) -> dict[str, Any]:
+def _config(files: CheckpointFiles, recipe: Recipe, dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in files.config.items() if key != "torch_dtype"}
-    config["dtype"] = dtype
+    config |= {"dtype": dtype, **entry_points(files.model_type)}
     config["sse"] = {**config["sse"], "recipe": recipe.to_dict(), "recipe_hash": recipe_hash(recipe)}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return config
 
 
-def _write_provenance(files: CheckpointFiles, folder: Path, recipe: Recipe) -> None:
-    """Where the model comes from, without paths of this machine."""
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _publish_settings(path: Path, places: set[str]) -> None:
+    """Take paths of this machine out of a tokenizer's or processor's settings, which transformers keeps there."""
+    if not path.name.endswith("_config.json"):
+        return
+    with contextlib.suppress(ValueError):  # what cannot be read is no JSON
+        data = parse_json(path.read_text(encoding="utf-8"))
+        if (told := published(data, places)) != data:
+            _write_json(path, told)
+
+
+def _write_provenance(files: CheckpointFiles, folder: Path, recipe: Recipe, teacher: str) -> None:
     before = read_provenance(files.folder)
     Provenance(
         stage="export",
         recipe_hash=recipe_hash(recipe),
-        teacher=recipe.model,
+        teacher=teacher,
         teacher_folder="",
         teacher_revision=before.teacher_revision if before else recipe.revision,
         shards={},

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints import manifest, provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
+from sse_convert.checkpoints.foreign import read_object
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.evaluation.verdict import model_verdict
-from sse_convert.export.card import CARD, EVALUATION, RECIPE
+from sse_convert.export.card import CARD, EVALUATION
 from sse_convert.export.card_figures import FOLDER as PICTURES
+from sse_convert.export.published import paths_in
 from sse_convert.modeling.remote_code import remote_code
-from sse_convert.pages.collect import read_evaluation
+from sse_convert.pages.collect import RECIPE, read_evaluation
+from sse_convert.recipe.source import parse
 from sse_convert.report import format_bytes, table
 
 if TYPE_CHECKING:
@@ -124,7 +127,7 @@ def check_folder(folder: Path) -> dict[str, int]:
     """The files of an exported model that belong on a hub, and their sizes.
 
     Raises:
-        CheckpointError: it is not an exported model, is damaged, or holds pickles.
+        CheckpointError: it is not an exported model, is damaged, holds pickles, or tells paths of a machine.
     """
     checkpoint = open_checkpoint(folder)
     if not str(checkpoint.model_type).startswith("sse_"):
@@ -137,6 +140,7 @@ def check_folder(folder: Path) -> dict[str, int]:
         raise CheckpointError(
             f"{folder} has no model card", expected="README.md", fix="make it with `sse-convert export`"
         )
+    _check_places(folder)
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if pickles := [name for name in found if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]:
         raise CheckpointError(
@@ -151,6 +155,23 @@ def check_folder(folder: Path) -> dict[str, int]:
         )
     allowed = {*OWN_FILES, *weights, *auxiliary_files(folder), *_own_code(folder, found)}
     return {name: path.stat().st_size for name, path in found.items() if _is_sent(name, path, folder, allowed)}
+
+
+def _check_places(folder: Path) -> None:
+    """Refuse files that tell where a machine keeps its own, as earlier exports did."""
+    for name in (CONFIG, provenance.FILE, EVALUATION, RECIPE):
+        if not (folder / name).is_file():
+            continue
+        if name == RECIPE:
+            data = parse((folder / name).read_text(encoding="utf-8", errors="replace"), str(folder / name))[0]
+        else:
+            data = read_object(folder / name)
+        if there := sorted(path for path in paths_in(data) if Path(path).is_absolute()):
+            raise CheckpointError(
+                f"{folder / name} tells where a machine keeps its files: {there[0]}",
+                expected="names without folders, as `export` writes them",
+                fix="export the model again with this version, and push that",
+            )
 
 
 def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from sse_convert.errors import UsageError
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
-from sse_convert.modeling.architectures import decoder_config, has_experts, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import has_experts, source_spec
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 
@@ -137,10 +138,11 @@ def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
     """In this block, `model.generate` with at most `slots` tokens replays its steps, if model and device allow it.
 
     Sampling, stopping, streaming and the prefill, but for its norms, stay those of `generate`; beams and assisted
-    decoding are not for this.
+    decoding are not for this. A model on a CPU has its norms fused, and is else as it was.
     """
     if not runs_graphs(model):
-        yield
+        with fused_norms(model) if model.device.type == "cpu" else nullcontext():
+            yield
         return
     replayer = _Replayer(model, slots)
     replaced = vars(model).get("forward")

@@ -1,10 +1,12 @@
-"""The RMS norms of a model that generates, as one kernel each, where transformers runs up to eight."""
+"""The RMS norms of a model that generates, as one kernel or operator each, where transformers runs up to eight."""
 
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,7 +23,8 @@ OFFSETS = {**dict.fromkeys((*ROUND_FIRST, "Olmo2"), 0.0), "Gemma2": 1.0, "Gemma3
 
 @contextmanager
 def fused_norms(model: PreTrainedModel) -> Iterator[None]:
-    """In this block, norms of known classes run in one kernel where they can (see `fuses`), with the same rounding.
+    """In this block, norms of known classes run in one kernel where they can (see `fuses`), with the same rounding; on
+    a CPU in one operator of torch, in float32 alone.
 
     Not in a model with compiled parts, which would be compiled anew when a method of theirs changes.
     """
@@ -42,12 +45,25 @@ def _known(module: nn.Module) -> bool:
 
 def _norm(module: nn.Module, plain: functools.partial[Tensor], x: Tensor) -> Tensor:
     if not fuses(x) or x.shape[-1] > MAX_CHANNELS:
-        return plain(x)
+        return _in_torch(module, plain, x)
     from sse_convert.kernels.triton.generation.norm import rms_norm
 
-    family, weight = type(module).__name__.removesuffix("RMSNorm"), module.get_parameter("weight")
-    eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    family, weight, eps = _parts(module)
     rounds = family in ROUND_FIRST
     dtype = torch.promote_types(x.dtype, weight.dtype) if rounds else x.dtype
     normed: Tensor = rms_norm(x, weight, eps, rounds, OFFSETS[family], dtype)
     return normed
+
+
+def _in_torch(module: nn.Module, plain: functools.partial[Tensor], x: Tensor) -> Tensor:
+    family, weight, eps = _parts(module)
+    alike = x.dtype == weight.dtype == torch.float32 and OFFSETS[family] == 0.0
+    one = alike and x.device.type == "cpu" and not torch.is_grad_enabled()
+    return F.rms_norm(x, weight.shape, weight, eps) if one else plain(x)
+
+
+def _parts(module: nn.Module) -> tuple[str, Tensor, float]:
+    """Family, weight and epsilon of a norm."""
+    family: Any = type(module).__name__.removesuffix("RMSNorm")
+    eps: Any = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    return family, module.get_parameter("weight"), eps

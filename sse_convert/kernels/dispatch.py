@@ -10,12 +10,14 @@ from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.state_slots import read_states, write_states
 from sse_convert.kernels.torch.masked import sse_attention_masked
 from sse_convert.kernels.torch.operands import Operands, operands_of
 from sse_convert.kernels.torch.recurrent import sse_attention_recurrent
 from sse_convert.kernels.torch.reference import sse_attention_reference
 from sse_convert.kernels.torch.sequential import sse_attention_sequential
+from sse_convert.kernels.torch.step import can_step, sse_attention_step
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton_backend import GPU as _GPU
 from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
@@ -128,7 +130,7 @@ def sse_attention(
     Source: arXiv:2507.16577, section "SSE" and Algorithms 1 and 2.
     """
     _check_backend(backend, partition_gate)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device.type):
         x = build_inputs(
             q, k, v, log_decay, router_logits, shared,
             top_k=top_k, read_top_k=read_top_k, write_strength=write_strength,
@@ -177,6 +179,8 @@ def _gpu() -> torch.device:
 
 def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
     """The backends that take operands and segments."""
+    if backend == "recurrent" and can_step(given):
+        return sse_attention_step(given, inplace_state=inplace_state)
     if backend == "recurrent":
         o_THGV, final_SMHDV = sse_attention_recurrent(operands_of(given), inplace_state=inplace_state)
     else:

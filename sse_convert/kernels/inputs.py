@@ -130,8 +130,9 @@ class Inputs:
 
     def wants_grad(self) -> bool:
         """Whether a gradient to any input is recorded."""
-        given = (tensor for name, tensor in self.tensors().items() if name != "router_bias")
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+        if not torch.is_grad_enabled():
+            return False
+        return any(tensor.requires_grad for name, tensor in self.tensors().items() if name != "router_bias")
 
     @property
     def one_gate(self) -> bool:

@@ -196,7 +196,7 @@ def _check_tensors(tensors: Tensors, device: torch.device) -> None:
     for name, (tensor, shape) in tensors.items():
         if tensor is None:
             continue
-        if tuple(tensor.shape) != shape:
+        if tensor.shape != shape:
             problems.append(f"{name} has shape {list(tensor.shape)}")
             expected.append(f"{name} {list(shape)}")
         if not tensor.is_floating_point():

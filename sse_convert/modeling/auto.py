@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.compat import add_config, add_model, is_loading
-from sse_convert.errors import CheckpointError, SSEConvertError
-from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec, further_tokens
+from sse_convert.errors import CheckpointError, DependencyError, SSEConvertError
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, further_tokens
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def load_pretrained(
 
     Raises:
         CheckpointError: the folder holds no such checkpoint, or tensors are missing, unexpected or of another shape.
+        DependencyError: its weights are quantised by a library that is not installed.
     """
     register()
     from transformers import PreTrainedConfig
@@ -97,6 +99,10 @@ def load_pretrained(
         )
     except (SSEConvertError, MemoryError):
         raise
+    except ImportError as error:
+        raise DependencyError(
+            f"{path} needs a package that is not installed: {error}", fix="install the library that quantised it"
+        ) from error
     except Exception as error:  # transformers promises no set of exceptions for files that are wrong
         if type(error).__name__ == "OutOfMemoryError":
             raise

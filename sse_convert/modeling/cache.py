@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Linea
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.compat import mark_static
+from sse_convert.modeling.key_ring import KeyRing, Pair
 
 Replay = Callable[[Tensor, int], Tensor]
 """(state before a forward, tokens to keep of each row) -> state after them"""
@@ -211,7 +212,8 @@ class SlidingCacheLayer(_CountingLayer):
     """Keys and values of one sliding layer: the first `sinks` real tokens of each row and the last window - 1 columns.
 
     `update` returns [sinks, window - 1 columns, new tokens]; `sliding.cached_sees` says which of them a query sees, so
-    sinks that are still inside the window, and slots not yet filled, count once or not at all.
+    sinks that are still inside the window, and slots not yet filled, count once or not at all. A single token that sees
+    them all may turn a ring instead (`turn`), which moves no other token; any other use puts the columns in order.
     """
 
     def __init__(self, *, window: int, sinks: int, static_length: int | None = None) -> None:
@@ -221,6 +223,8 @@ class SlidingCacheLayer(_CountingLayer):
         self.sink_columns: Tensor | None = None
         self.sink_keys: Any = None
         self.sink_values: Any = None
+        self._ring: KeyRing | None = None
+        self._turns = False
 
     @property
     def past_columns(self) -> int:
@@ -234,6 +238,12 @@ class SlidingCacheLayer(_CountingLayer):
             columns: int64 [B, sinks] column of each row's first real tokens; a large number where not seen yet.
         """
         self.sink_columns = columns
+        self._turns = False
+
+    def turn(self) -> None:
+        """Tell, before `update`, that it brings one token, which sees all that is kept, in any order: full windows
+        without padding, and sinks that have left them."""
+        self._turns = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate for the batch, heads and dims of the given keys and values."""
@@ -250,6 +260,7 @@ class SlidingCacheLayer(_CountingLayer):
         self.is_initialized = True
 
     def _tensors(self) -> list[Tensor]:
+        self._unwind()
         return [self.keys, self.values, self.sink_keys, self.sink_values]
 
     def update(
@@ -258,6 +269,9 @@ class SlidingCacheLayer(_CountingLayer):
         """Add new tokens; returns keys and values [B, H, sinks + window - 1 + T, D]."""
         if key_states is None or value_states is None:
             return None, None  # how a cache is rebuilt after a gather
+        if self._turns:
+            return self._turned(key_states, value_states)
+        self._unwind()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
@@ -271,6 +285,23 @@ class SlidingCacheLayer(_CountingLayer):
             torch.cat([self.sink_keys, recent_keys], 2),
             torch.cat([self.sink_values, recent_values], 2),
         )
+
+    def _turned(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self._ring is None or not self._ring.is_writable():
+            self._unwind()
+            self._ring = KeyRing((self.sink_keys, self.sink_values), (self.keys, self.values))
+            self._hold(self._ring.stored())
+        self._advance(1)
+        return self._ring.put(key, value)
+
+    def _unwind(self) -> None:
+        """Put the columns in order."""
+        if self._ring is not None:
+            self._hold(self._ring.in_order())
+            self._ring = None
+
+    def _hold(self, sinks_and_recent: tuple[Pair, Pair]) -> None:
+        (self.sink_keys, self.sink_values), (self.keys, self.values) = sinks_and_recent
 
     def _collect_sinks(self, keys: Tensor, values: Tensor) -> None:
         """Copy the sinks that lie in the columns at hand (the first of which is seen - window + 1)."""
@@ -314,6 +345,7 @@ class SlidingCacheLayer(_CountingLayer):
         remove = self._removed(tokens_to_remove)
         if not self.is_initialized:
             return
+        self._unwind()
         end = self.keys.shape[2] - remove
         if end < self.past_columns:
             recorded = self.keys.shape[2] - self.past_columns
@@ -326,6 +358,7 @@ class SlidingCacheLayer(_CountingLayer):
     def reset(self) -> None:
         """Forget all tokens."""
         if self.is_initialized:
+            self._unwind()
             for tensor in (self.keys, self.values, self.sink_keys, self.sink_values):
                 tensor.zero_()
             self._store(self.keys[:, :, : self.past_columns], self.values[:, :, : self.past_columns])
@@ -334,6 +367,7 @@ class SlidingCacheLayer(_CountingLayer):
 
     def _each_tensor(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
+            self._unwind()
             self.keys, self.values = change(self.keys), change(self.values)
             self.sink_keys, self.sink_values = change(self.sink_keys), change(self.sink_values)
 

@@ -10,20 +10,18 @@ from transformers import PreTrainedConfig
 
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import (
     ARCHITECTURES,
     GUARD,
     IMAGE_TEXT,
     INSIDE,
-    SSE_PREFIX,
-    ArchSpec,
     check_text_type,
-    decoder_config,
     source_fields,
     source_spec,
     spec_for,
 )
-from sse_convert.modeling.remote_code import CONFIGURATION_FILE, MODELING_FILE, write_remote_code
+from sse_convert.modeling.remote_code import CODE_FOLDER, CONFIGURATION_FILE, MODELING_FILE, write_remote_code
 
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""
@@ -52,34 +50,47 @@ class SSEConfigMixin(_Source):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the entry points of the code that travels with the checkpoint."""
-        found = {**super().to_dict(), **self._entry_points()}
+        found = {**super().to_dict(), **entry_points(self.model_type)}
         if "text_config" in found:
             found["text_config"] = {k: v for k, v in found["text_config"].items() if k not in ("sse", "auto_map")}
         return found
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json stores."""
-        return {**super().to_diff_dict(), **self._entry_points()}
+        return {**super().to_diff_dict(), **entry_points(self.model_type)}
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: on this transformers would copy code beside config.json, and `save_pretrained` writes it already."""
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write config.json and the code files that load the model where sse_convert is not installed."""
         write_remote_code(Path(save_directory))
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
-    def _entry_points(self) -> dict[str, Any]:
-        spec = spec_of(self)
-        return {
-            "auto_map": {
-                "AutoConfig": f"{CONFIGURATION_FILE}.{spec.hybrid_config}",
-                **{auto: f"{MODELING_FILE}.{name}" for auto, name in spec.auto_classes.items()},
-            },
-            # transformers only warns when a source class loads a foreign model_type; it does take a nested dict that
-            # names its own model_type for the real configuration, and this one fails with the text.
-            GUARD: {
-                "model_type": spec.model_type,
-                "text_config" if spec.text_types else "vocab_size": _GUARD_TEXT.format(spec.auto_class),
-            },
-        }
+
+def entry_points(model_type: str) -> dict[str, Any]:
+    """The fields of config.json that name the code beside it, and stop classes that would load the model wrongly.
+
+    Args:
+        model_type: of a converted model.
+
+    Raises:
+        CheckpointError: the family is unknown.
+    """
+    spec = source_spec(model_type)
+    return {
+        "auto_map": {
+            "AutoConfig": f"{CODE_FOLDER}/{CONFIGURATION_FILE}.{spec.hybrid_config}",
+            **{auto: f"{CODE_FOLDER}/{MODELING_FILE}.{name}" for auto, name in spec.auto_classes.items()},
+        },
+        # transformers only warns when a source class loads a foreign model_type; it does take a nested dict that
+        # names its own model_type for the real configuration, and this one fails with the text.
+        GUARD: {
+            "model_type": spec.model_type,
+            "text_config" if spec.text_types else "vocab_size": _GUARD_TEXT.format(spec.auto_class),
+        },
+    }
 
 
 def hand_down(config: Any) -> None:

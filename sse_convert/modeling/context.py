@@ -20,7 +20,9 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.architectures import decoder_config, dims_by_layer, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import dims_by_layer
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sse_convert.modeling.architectures import decoder_config, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.logits import KL_BYTES, logits_at_once
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, state_heads
 
 ROUTER_STD = 0.02
@@ -23,7 +24,34 @@ MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
 
 
-class PreciseLinear(nn.Linear):
+class NewLinear(nn.Module):
+    """A projection that conversion adds, uninitialised. Not an `nn.Linear`: what quantises or adapts every linear layer
+    of a model leaves the new ones, which are small, alone.
+
+    Args:
+        in_features: inputs.
+        out_features: outputs.
+        bias: whether there is one.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
+
+    def extra_repr(self) -> str:
+        """What printing a model says about it."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., out] of input [..., in], in the weight's dtype."""
+        return F.linear(input, self.weight, self.bias)
+
+
+class PreciseLinear(NewLinear):
     """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -34,7 +62,7 @@ class PreciseLinear(nn.Linear):
             projected: Tensor = precise_linear(input, self.weight, self.bias)
             return projected
         dtype = precise_dtype(input)
-        with torch.autocast(input.device.type, enabled=False):
+        with without_autocast(input.device.type):
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(input.to(dtype), self.weight.to(dtype), bias)
 
@@ -68,7 +96,7 @@ class NewTensors(nn.Module):
             owner, _, kind = name.partition(".")
             if kind == "weight":
                 out, inputs = spec.shape
-                kind_of_linear = nn.Linear if owner.startswith("sse_delta") else PreciseLinear
+                kind_of_linear = NewLinear if owner.startswith("sse_delta") else PreciseLinear
                 self.add_module(owner, kind_of_linear(inputs, out, bias=f"{owner}.bias" in specs))
             elif name == ROUTER_BIAS:
                 self.register_buffer(name, torch.zeros(spec.shape))

@@ -22,10 +22,11 @@ from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.triton_backend import fuses
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
-from sse_convert.modeling.architectures import ArchSpec, AttentionDims, attention_dims
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard, operator_heads
-from sse_convert.modeling.initialise import keeps_precision, precise_dtype
+from sse_convert.modeling.initialise import NewLinear, PreciseLinear, keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
@@ -54,12 +55,12 @@ class SSEAttention(RoutedLayer):
 
     sse_out_scale: nn.Parameter
     sse_k_scale: nn.Parameter
-    sse_delta_q_down: nn.Linear
-    sse_delta_q_up: nn.Linear
-    sse_delta_k_down: nn.Linear
-    sse_delta_k_up: nn.Linear
-    sse_gate_down: nn.Linear
-    sse_gate_up: nn.Linear
+    sse_delta_q_down: NewLinear
+    sse_delta_q_up: NewLinear
+    sse_delta_k_down: NewLinear
+    sse_delta_k_up: NewLinear
+    sse_gate_down: PreciseLinear
+    sse_gate_up: PreciseLinear
 
     def __init__(
         self,
@@ -123,9 +124,10 @@ class SSEAttention(RoutedLayer):
         sse_layout: SequenceLayout | None,
         kwargs: dict[str, Any],
         dtype: torch.dtype,
+        projected: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
         """The heads [T, Hq * V] before the output projection, normed and scaled, in `dtype`, and the layout. For other
-        arguments and errors see `forward`."""
+        arguments and errors see `forward` and `operator_inputs`."""
         if sse_layout is None:
             raise UsageError(
                 f"layer {self.layer_idx} received no sse_layout",
@@ -134,7 +136,7 @@ class SSEAttention(RoutedLayer):
             )
         batch, length = hidden_states.shape[:2]
         x = sse_layout.pack(hidden_states)
-        inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch))
+        inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch), projected)
         positions = kwargs.get("sse_positions", kwargs.get("position_ids"))
         if inputs["partition_gate"] is not None and positions is not None:
             inputs["positions"] = sse_layout.pack(positions.expand(batch, -1))
@@ -386,7 +388,7 @@ class SSEAttention(RoutedLayer):
         }
 
 
-def projections(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def projections(attention: Any, spec: ArchSpec, dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A family's q [T, Hq*D], k [T, kv heads*D] and v [T, kv heads*V] of x [T, hidden], before norm and rotation."""
     modules = [getattr(attention, name) for name in spec.qkv]
     if spec.qkv_layout == "latent":

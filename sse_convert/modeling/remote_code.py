@@ -1,13 +1,16 @@
-"""The code that travels inside a checkpoint: this package's modeling and kernel files, flat, importing each other only.
+"""The code that travels inside a checkpoint: this package's modeling and kernel files, importing each other only.
 
-transformers loads remote code from flat files with `from .name import ...` lines. The files are written from the
-package, or copied from beside this one when it already runs from a checkpoint, so that saving again works everywhere.
+They lie in one folder, flat: transformers looks for `from .name import ...` lines and for each file beside the one that
+names it. They are written from the package, or copied from beside this file when it already runs from a checkpoint, so
+that saving again works everywhere.
 """
 
 import os
 import re
 from pathlib import Path
 
+CODE_FOLDER = "sse_code"
+"""where the code lies in a checkpoint; beside config.json in those of 0.1"""
 CONFIGURATION_FILE = "configuration_sse"
 MODELING_FILE = "modeling_sse"
 _PACKAGE = "sse_convert"
@@ -27,19 +30,20 @@ __all__ = ["__getattr__"]
 
 
 def remote_code() -> dict[str, str]:
-    """File name to content of everything that a checkpoint needs; the same on every call."""
-    return _from_package() if __name__.startswith(f"{_PACKAGE}.") else _from_checkpoint()
+    """Path in a checkpoint to content of every file that it needs; the same on every call."""
+    files = _from_package() if __name__.startswith(f"{_PACKAGE}.") else _from_checkpoint()
+    return {f"{CODE_FOLDER}/{name}": text for name, text in files.items()}
 
 
 def write_remote_code(folder: Path) -> list[Path]:
-    """Write the files of `remote_code` into `folder` (made if missing); files that are already right stay untouched.
+    """Write the files of `remote_code` below `folder` (made if missing); files that are already right stay untouched.
 
     By hand, since the library's writer of files (`files.replacing`) does not travel.
 
     Returns:
         The paths of all files, sorted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CODE_FOLDER).mkdir(parents=True, exist_ok=True)
     paths = []
     for name, text in sorted(remote_code().items()):
         path = folder / name
@@ -53,7 +57,7 @@ def write_remote_code(folder: Path) -> list[Path]:
 
 
 def _flat_name(module: str) -> str:
-    return "sse_" + module.replace(".", "_")
+    return module.replace(".", "_")
 
 
 def _from_package() -> dict[str, str]:

@@ -4,7 +4,7 @@ import dataclasses as dc
 import math
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 
 DECAY_RANK = 16
 """rank of the projections of per-channel decays and of the output gate"""

@@ -17,11 +17,14 @@ from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.controls import COMPARISON, stages_folder
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
 from sse_convert.pages.result_files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
+from sse_convert.recipe.source import parse
 from sse_convert.training import metrics
 
 if TYPE_CHECKING:
     from sse_convert.surgery.inspect import InspectReport
 
+RECIPE = "recipe.yaml"
+"""the resolved recipe: in a finished run's folder of steps, and without local paths in an exported model"""
 STAGES = ".stages"
 WORK = ".work"
 CONTROLS = ".controls"
@@ -84,7 +87,7 @@ class Run:
     model: "InspectReport | None"
     """the newest checkpoint"""
     recipe: dict[str, Any] | None
-    """the resolved recipe that travels in it"""
+    """the resolved recipe"""
     evaluations: tuple[Evaluation, ...]
     """of the result and, where they were made, of earlier steps; the result's comes last"""
     controls: tuple[Evaluation, ...]
@@ -104,7 +107,7 @@ class Run:
     @property
     def trained(self) -> tuple[RunStep, ...]:
         """The training stages."""
-        return tuple(step for step in self.steps if step.name not in (*UNTRAINED, "eval", "export"))
+        return tuple(step for step in self.steps if step.name not in ("select", *UNTRAINED, "eval", "export"))
 
     @property
     def student(self) -> Evaluation | None:
@@ -135,7 +138,7 @@ def collect(path: str | Path) -> Run:
         out=out,
         steps=steps,
         model=None if checkpoint is None else inspect_checkpoint(checkpoint),
-        recipe=None if checkpoint is None else (read_config(checkpoint).get("sse") or {}).get("recipe"),
+        recipe=_recipe(root, checkpoint),
         evaluations=_evaluations(out, steps),
         controls=_controls(_controls_folder(out)),
         comparison=_comparison(_controls_folder(out) / COMPARISON),
@@ -151,6 +154,14 @@ def read_evaluation(path: Path, label: str = STUDENT) -> Evaluation:
         CheckpointError: the file is damaged, of another version, or something else.
     """
     return Evaluation(label=label, path=path, data=read_json(path, EVALUATION, schema=evaluation_report.SCHEMA))
+
+
+def _recipe(root: Path, checkpoint: Path | None) -> dict[str, Any] | None:
+    """What the run kept of its recipe, since that of an exported model names no folders; else the checkpoint's."""
+    if (root / RECIPE).is_file():
+        found: dict[str, Any] = parse((root / RECIPE).read_text(encoding="utf-8"), str(root / RECIPE))[0]
+        return found
+    return None if checkpoint is None else (read_config(checkpoint).get("sse") or {}).get("recipe")
 
 
 def _out(path: Path) -> Path:

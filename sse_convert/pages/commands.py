@@ -4,13 +4,13 @@ import shlex
 from pathlib import Path
 
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
-from sse_convert.pages.collect import ANALYSIS_FOLDER, Run
+from sse_convert.pages.collect import ANALYSIS_FOLDER, RECIPE, Run
 
 
 def recipe_file(run: Run) -> str:
-    """The recipe as a command line names it: the exported one, or a placeholder."""
-    path = run.out / "recipe.yaml"
-    return shlex.quote(str(path)) if path.is_file() else "RECIPE"
+    """The recipe as a command line names it: the run's, the exported one, or a placeholder."""
+    found = [path for path in (run.root / RECIPE, run.out / RECIPE) if path.is_file()]
+    return shlex.quote(str(found[0])) if found else "RECIPE"
 
 
 def run_command(run: Run) -> str:

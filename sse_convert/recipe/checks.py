@@ -22,6 +22,7 @@ from sse_convert.recipe.schema import (
     Needles,
     Recipe,
     RulerEval,
+    Select,
     Source,
     Stage,
     Train,
@@ -48,6 +49,7 @@ _ROPE_KEYS = {
     "yarn": ("rope_theta", "factor", "original_max_position_embeddings"),
 }
 _ROPE_REQUIRED = {None: ("rope_theta",), "default": (), "linear": ("factor",), "yarn": ("factor",)}
+_SHARE = re.compile(r"\d{1,2}(\.\d{1,6})?%", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,99}")
 
@@ -56,6 +58,7 @@ def check(part: Any) -> Iterator[Problem]:
     """The problems of one part of a recipe by itself."""
     checks: dict[type, Callable[[Any], Iterator[Problem]]] = {
         Layers: _layers,
+        Select: _select,
         Stage: _stage,
         Source: _source,
         Needles: _needles,
@@ -91,6 +94,8 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
     if (data := parts.get("data", Data())) is not None:
         if stages and not data.train:
             yield Problem(("data", "train"), "training stages need a source of text, for example [{path: texts/}]")
+        if (train := parts.get("train", Train())) is not None:
+            yield from _held_out(train, data)
         masked = any(stage is not None and stage.loss_mask == "assistant" for stage in stages)
         if masked and not any(source is None or source.kind == "chat" for source in data.train):
             yield Problem(("data", "train"), "loss_mask: assistant needs a source with kind: chat")
@@ -143,8 +148,19 @@ def _layers(layers: Layers) -> Iterator[Problem]:
     runs = pattern_runs(layers)
     if (named := sum(count for _, count in runs)) > MOST_LAYERS:
         yield Problem((), f"pattern or ratio names {named} layers, expected at most {MOST_LAYERS}")
-    if all(name == FULL for name in (*(name for name, _ in runs), *layers.overrides.values())):
+    converted = {name for name, _ in runs} | set(layers.overrides.values())
+    if not converted - {FULL} and (runs or layers.select is None):
         yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")
+
+
+def _select(select: Select) -> Iterator[Problem]:
+    if isinstance(select.keep, str) and not (_SHARE.fullmatch(select.keep) and float(select.keep[:-1])):
+        text = f"{shortened(repr(select.keep))}: expected a number of layers, or a share of them such as 25%"
+        yield Problem(("keep",), text)
+    chosen = select.chosen or []
+    for i, index in enumerate(chosen):
+        if index in chosen[:i]:
+            yield Problem(("chosen", i), f"layer {index} is named twice")
 
 
 def _stage(stage: Stage) -> Iterator[Problem]:
@@ -286,6 +302,15 @@ def _train(train: Train) -> Iterator[Problem]:
         yield Problem(("backend",), "'fla' was retired, Triton kernels run the gated delta rule; use backend: auto")
     elif train.backend not in BACKENDS:
         yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
+
+
+def _held_out(train: Train, data: Data) -> Iterator[Problem]:
+    """What looks at held-out text need."""
+    if train.keep == "best" and train.validate_every is None:
+        yield Problem(("train", "keep"), "best is judged by held-out text, and validate_every is null; use last")
+    for key, asked in (("validate_every", train.validate_every not in ("auto", None)), ("keep", train.keep == "best")):
+        if asked and not data.valid:
+            yield Problem(("train", key), "needs held-out text; add a source to data.valid, or leave it out")
 
 
 def _recipe(recipe: Recipe) -> Iterator[Problem]:

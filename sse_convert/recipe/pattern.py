@@ -1,12 +1,13 @@
-"""Which mixer each layer gets. Pattern or ratio repeats to fill; then `keep`, then `overrides` win."""
+"""Which mixer each layer gets. Pattern or ratio repeats to fill; then `keep`, then `overrides` win; then `select`."""
 
+import dataclasses as dc
 import re
 from collections.abc import Iterable
 
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, FULL, Mixer
 from sse_convert.recipe.problems import shortened, suggest
-from sse_convert.recipe.schema import Layers, Recipe
+from sse_convert.recipe.schema import Layers, Recipe, Select
 
 UNTOUCHED = Layers(pattern=[FULL])
 """every layer as it is: what the control `teacher_tuned` trains. A recipe file may not ask for it"""
@@ -15,23 +16,39 @@ _RANGE = re.compile(r"(-?\d{1,9})-(-?\d{1,9})", re.ASCII)
 _REPEAT = re.compile(r"(.+?)\s*\*\s*(\d{1,4})", re.ASCII)
 MOST_LAYERS = 10_000
 """that a pattern may name; no model has as many"""
+UNLESS_SAID = "sse+sliding"
+"""what layers become that `select` does not keep, where no pattern says"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class OpenChoice:
+    """A choice of layers to be made."""
+
+    among: tuple[int, ...]
+    """layers that would get a mixer, ascending"""
+    keep: int
+    """how many of them stay softmax"""
 
 
 def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer]]:
     """The mixer name of each layer, and the mixers in use by name (`full` is a name without settings).
 
     Raises:
-        RecipeError: an index is out of range, a mixer is undefined, or nothing would be converted.
+        RecipeError: an index is out of range, a mixer is undefined, nothing would be converted, or `select` has not
+            chosen yet.
     """
     if recipe.layers == UNTOUCHED:
         return [FULL] * num_layers, {}
     known = {**BUILT_IN, **recipe.mixers}
     names = expand_pattern(recipe.layers, known, num_layers)
+    if (select := recipe.layers.select) is not None:
+        for index in _chosen(select, choice_of(select, names)):
+            names[index] = FULL
     return names, {name: known[name] for name in dict.fromkeys(names) if name != FULL}
 
 
 def expand_pattern(layers: Layers, mixers: Iterable[str], num_layers: int) -> list[str]:
-    """The mixer name of each of `num_layers` layers; `mixers` are the names that exist beside `full`.
+    """The mixer name of each of `num_layers` layers before any is chosen; `mixers` are the names beside `full`.
 
     Raises:
         RecipeError: see `resolve`.
@@ -56,6 +73,51 @@ def expand_pattern(layers: Layers, mixers: Iterable[str], num_layers: int) -> li
     return names
 
 
+def choice_of(select: Select, names: list[str]) -> OpenChoice:
+    """What `select` chooses among.
+
+    Args:
+        select: how many stay softmax.
+        names: mixer of each layer before any is chosen.
+
+    Raises:
+        RecipeError: no layer would be converted.
+    """
+    among = tuple(i for i, name in enumerate(names) if name != FULL)
+    share = select.keep.removesuffix("%") if isinstance(select.keep, str) else None
+    keep = select.keep if isinstance(select.keep, int) else max(1, int(float(share or 0) * len(among) / 100 + 0.5))
+    if keep >= len(among):
+        raise RecipeError(
+            f"layers.select.keep is {select.keep}, and {len(among)} layers would get a mixer, so nothing is converted",
+            expected=f"1 to {len(among) - 1} layers, or a share such as 25%",
+            fix="lower layers.select.keep",
+        )
+    return OpenChoice(among, keep)
+
+
+def _chosen(select: Select, choice: OpenChoice) -> list[int]:
+    """The layers that `select` notes as chosen."""
+    if select.chosen is None:
+        raise RecipeError(
+            f"layers.select: which {choice.keep} of {len(choice.among)} layers stay softmax is not chosen yet",
+            expected="layers.select.chosen",
+            fix="`sse-convert run` and `convert` choose first; `sse-convert select` names layers to write there",
+        )
+    problems = []
+    if (named := len(select.chosen)) != choice.keep:
+        problems.append(f"names {named} layer{'s' * (named != 1)}, and keep: {select.keep} asks for {choice.keep}")
+    among = ", ".join(map(str, choice.among))
+    strange = [index for index in select.chosen if index not in choice.among]
+    problems += [f"layer {index} is none of those to choose from: {among}" for index in strange]
+    if problems:
+        raise RecipeError(
+            "\n".join(f"layers.select.chosen: {problem}" for problem in problems),
+            expected=f"{choice.keep} of layers {among}",
+            fix="remove layers.select.chosen, which `run` then chooses",
+        )
+    return select.chosen
+
+
 def nothing_converted(why: str) -> RecipeError:
     """The error for a recipe that leaves every layer as it is."""
     return RecipeError(
@@ -66,8 +128,10 @@ def nothing_converted(why: str) -> RecipeError:
 
 
 def pattern_unit(layers: Layers) -> list[str]:
-    """The unit that repeats to fill the model: `[sse*2, full]` -> sse, sse, full; `full` when none is given."""
-    return [name for name, count in pattern_runs(layers) for _ in range(count)] or [FULL]
+    """The unit that repeats to fill the model: `[sse*2, full]` -> sse, sse, full. Where none is given, it is `full`, or
+    what layers become that `select` does not keep."""
+    unit = [name for name, count in pattern_runs(layers) for _ in range(count)]
+    return unit or [FULL if layers.select is None else UNLESS_SAID]
 
 
 def pattern_runs(layers: Layers) -> list[tuple[str, int]]:

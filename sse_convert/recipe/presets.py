@@ -48,6 +48,23 @@ def preset_summary(name: str) -> str:
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
+def recipe_target(to: Path, name: str, *, overwrite: bool) -> Path:
+    """The file that a recipe goes to.
+
+    Args:
+        to: this file, or a folder that exists.
+        name: of the recipe, for a folder.
+        overwrite: it may exist.
+
+    Raises:
+        OutputError: the file exists.
+    """
+    target = to / f"{name}.yaml" if to.is_dir() else to
+    if target.exists() and not overwrite:
+        raise OutputError(f"{target} exists", expected="a new file", fix="choose another name, or pass --overwrite")
+    return target
+
+
 def copy_preset(name: str, to: Path, *, overwrite: bool = False) -> Path:
     """Copy a packaged recipe to a file or into a folder; returns the file written.
 
@@ -56,9 +73,7 @@ def copy_preset(name: str, to: Path, *, overwrite: bool = False) -> Path:
         OutputError: the file exists or cannot be written.
     """
     source = preset_path(name)
-    target = to / source.name if to.is_dir() else to
-    if target.exists() and not overwrite:
-        raise OutputError(f"{target} exists", expected="a new file", fix="choose another name, or pass --overwrite")
+    target = recipe_target(to, source.stem, overwrite=overwrite)
     try:
         shutil.copyfile(source, target)
     except OSError as error:

@@ -37,8 +37,18 @@ Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pu
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Select:
+    """Layers that `run` and `convert` choose first, as the command `select` does, of those that would get a mixer."""
+
+    keep: str | Annotated[int, Range(1, 4096)]
+    """how many of them stay softmax: a number, or a share such as 25%"""
+    chosen: list[Annotated[int, Range(0, 4096)]] | None = None
+    """what was chosen, as the recipe of a converted model notes it; null chooses"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Layers:
-    """Which mixer each layer gets. Later and more specific lines win: pattern or ratio, then keep, then overrides."""
+    """Which mixer each layer gets. Later and more specific lines win: pattern or ratio, keep, overrides, select."""
 
     pattern: list[str] | None = None
     """mixer names, repeated to fill all layers; `sse*5` stands for five"""
@@ -48,6 +58,8 @@ class Layers:
     """layers left as softmax: indices, negative indices, ranges such as 3-5"""
     overrides: dict[int | str, str] = dc.field(default_factory=dict)
     """layer index or range to mixer name"""
+    select: Select | None = None
+    """choose layers that stay softmax, e.g. {keep: 25%}; the others become what the lines above say, or sse+sliding"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,7 +336,9 @@ class Export:
     max_shard_size: str = "5GB"
     """largest safetensors shard"""
     license: str | None = None
-    """licence identifier for the model card"""
+    """licence identifier for the model card; unset takes the one on the card of a local teacher"""
+    language: list[str] | None = None
+    """languages for the model card, e.g. [en, de]; unset takes those on the card of a local teacher"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,6 +366,11 @@ class Train:
     cuda_graphs: bool = False
     """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
     set of activations in memory. Where that cannot be, the stage says why and goes on without"""
+    validate_every: Auto | Tokens | None = "auto"
+    """tokens between looks at `data.valid` while training: loss and KL, always on the same rows; auto: about 20 in a
+    stage, over 2% of its tokens in all; null: none"""
+    keep: Literal["last", "best"] = "last"
+    """weights that a stage hands on: the last, or those of its checkpoint with the best held-out figure"""
     seed: Seed = 0
     """initialisation and training seed"""
 

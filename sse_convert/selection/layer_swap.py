@@ -3,7 +3,7 @@
 Rows are one document each, without padding and without a cache.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from sse_convert.calibration.attention_statistics import Collector
 from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import attention_dims, decoder_config, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
@@ -90,28 +92,32 @@ class Swap:
         mixer: what stands in for a layer.
         recipe: `calibrate` and the seed set the tensors of recurrent stand-ins.
         rows: int64 [R, T] token ids that calibrate them.
+        layers: those that can be replaced; None for all.
     """
 
-    def __init__(self, model: PreTrainedModel, mixer: Mixer, recipe: Recipe, rows: Tensor) -> None:
+    def __init__(
+        self, model: PreTrainedModel, mixer: Mixer, recipe: Recipe, rows: Tensor, layers: Sequence[int] | None = None
+    ) -> None:
         self.model = model.requires_grad_(False)
         spec = source_spec(model.config.model_type)
-        self.attention: list[nn.Module] = [
-            model.get_submodule(spec.attention_path(i)) for i in range(decoder_config(model.config).num_hidden_layers)
-        ]
-        self.softmax: list[Forward] = [attention.forward for attention in self.attention]
+        self.layers = range(decoder_config(model.config).num_hidden_layers) if layers is None else layers
+        self.attention: dict[int, nn.Module] = {i: model.get_submodule(spec.attention_path(i)) for i in self.layers}
+        softmax: dict[int, Forward] = {i: attention.forward for i, attention in self.attention.items()}
+        self.stand_ins: Mapping[int, Forward]
         if isinstance(mixer, SlidingMixer):
-            for attention in self.attention:
+            for attention in self.attention.values():
                 use_window_attention(attention)
             mask = WindowMask(model, mixer)
-            self.stand_ins: Sequence[Forward] = [Window(softmax, mask) for softmax in self.softmax]
+            self.stand_ins = {i: Window(forward, mask) for i, forward in softmax.items()}
         else:
             beside = WindowMask(model, mixer) if isinstance(mixer, SSESlidingMixer) else None
-            self.stand_ins = [Recurrent(layer, beside) for layer in calibrated_layers(model, mixer, recipe, rows)]
+            made = calibrated_layers(model, mixer, recipe, rows, self.layers)
+            self.stand_ins = {i: Recurrent(layer, beside) for i, layer in made.items()}
 
     @contextmanager
     def keeping(self, kept: Iterable[int]) -> Iterator[PreTrainedModel]:
-        """The model with every layer replaced but `kept`."""
-        replaced = set(range(len(self.stand_ins))) - set(kept)
+        """The model with every layer that can be replaced, but `kept`."""
+        replaced = set(self.layers) - set(kept)
         for layer in replaced:
             self.attention[layer].forward = self.stand_ins[layer]
         try:
@@ -121,7 +127,9 @@ class Swap:
                 del self.attention[layer].forward
 
 
-def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, rows: Tensor) -> list[SSEAttention]:
+def calibrated_layers(
+    model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, rows: Tensor, layers: Sequence[int]
+) -> dict[int, SSEAttention]:
     """Untrained recurrent layers on a teacher's modules, their decays and scales set by what it does on `rows`.
 
     Args:
@@ -129,9 +137,9 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
         mixer: settings of the layers.
         recipe: `calibrate` and the seed are read.
         rows: int64 [R, T] token ids.
+        layers: which.
     """
     spec = source_spec(model.config.model_type)
-    layers = range(decoder_config(model.config).num_hidden_layers)
     kind = model.config._attn_implementation
     windows = branch_windows(dict.fromkeys(layers, mixer))
     collector = Collector(model, spec, list(layers), windows=windows)
@@ -155,7 +163,7 @@ def calibrated_layers(model: PreTrainedModel, mixer: SSEMixer, recipe: Recipe, r
         for i, layer in made.items():
             layer.load_state_dict(output_scale(scaled, mixer, layer.dims, second.statistics[i]), strict=False)
     model.set_attn_implementation(kind)
-    return list(made.values())
+    return made
 
 
 def _run(collector: Collector, rows: Tensor) -> None:

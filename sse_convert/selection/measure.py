@@ -7,7 +7,7 @@ and for recall. Both count alike in what methods compare, whatever the number of
 import csv
 import dataclasses as dc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Measurement:
     probe: str
     """what recall was measured with"""
     kept: tuple[int, ...]
-    """layers left as softmax attention"""
+    """layers left as softmax attention, of those that can be replaced"""
     text_loss: float
     """cross entropy of running text, nats per token"""
     text_kl: float
@@ -77,13 +77,13 @@ class Meter:
     Args:
         load: gives the swappable teacher; called when the first set has to be measured.
         probe: what is asked.
-        layers: number of decoder layers.
+        layers: those that can be kept or replaced, ascending.
         file: CSV of all measurements so far, rewritten (under a temporary name, then renamed) with each new one.
     """
 
-    def __init__(self, load: Callable[[], Swap], probe: Probe, layers: int, file: Path) -> None:
+    def __init__(self, load: Callable[[], Swap], probe: Probe, layers: Sequence[int], file: Path) -> None:
         self.probe = probe
-        self.layers = range(layers)
+        self.layers = layers
         self.recall = "needle"
         self.recall_weight = 1.0
         self.bar: Bar | None = None

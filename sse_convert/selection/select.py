@@ -1,15 +1,18 @@
 """Choose which layers stay softmax attention: one model in memory, every measurement on disk as soon as it is made."""
 
 import dataclasses as dc
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress
 from sse_convert.mixers import FULL, mixer_to_dict
+from sse_convert.recipe.choosing import chosen_recipe
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
-from sse_convert.selection.choice import agreements
+from sse_convert.selection.choice import Choice, agreements
 from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.recall_probes import NAMES
 from sse_convert.selection.selection_report import SelectReport
@@ -25,7 +28,13 @@ SIGNAL = 0.5
 
 
 def select_layers(
-    recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | None = None, device: str | None = None
+    recipe: Recipe,
+    out: Path,
+    settings: SelectSettings,
+    *,
+    text: Path | None = None,
+    device: str | None = None,
+    teacher: Teacher | None = None,
 ) -> SelectReport:
     """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
 
@@ -34,10 +43,11 @@ def select_layers(
 
     Args:
         settings: methods and sizes.
+        teacher: the recipe's model, if it is open already.
     """
-    setup = set_up(recipe, out, settings, text=text, device=device)
-    meter, layers = setup.meter, setup.teacher.num_layers
-    with run_lock(out), progress("choosing layers", _steps(settings, layers)) as bar:
+    setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher)
+    meter = setup.meter
+    with run_lock(out), progress("choosing layers", _steps(settings, len(meter.layers))) as bar:
         meter.bar = bar
         recall, nothing = settle_recall(meter, settings.recall_weight)
         methods = usable(settings.methods, meter.recall_weight)
@@ -46,7 +56,7 @@ def select_layers(
             model=recipe.model,
             folder=out,
             keep=settings.keep,
-            mixer=_replacement(recipe),
+            layers=_layers(recipe, choices[0]),
             stand_in=mixer_to_dict(setup.stand_in),
             recall=recall,
             left_out=[method for method in settings.methods if method not in methods],
@@ -55,7 +65,7 @@ def select_layers(
             choices=choices,
             agreements=agreements(choices),
             cache_length=CACHE_LENGTH,
-            cache_bytes_saved=_saved(setup.teacher, recipe),
+            cache_bytes_saved=_saved(setup.teacher, recipe, meter.layers),
             conditions={**dc.asdict(settings), **setup.conditions},
         )
         report.write()
@@ -101,15 +111,21 @@ def _steps(settings: SelectSettings, layers: int) -> int:
     return 3 + sum(each[method] + 1 for method in settings.methods)
 
 
-def _saved(teacher: Teacher, recipe: Recipe) -> list[int]:
+def _saved(teacher: Teacher, recipe: Recipe, among: Sequence[int]) -> list[int]:
     """Cache bytes that each layer saves as the mixer that the recipe gives it."""
-    sizes, mixer = geometry_of(teacher), known_mixers(recipe)[_replacement(recipe)]
-    return [
-        layer_bytes(sizes, i, None, CACHE_LENGTH) - layer_bytes(sizes, i, mixer, CACHE_LENGTH)
-        for i in range(teacher.num_layers)
-    ]
+    sizes, mixer = geometry_of(teacher), known_mixers(recipe)[replacement(recipe)]
+    saved = {i: layer_bytes(sizes, i, None, CACHE_LENGTH) - layer_bytes(sizes, i, mixer, CACHE_LENGTH) for i in among}
+    return [saved.get(i, 0) for i in range(teacher.num_layers)]
 
 
-def _replacement(recipe: Recipe) -> str:
+def _layers(recipe: Recipe, choice: Choice) -> dict[str, Any]:
+    """`layers` of the recipe with a choice: as it notes one, or the replacement's name and the kept layers."""
+    if recipe.layers.select is None:
+        return {"pattern": [replacement(recipe)], "keep": list(choice.kept)}
+    plain = dc.asdict(chosen_recipe(recipe, choice.kept).layers)
+    return {key: value for key, value in plain.items() if value}
+
+
+def replacement(recipe: Recipe) -> str:
     """The first mixer of the recipe's pattern: what layers that are not kept become."""
     return next((name for name in pattern_unit(recipe.layers) if name != FULL), "sse+sliding")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from sse_convert.files import write_json, write_text
-from sse_convert.report import format_bytes, format_mixer, table
+from sse_convert.report import format_bytes, format_flow, format_mixer, table
 from sse_convert.selection.choice import Choice, MethodAgreement
 from sse_convert.selection.measure import Measurement
 
@@ -26,8 +26,8 @@ class SelectReport:
     folder: Path
     """where the files are"""
     keep: int
-    mixer: str
-    """name of the mixer that the other layers get"""
+    layers: dict[str, Any]
+    """`layers` of a recipe with this choice"""
     stand_in: dict[str, Any]
     """settings of what stood in for replaced layers"""
     recall: str
@@ -67,6 +67,10 @@ class SelectReport:
         return sum(saved for i, saved in enumerate(self.cache_bytes_saved) if i not in choice.kept)
 
     def lines(self) -> list[str]:
+        """The result for a person, and what to do with it."""
+        return [*self.found_lines(), f"next: sse-convert plan RECIPE --set 'layers={format_flow(self.layers)}'"]
+
+    def found_lines(self) -> list[str]:
         """The result for a person."""
         layers = " ".join(map(str, self.chosen.kept))
         return [
@@ -81,7 +85,6 @@ class SelectReport:
             f"the choice saves {format_bytes(self.saved(self.chosen))} of cache at {self.cache_length:,} tokens",
             *self._length_lines(),
             *self._agreement_lines(),
-            f"next: sse-convert plan RECIPE --set 'layers={{pattern: [{self.mixer}], keep: {list(self.chosen.kept)}}}'",
         ]
 
     def _rows(self) -> list[tuple[object, ...]]:
@@ -136,12 +139,11 @@ class SelectReport:
 
     def fragment(self) -> str:
         """The `layers` of a recipe, as YAML."""
-        layers = {"pattern": [self.mixer], "keep": list(self.chosen.kept)}
         head = [
             f"# {self.chosen.method} keeps these of the {len(self.teacher.kept)} layers of {self.model}: put this in",
             "# place of the recipe's `layers`. Scores and measurements are in the files beside this one.",
         ]
-        return "\n".join([*head, yaml.safe_dump({"layers": layers}, sort_keys=False)])
+        return "\n".join([*head, yaml.safe_dump({"layers": self.layers}, sort_keys=False)])
 
 
 def _figures(m: Measurement | None) -> tuple[object, ...]:

@@ -35,6 +35,8 @@ METHODS: dict[str, Callable[[Meter, int], Choice]] = {
 }
 BY_RECALL = ("recall-ratio",)
 """methods whose score is 0 or noise where recall says nothing; the others then go by text alone"""
+WINDOWS = 4
+"""that a row must hold at least, so that there is something they do not see"""
 INPUTS = "inputs.json"
 MEASUREMENTS = "measurements.csv"
 
@@ -45,6 +47,8 @@ class SelectSettings:
 
     keep: int
     """layers to keep"""
+    among: tuple[int, ...] | None = None
+    """layers to choose from, ascending; None for all"""
     methods: tuple[str, ...] = ("greedy",)
     """the first that can be used decides"""
     stand_in: str = "sliding"
@@ -70,14 +74,23 @@ class Setup:
     """device, dtype and text, for reports"""
 
 
-def set_up(recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | None, device: str | None) -> Setup:
+def set_up(
+    recipe: Recipe,
+    out: Path,
+    settings: SelectSettings,
+    *,
+    text: Path | None,
+    device: str | None,
+    teacher: Teacher | None = None,
+) -> Setup:
     """Check everything, make the rows and open the folder. The model is loaded when something has to be measured.
 
-    Args, Raises: see `select.select`.
+    Args, Raises: see `select.select_layers`.
     """
     place = pick_device(device)
-    teacher = open_teacher(recipe.model, recipe.revision)
-    stand_in = _checked(recipe, settings, teacher)
+    teacher = teacher or open_teacher(recipe.model, recipe.revision)
+    among = tuple(range(teacher.num_layers)) if settings.among is None else settings.among
+    stand_in = _checked(recipe, settings, teacher, among)
     sources = _sources(recipe, text)
     probe = make_probe(
         recipe,
@@ -93,10 +106,10 @@ def set_up(recipe: Recipe, out: Path, settings: SelectSettings, *, text: Path | 
 
     def load() -> Swap:
         model = load_model(recipe.model, revision=recipe.revision, device=str(place), dtype=dtype)
-        return Swap(model, stand_in, recipe, probe.text.ids)
+        return Swap(model, stand_in, recipe, probe.text.ids, among)
 
     return Setup(
-        meter=Meter(load, probe, teacher.num_layers, out / MEASUREMENTS),
+        meter=Meter(load, probe, among, out / MEASUREMENTS),
         teacher=teacher,
         stand_in=stand_in,
         conditions={
@@ -135,14 +148,14 @@ def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
     return left
 
 
-def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher) -> Mixer:
+def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: tuple[int, ...]) -> Mixer:
     """The stand-in, after a look at everything that can be found wrong without text."""
     layers, limit = teacher.num_layers, context_limit(teacher.config)
-    if len(teacher.softmax_layers) < layers:
+    if not set(among) <= set(teacher.softmax_layers):
         raise CheckpointError(
             f"{teacher.files.name} has softmax attention in {len(teacher.softmax_layers)} of {layers} layers",
-            expected="a model with softmax attention in every layer: select swaps each of them",
-            fix=f"choose by hand, as layers.pattern of the recipe, among layers {teacher.softmax_layers}",
+            expected="softmax attention in every layer to choose from: select swaps each of them",
+            fix=f"give a recipe with layers.select whose pattern converts layers {teacher.softmax_layers} alone",
         )
     known = known_mixers(recipe)
     if settings.stand_in not in known:
@@ -152,11 +165,11 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher) -> Mixe
     if not settings.methods or len(set(settings.methods)) < len(settings.methods):
         raise UsageError(f"methods are {list(settings.methods)}", expected="at least one, each once")
     stand_in = known[settings.stand_in]
-    shortest = 4 * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 64
-    if not 1 <= settings.keep < layers:
+    shortest = WINDOWS * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 64
+    if not 1 <= settings.keep < len(among):
         raise UsageError(
             f"keep is {settings.keep}",
-            expected=f"1 to {layers - 1}: the model has {layers} layers",
+            expected=f"1 to {len(among) - 1}: there are {len(among)} layers to choose from",
             fix="change --keep",
         )
     if not shortest <= settings.length <= (limit or settings.length):

@@ -11,9 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import AttentionDims
-from sse_convert.modeling.tensors import new_tensors
+from sse_convert.modeling.attention_dims import AttentionDims
 
 
 def local_dims(dims: AttentionDims, devices: int) -> AttentionDims:
@@ -53,8 +51,3 @@ def own_part(tensor: Tensor, shape: tuple[int, ...], rank: int, devices: int) ->
         if whole != size:
             tensor = tensor.narrow(dim, rank * whole // devices // size * size, size)
     return tensor
-
-
-def own_shapes(dims: AttentionDims, mixer: SSEMixer, devices: int) -> dict[str, tuple[int, ...]]:
-    """Shape of each new tensor of a layer on one device, by name below the attention."""
-    return {spec.name: spec.shape for spec in new_tensors(local_dims(dims, devices), mixer)}

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.state_slots import clear_states
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import ArchSpec, AttentionDims
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import ROUTER_BIAS, state_shape

@@ -20,7 +20,7 @@ import dataclasses as dc
 import math
 
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, WindowMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import new_tensors, state_heads, state_shape
 
 STATE_BYTES = 4

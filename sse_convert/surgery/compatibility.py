@@ -7,12 +7,14 @@ layer's tensors or outputs must agree. What training alone reads may differ: a s
 import copy
 import dataclasses as dc
 import json
+from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import (
+    BUILT_IN,
     FULL,
     Mixer,
     SlidingMixer,
@@ -22,9 +24,12 @@ from sse_convert.mixers import (
     mixer_to_dict,
     recipe_entry,
 )
-from sse_convert.modeling.architectures import SSE_PREFIX, dims_by_layer
+from sse_convert.modeling.arch_spec import SSE_PREFIX
+from sse_convert.modeling.attention_dims import dims_by_layer
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
+from sse_convert.recipe.choosing import chosen_recipe, open_choice
+from sse_convert.recipe.pattern import expand_pattern
 from sse_convert.recipe.schema import Calibrate, Recipe, Stage
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
@@ -52,7 +57,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
     problems += [
         f"stages.{i}.{problem}"
         for i, stage in enumerate(recipe.stages)
-        for problem in _context_problems(stage, teacher, mixers)
+        for problem in context_problems(stage, teacher, mixers)
     ]
     problems += _length_problems(recipe, teacher.text.max_position_embeddings)
     if recipe.calibrate.enabled:
@@ -80,6 +85,8 @@ def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
 
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     names, _ = resolve(recipe, teacher.num_layers)
+    if recipe.layers.select is not None:  # whatever was chosen, none may be chosen among layers without softmax
+        names = expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, teacher.num_layers)
     wrong = [i for i, name in enumerate(names) if name != FULL and i not in teacher.softmax_layers]
     if not wrong:
         return []
@@ -109,7 +116,7 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     return problems
 
 
-def _context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
+def context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
     """What a stage whose rows are split over processes cannot have."""
     from sse_convert.kernels.gates import partition_gate
     from sse_convert.modeling.context import split_problems
@@ -229,6 +236,29 @@ def converted_field(files: CheckpointFiles) -> dict[str, Any]:
             fix="run `sse-convert convert` first and give its folder",
         )
     return sse
+
+
+def with_layers_of(checkpoint: Path | str, recipe: Recipe) -> Recipe:
+    """A recipe whose layers are to be chosen, with those chosen that a converted checkpoint keeps; itself for another.
+
+    Raises:
+        CheckpointError, HubError: the checkpoint cannot be opened, or its configuration is damaged.
+        RecipeError: the checkpoint keeps another number of them, or the recipe does not fit it.
+    """
+    files = open_checkpoint(checkpoint)
+    if not files.model_type.startswith(SSE_PREFIX):
+        return recipe
+    stored = stored_mixers(converted_field(files))
+    choice = open_choice(recipe, len(stored))
+    assert choice is not None, "the caller asks for open recipes alone"
+    kept = [i for i in choice.among if stored[i] is None]
+    if len(kept) != choice.keep:
+        raise RecipeError(
+            f"{files.name} keeps {len(kept)} of {len(choice.among)} layers as softmax",
+            expected=f"{choice.keep}, which layers.select asks for",
+            fix="use the recipe that made the checkpoint, or convert the model anew with this one",
+        )
+    return chosen_recipe(recipe, kept)
 
 
 def match_recipe(recipe: Recipe, files: CheckpointFiles) -> Match:

@@ -22,8 +22,8 @@ from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, named_chunks, read_tensor, tensor_bytes
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SSE_KINDS, Mixer, SSEMixer, mixer_from_dict, mixer_to_dict, recipe_entry
-from sse_convert.modeling.architectures import SSE_PREFIX
-from sse_convert.modeling.configuration import FORMAT
+from sse_convert.modeling.arch_spec import SSE_PREFIX
+from sse_convert.modeling.configuration import FORMAT, entry_points
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash
@@ -248,7 +248,8 @@ def _write_config(
     sse = {**files.config["sse"], "format": FORMAT, "layers": names, "mixers": used}
     if recipe is not None:
         sse |= {"recipe": recipe.to_dict(), "recipe_hash": recipe_hash(recipe)}
-    (folder / CONFIG).write_text(json.dumps({**files.config, "sse": sse}, indent=2) + "\n", encoding="utf-8")
+    config = {**files.config, **entry_points(files.model_type), "sse": sse}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _summary(index: int, old: Mixer, new: SSEMixer, growth: Growth) -> GrownLayer:

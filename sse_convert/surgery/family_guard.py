@@ -18,7 +18,8 @@ from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, attention_dims, decoder_config, softmax_layers
+from sse_convert.modeling.arch_spec import ArchSpec, decoder_config
+from sse_convert.modeling.attention_dims import attention_dims, softmax_layers
 from sse_convert.modeling.layer import is_rotated, quarter_turn
 
 SIZES = (

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.architectures import AttentionDims
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.initialise import ROUTER_STD
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors
 

@@ -9,7 +9,7 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, source_view
 from sse_convert.mixers import FULL
-from sse_convert.modeling.architectures import SSE_PREFIX
+from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import checked_sse, stored_mixers
 from sse_convert.report import FieldsReport, format_bytes, format_mixer, format_number, table
 from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes

@@ -1,10 +1,16 @@
 """How much GPU memory a training stage takes, and the rows that fit: estimates, from sizes alone.
 
-Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them, and for the
-trained ones 4 for the gradient and 8 for AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher
-takes 2 under bfloat16, else 4, and none where its predictions come from disk. `layer_mse` has the attention of
-converted layers alone on the GPU. The losses hold a chunk of logits and the head's gradient. Softmax layers of packed
-rows have a mask of all pairs of tokens of a row.
+Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
+with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
+AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
+where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
+hold a chunk of logits and the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a
+row.
+
+Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
+but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
+student and teacher and 4 for the sum of their gradients; two layers (the next is gathered while one works), 2 bytes
+each; and one layer's gradient, 2 and 4.
 
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
 kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
@@ -26,7 +32,7 @@ import dataclasses as dc
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, logits_at_once
 from sse_convert.modeling.tensors import state_heads
-from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 
 GIB = 1 << 30
@@ -41,16 +47,36 @@ _PAIR_BYTES = 4
 COMPILED_SHARE = 0.62
 """of the activations, what compiled layers with fused kernels keep at most; 0.56 of them in both stages of
 benchmarks/training/throughput_qwen3-0.6b.json: the peaks without the bytes that do not depend on the rows"""
+COMPILED_STEPS = 50
+"""steps of a stage from which on compiling pays"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
 
+@dc.dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of a stage, each with a GPU."""
+
+    count: int = 1
+    sharded: bool = False
+    """they share the weights (FSDP2); else each has all of them (DDP)"""
+
+
+ONE = Processes()
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """Memory of one training stage as a function of its rows and of the GPU."""
+    """Memory of one training stage as a function of its rows, of its processes and of the GPU."""
 
     weights: int
-    """bytes of weights, gradients, optimizer and teacher, which FSDP shares out over the processes"""
+    """bytes of weights, gradients, optimizer and teacher"""
+    copies: int = 0
+    """of these, copies for autocast, which FSDP makes of what it gathers"""
+    gathered: int = 0
+    """bytes that a process has whole at a time under FSDP"""
+    buckets: int = 0
+    """bytes of DDP's buckets"""
     head: int
     """bytes of the head's gradient, which the losses hold whole"""
     per_logit: int
@@ -64,24 +90,31 @@ class StageMemory:
     ranks: int = 1
     """processes that hold a row together, and share the weights at least among themselves"""
 
-    def total(self, seq_len: int, rows: int, gpu_bytes: int, shards: int = 1) -> float:
-        """Bytes for a forward and backward pass.
+    def fixed(self, processes: Processes = ONE) -> float:
+        """Bytes of a process that its rows do not change, the head's gradient included."""
+        count = max(processes.count, self.ranks)
+        if processes.sharded or self.ranks > 1:
+            return (self.weights - self.copies) / count + self.gathered + self.head
+        return self.weights + self.head + (self.buckets if count > 1 else 0)
+
+    def total(self, seq_len: int, rows: int, gpu_bytes: int, processes: Processes = ONE) -> float:
+        """Bytes of one process for a forward and backward pass.
 
         Args:
             seq_len: tokens of a row.
             rows: rows of the pass.
             gpu_bytes: memory of the whole GPU, which decides on the logits that exist at a time.
-            shards: processes that share the weights.
+            processes: how many, and whether they share the weights.
         """
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
         logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
         passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.weights / max(shards, self.ranks) + self.head + self.per_logit * logits + passes
+        return self.fixed(processes) + self.per_logit * logits + passes
 
-    def least(self, seq_len: int, rows: int) -> float:
+    def least(self, seq_len: int, rows: int, processes: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
-        needed = {gib: self.total(seq_len, rows, gib * GIB) for gib in GPU_GIB}
+        needed = {gib: self.total(seq_len, rows, gib * GIB, processes) for gib in GPU_GIB}
         return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
 
     def longest(self, gpu_gib: int) -> int:
@@ -95,7 +128,7 @@ class StageMemory:
         return low * 256
 
 
-def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, shards: int) -> int:
+def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, room: float, processes: Processes) -> int:
     """Rows of the largest pass that fits and goes evenly into `rows`; 0 if none does.
 
     Args:
@@ -104,9 +137,9 @@ def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, ro
         rows: of one step and process.
         gpu_bytes: memory of the whole GPU.
         room: bytes that may be used.
-        shards: processes that share the weights.
+        processes: how many, and whether they share the weights.
     """
-    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, shards) <= room)
+    fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, processes) <= room)
     most = MOST_TOKENS * estimate.ranks
     return max((n for n in fitting if n == 1 or n * seq_len <= most), default=0)
 
@@ -116,10 +149,24 @@ def even_parts(rows: int) -> list[int]:
     return [n for n in range(1, rows + 1) if rows % n == 0]
 
 
+def compiles_layers(stage: Stage, train: Train, *, sharded: bool) -> bool:
+    """Whether a stage's layers are compiled on a GPU: as asked, or where it pays.
+
+    Args:
+        stage: its steps are counted.
+        train: what is asked.
+        sharded: under FSDP, where nothing is compiled unless that is asked for.
+    """
+    if train.compile != "auto":
+        return train.compile
+    step = -(-stage.batch_tokens // stage.seq_len) * stage.seq_len
+    return -(-stage.tokens // step) >= COMPILED_STEPS and stage.loss != "layer_mse" and not sharded
+
+
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
     """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
     layers (plus LoRA)."""
-    added = _added(geometry, mixers)
+    added = added_elements(geometry, mixers)
     if stage.train == "all":
         return geometry.parameters - geometry.image_parameters + added
     converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
@@ -130,7 +177,7 @@ def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: L
     return trained
 
 
-def _added(geometry: Geometry, mixers: Mixers) -> int:
+def added_elements(geometry: Geometry, mixers: Mixers) -> int:
     """Elements of all new tensors."""
     return sum(added_parameters(geometry.at(i).dims, mixer) for i, mixer in enumerate(mixers))
 
@@ -160,11 +207,13 @@ def stage_memory(
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
-    added, sizes = _added(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
+    added, sizes = added_elements(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
     if stage.loss == "layer_mse":
         converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
         trained = sum(converted) + added
-    weights = trained if stage.loss == "layer_mse" else geometry.parameters + added
+    alone = stage.loss == "layer_mse"
+    weights = trained if alone else geometry.parameters + added
+    copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
     teacher = geometry.parameters * element if beside else 0
@@ -181,7 +230,12 @@ def stage_memory(
     masked = (geometry.document_masks or no_kernel) and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
     return StageMemory(
-        weights=weights * (6 if bf16 else 4) + trained * 12 + teacher,
+        weights=weights * 4 + copies + trained * 12 + teacher,
+        copies=copies,
+        gathered=_gathered_bytes(
+            geometry, added, element, beside=beside, alone=alone, all_trained=stage.train == "all"
+        ),
+        buckets=4 * trained,
         head=0 if stage.loss == "layer_mse" else head,
         per_logit=_logit_bytes(stage),
         vocabulary=geometry.vocabulary,
@@ -189,6 +243,44 @@ def stage_memory(
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
+
+
+def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, checkpointing: bool) -> int:
+    """Weights of which autocast's copies exist at a time. It keeps those of trained ones; those of frozen ones stay for
+    the backward pass alone, which gradient checkpointing does layer by layer."""
+    head = geometry.vocabulary * geometry.dims.hidden
+    return min(weights, trained + head + _layer_parameters(geometry, added)) if checkpointing else weights
+
+
+def _layer_parameters(geometry: Geometry, added: int) -> int:
+    """Mean of the decoder layers."""
+    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
+    return (geometry.parameters - around + added) // geometry.layers
+
+
+def _gathered_bytes(
+    geometry: Geometry, added: int, element: int, *, beside: bool, alone: bool, all_trained: bool
+) -> int:
+    """Bytes that a process has whole at a time under FSDP; see the top of this file.
+
+    Args:
+        geometry: the teacher's sizes.
+        added: new parameters.
+        element: bytes of a gathered weight.
+        beside: a teacher runs as well.
+        alone: of the student, converted layers' attention is on the GPU alone.
+        all_trained: embedding and head are trained too.
+    """
+    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
+    layer = _layer_parameters(geometry, added)
+    own = 0 if alone else around * (element + 4 * all_trained)
+    return own + around * element * beside + layer * (2 * element + element + 4)
+
+
+def offline_bytes(stage: Stage) -> int:
+    """Disk for the teacher's predictions of all rows that a stage reads; 0 where it runs beside the student."""
+    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
+    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
 
 
 def _logit_bytes(stage: Stage) -> int:

@@ -5,28 +5,31 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 
 import dataclasses as dc
 
+from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import differs_by_layer, document_attention_problem
+from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
+from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
-from sse_convert.surgery.plan_report import CacheRow, LayerRow, Plan, StageRow
-
-_TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
+from sse_convert.surgery.costs import costs_of
+from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
+from sse_convert.surgery.speed import training_flops
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
-    """Plan a recipe. Opens the teacher by config and headers unless one is given.
+    """Plan a recipe. Opens the teacher by config and headers, or by config alone, unless one is given.
 
     Args:
         recipe: what to do.
-        teacher: an opened teacher (`open_teacher`).
+        teacher: an opened teacher (`open_for_planning`).
         allow_pickle: also open pickled checkpoints.
 
     Raises:
@@ -34,9 +37,10 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
         CheckpointError: the teacher cannot be converted.
         HubError: the hub refused or cannot be reached.
     """
-    teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
-    names, mixers = resolve(recipe, teacher.num_layers)
-    check_fit(recipe, teacher, mixers)
+    teacher = teacher or open_for_planning(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    draft = draft_recipe(recipe, teacher.num_layers)
+    names, mixers = resolve(draft, teacher.num_layers)
+    check_fit(draft, teacher, mixers)
     return build_plan(recipe, teacher, names, mixers)
 
 
@@ -61,6 +65,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         recipe_hash=recipe_hash(recipe),
         mixers=mixers,
         layers=rows,
+        choice=_choice_row(recipe, teacher, geometry),
         parameters=teacher.files.parameters,
         active_parameters=geometry.active_parameters,
         active_bytes=geometry.matmul_parameters * ITEM_BYTES[teacher.dtype],
@@ -83,6 +88,8 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
             for name, length in budget.LENGTHS.items()
         },
         stages=[_stage_row(recipe, stage, geometry, by_layer) for stage in recipe.stages],
+        costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
+        next_step=_next_step(recipe, teacher),
         notes=_notes(recipe, teacher, by_layer),
     )
 
@@ -142,6 +149,23 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
     )
 
 
+def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceRow | None:
+    choice = open_choice(recipe, teacher.num_layers)
+    if choice is None:
+        return None
+    rows = probe_rows(recipe, teacher.text.max_position_embeddings)
+    passes = greedy_sets(keep=choice.keep, among=len(choice.among))
+    plain: Mixers = [None] * teacher.num_layers
+    return ChoiceRow(
+        keep=choice.keep,
+        among=list(choice.among),
+        passes=passes,
+        tokens=rows.tokens,
+        flops=passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length),
+        bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
+    )
+
+
 def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers) -> StageRow:
     plain, checkpointed = (
         memory.stage_memory(
@@ -152,6 +176,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
+            compiled=memory.compiles_layers(stage, recipe.train, sharded=stage.context_parallel > 1),
         )
         for checkpointing in (False, True)
     )
@@ -165,7 +190,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         flops=stage.tokens * training_flops(stage, geometry, mixers),
         trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
-        offline_bytes=_offline_bytes(stage),
+        offline_bytes=memory.offline_bytes(stage),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
             for gib in memory.GPU_GIB
@@ -173,31 +198,11 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
     )
 
 
-def _offline_bytes(stage: Stage) -> int:
-    """Disk for the teacher's predictions of all rows that a stage reads."""
-    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
-    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
-
-
-def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
-    """FLOPs per training token of a stage.
-
-    F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
-    activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing
-    where the stage says so outright.
-    `layer_mse` runs and trains the converted layers' attention alone.
-    """
-    length = stage.seq_len
-    plain: Mixers = [None] * len(mixers)
-    teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
-    attention = sum(
-        2 * geometry.at(i).attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
-        for i, mixer in enumerate(mixers)
-        if mixer is not None
-    )
-    student = attention if stage.loss == "layer_mse" else budget.forward_flops(geometry, mixers, length)
-    weights = student if stage.train == "all" else attention
-    return teacher + student * (2 + (stage.gradient_checkpointing is True)) + weights
+def _next_step(recipe: Recipe, teacher: Teacher) -> NextStep:
+    """What can be done now: `run`, or where that lacks text, `convert`."""
+    missing = "" if has_weights(teacher.files) else teacher.files.name
+    converted = f"{recipe.export.dir}-converted" if list(check_run(recipe)) else None
+    return NextStep(weights_missing_in=missing, converted=converted)
 
 
 def _wide_states(teacher: Teacher, mixers: Mixers) -> list[str]:
@@ -237,7 +242,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
     notes += _idle_branches(recipe, mixers)
     notes += [
         f"stage {stage.name}: {stage.context_parallel} GPUs hold a row together and share the weights (FSDP2); the "
-        f"memory is that of one of them. Launch a multiple of {stage.context_parallel} processes"
+        f"memory is that of one of them. Processes a multiple of {stage.context_parallel} processes"
         for stage in recipe.stages
         if stage.context_parallel > 1
     ]
@@ -245,7 +250,7 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
         if (offline := stage.offline) is not None:
             notes.append(
                 f"stage {stage.name}: the teacher's predictions take {offline.bytes_per_token} bytes per token, "
-                f"{format_bytes(_offline_bytes(stage))} in all (top_k {offline.top_k})"
+                f"{format_bytes(memory.offline_bytes(stage))} in all (top_k {offline.top_k})"
             )
     if left_out := left_out_tensors(teacher, skeleton(teacher.config)):
         size = format_number(sum(teacher.files.tensors[name].numel for name in left_out))
@@ -253,6 +258,8 @@ def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
             f"{len(left_out)} tensors ({size} parameters, such as {left_out[0]}) are left out by transformers, as "
             "layers that predict further tokens are: conversion keeps them in the files, training stages do not"
         )
+    if not has_weights(teacher.files):
+        notes.append(f"{teacher.files.name} holds no weights: sizes are those that its config.json calls for")
     if teacher.files.pickles:
         notes.append(
             f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"

@@ -1,12 +1,16 @@
 """The plan as data and as the tables a person reads."""
 
 import dataclasses as dc
+import math
+import shlex
 from collections import Counter
 from typing import Any
 
 from sse_convert.mixers import Mixer, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, table
 from sse_convert.surgery.budget import LENGTHS
+from sse_convert.surgery.costs import Costs
+from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB, GPU_GIB
 
 
@@ -26,6 +30,40 @@ class LayerRow:
     """cache growth per token of context, 0 for a constant state"""
     constant_bytes: int
     """state or window bytes of one sequence, whatever its length"""
+
+
+SPEED = 100e12
+"""FLOP/s by which the time of a choice is named"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceRow:
+    """What `layers.select` leaves to choose, and what choosing takes."""
+
+    keep: int
+    """layers that stay softmax"""
+    among: list[int]
+    """layers to choose from"""
+    passes: int
+    """forward passes of the model with other layers replaced in each"""
+    tokens: int
+    """of each pass"""
+    flops: float
+    """of all passes, counted as the teacher's"""
+    bytes: int
+    """weights on the one device that chooses"""
+
+    def _time(self) -> str:
+        seconds = math.ceil(self.flops / SPEED)
+        return f"{seconds} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"
+
+    def line(self) -> str:
+        """The choice for a person."""
+        costs = f"{format_number(self.flops)} FLOPs ({self._time()} at {SPEED / 1e12:.0f} TFLOP/s)"
+        return (
+            f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; {self.passes} forward passes over "
+            f"{self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"
+        )
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +96,16 @@ class StageRow:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class NextStep:
+    """What to do after planning."""
+
+    weights_missing_in: str
+    """folder or repository that holds a config.json alone; empty where there are weights"""
+    converted: str | None
+    """folder for `convert`, where `run` lacks text; None where it can be run"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The result of planning."""
 
@@ -68,6 +116,9 @@ class Plan:
     mixers: dict[str, Mixer]
     """mixers in use, by name"""
     layers: list[LayerRow]
+    """where layers are to be chosen, some choice of as many"""
+    choice: ChoiceRow | None
+    """None where the recipe names the layers"""
     parameters: int
     """of the teacher"""
     active_parameters: int
@@ -82,7 +133,12 @@ class Plan:
     forward_flops: dict[str, dict[str, float]]
     """length -> forward FLOPs per token of teacher and hybrid"""
     stages: list[StageRow]
+    costs: Costs
+    """memory by way of launching, GPU hours, disk, download"""
     notes: list[str]
+    next_step: NextStep
+    command: str = "sse-convert run RECIPE"
+    """what runs the recipe in one process"""
 
     @property
     def layer_names(self) -> list[str]:
@@ -93,7 +149,15 @@ class Plan:
         """The plan as plain data."""
         data = dc.asdict(self)
         data["mixers"] = {name: mixer_to_dict(mixer) for name, mixer in self.mixers.items()}
+        data["next_command"] = self.next_command()
         return data
+
+    def next_command(self) -> str:
+        """The command to give now: on the fewest GPUs, of 80 GiB where those are enough."""
+        if self.next_step.converted is not None:
+            return f"{self.command.replace(' run ', ' convert ', 1)} -o {shlex.quote(self.next_step.converted)}"
+        chosen = fewest_gpus(self.costs)
+        return self.command if chosen is None else launch_command(chosen, self.command)
 
     def lines(self) -> list[str]:
         """The plan for a person."""
@@ -104,6 +168,7 @@ class Plan:
             + self._active(),
             f"becomes {', '.join(f'{count} {name}' for name, count in counts.items())}; adds "
             f"{format_number(self.added_parameters)} parameters ({share:.2%}, {format_bytes(self.new_shard_bytes)})",
+            *([] if self.choice is None else [self.choice.line()]),
             "",
             *self._layer_table(),
             "",
@@ -111,8 +176,17 @@ class Plan:
             *self._cache_table(),
             self._break_even_line(),
             *self._stage_lines(),
+            *cost_lines(self.costs, self.command),
             *(["", *(f"note: {note}" for note in self.notes)] if self.notes else []),
+            "",
+            self._next_line(),
         ]
+
+    def _next_line(self) -> str:
+        where = self.next_step.weights_missing_in
+        way = fewest_gpus(self.costs)
+        on = "" if way is None or self.next_step.converted else f", on {gpus_in_words(way)}"
+        return f"next{on}{f', once {where} has the weights' if where else ''}: {self.next_command()}"
 
     def _active(self) -> str:
         if self.active_parameters == self.parameters:
@@ -121,19 +195,30 @@ class Plan:
         return f", {format_number(self.active_parameters)} of them active ({read} read per token)"
 
     def _layer_table(self) -> list[str]:
-        header = ("layer", "teacher", "becomes", "new parameters", "cache per token", "constant")
+        """One line for each layer; where layers are to be chosen, for all that are alike, the first column counting."""
+        header = (
+            "layer" if self.choice is None else "layers",
+            "teacher",
+            "becomes",
+            "new parameters",
+            "cache per token",
+        )
+        alike = Counter(dc.replace(row, index=0) for row in self.layers)
+        counted = [(str(row.index), row) for row in self.layers]
+        if self.choice is not None:
+            counted = [(str(count), row) for row, count in alike.items()]
         return table(
-            header,
+            (*header, "constant"),
             [
                 (
-                    str(row.index),
+                    first,
                     row.source,
                     row.mixer,
                     format_number(row.added_parameters),
                     format_bytes(row.bytes_per_token),
                     format_bytes(row.constant_bytes),
                 )
-                for row in self.layers
+                for first, row in counted
             ],
         )
 

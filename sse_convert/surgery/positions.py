@@ -3,7 +3,8 @@
 from typing import Any
 
 from sse_convert.errors import RecipeError
-from sse_convert.modeling.architectures import decoder_config, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import source_spec
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_settings import Rope
 

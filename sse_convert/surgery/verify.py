@@ -27,7 +27,7 @@ from sse_convert.checkpoints.teacher import check_floats, check_shapes, config_o
 from sse_convert.checkpoints.weights import Scan, check_weights, same_tensors, scan_weights
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
-from sse_convert.modeling.architectures import SSE_PREFIX, decoder_config
+from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
 

@@ -6,7 +6,7 @@ from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE
 from sse_convert.errors import CheckpointError, VerificationError
-from sse_convert.modeling.remote_code import MODELING_FILE
+from sse_convert.modeling.remote_code import CODE_FOLDER, MODELING_FILE
 from sse_convert.surgery.verify import Check, VerifyReport, check_files, failure, run_check, verify_checkpoint
 
 
@@ -24,7 +24,7 @@ def verify_folder(folder: Path | str, *, teacher: Path | str | None = None) -> V
 
 def _is_checkpoint(folder: Path) -> bool:
     """Whether this is, or was before it was damaged, a checkpoint."""
-    return any((folder / name).is_file() for name in (CONFIG, INDEX, SINGLE, f"{MODELING_FILE}.py"))
+    return any((folder / name).is_file() for name in (CONFIG, INDEX, SINGLE, f"{CODE_FOLDER}/{MODELING_FILE}.py"))
 
 
 def _steps(root: Path) -> list[Path]:

@@ -14,10 +14,11 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sse_convert.data.packing import IGNORED
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import current_shard
-from sse_convert.modeling.hybrid import LAYOUT, split_arguments
+from sse_convert.modeling.layer_arguments import LAYOUT, split_arguments
 from sse_convert.modeling.layout import document_starts, sequence_layout
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
@@ -103,6 +104,22 @@ class Align(Objective):
             result["balance"] = result.get("balance", 0) + balance.detach() / len(self.parts)
         result["loss"] = torch.stack(losses).mean()
         return result
+
+    def held_out(self, batch: Batch) -> dict[str, Tensor]:
+        """Squared error of each layer, and its target's square; zeros of rows that predict nothing."""
+        sums: dict[str, Tensor] = {}
+        real = (batch["targets"] != IGNORED).any()
+        with self.split(batch) as own:
+            calls = self._teacher_calls(own)
+            for i, part in zip(self._paths, self.parts, strict=True):
+                found = part.module(calls.pop(i))
+                sums |= {f"error_{i}": found["error"] * real, f"power_{i}": found["power"] * real}
+        return sums
+
+    def held_out_means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The layers' mean relative error, as `loss` is."""
+        errors = [sums[f"error_{i}"] / sums[f"power_{i}"] for i in self._paths]
+        return {"valid_loss": sum(errors) / len(errors)}
 
     def state_dict(self) -> dict[str, Tensor]:
         """The student with its layers put back."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
-from sse_convert.modeling.architectures import document_attention_problem
+from sse_convert.modeling.attention_dims import document_attention_problem
 from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.recipe.schema import Stage

@@ -22,8 +22,9 @@ from transformers import masking_utils
 
 from sse_convert.compat import end_allocation
 from sse_convert.console import say
-from sse_convert.modeling.architectures import decoder_config, has_experts
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import has_experts
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.modeling.router import RouterTrace
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.objective import Batch

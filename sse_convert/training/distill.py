@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_kl
-from sse_convert.training.model_objective import WholeModel, hidden_and_balance
+from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
 from sse_convert.training.objective import Batch, Frozen, frozen_teacher
 from sse_convert.training.setup import compile_layers, decoder_layers
 from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
@@ -37,12 +37,16 @@ class DistillLoss(nn.Module):
         position_ids: Tensor | None = None,
         sse_offsets: Tensor | None = None,
         answers: Tensor | None = None,
+        *,
+        held_out: bool = False,
     ) -> dict[str, Tensor]:
-        """`loss`, summed over tokens, and `balance`; 0-d each."""
+        """`loss`, summed over tokens, and `balance`; 0-d each. For held-out text `held_out_sums`."""
         known = None if answers is None else answers.flatten()
         with torch.no_grad():
             teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+        if held_out:
+            return held_out_sums(hidden, Head.of(self.student), targets, (teacher_hidden, teacher_head))
         loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head, known)
         return {"loss": loss, "balance": balance}
 
@@ -57,6 +61,8 @@ class Distill(WholeModel):
         stage: settings.
         train: LoRA settings, and whether layers are compiled.
     """
+
+    judged = "valid_kl"
 
     def __init__(
         self,
@@ -82,12 +88,19 @@ class OfflineDistillLoss(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        teacher: Truncated,
+        teacher: Truncated | None = None,
         position_ids: Tensor | None = None,
         sse_offsets: Tensor | None = None,
+        targets: Tensor | None = None,
+        *,
+        held_out: bool = False,
     ) -> dict[str, Tensor]:
-        """`loss`, summed over tokens, and `balance`; 0-d each."""
+        """`loss`, summed over tokens, and `balance`; 0-d each. For held-out text, which needs `targets` and no teacher,
+        `held_out_sums`."""
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+        if held_out and targets is not None:
+            return held_out_sums(hidden, Head.of(self.student), targets)
+        assert teacher is not None, "training has the teacher's predictions"
         loss = linear_truncated_kl(hidden.flatten(0, 1), Head.of(self.student), teacher)
         return {"loss": loss, "balance": balance}
 

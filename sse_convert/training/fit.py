@@ -18,7 +18,7 @@ from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.compatibility import Match
-from sse_convert.surgery.memory import USABLE, even_parts, most_rows, stage_memory, trained_parameters
+from sse_convert.surgery.memory import USABLE, Processes, compiles_layers, even_parts, most_rows, stage_memory
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.training.schedule import Schedule
 
@@ -27,8 +27,6 @@ ENOUGH_TOKENS = 8192
 """tokens of a pass that keep a GPU busy; where fewer fit, activations are computed twice and more rows fit"""
 CPU_TOKENS = 4096
 """tokens of a pass on a CPU, which larger passes do not make faster"""
-COMPILED_STEPS = 50
-"""steps of a stage from which on compiling pays"""
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -122,12 +120,10 @@ class Fit:
         )
 
     def _compiled(self) -> bool:
-        """Whether layers are compiled: as asked, or where it pays."""
-        if self.train.compile != "auto":
-            return self.train.compile
-        pays = Schedule.of(self.stage).steps >= COMPILED_STEPS and self.stage.loss != "layer_mse"
-        alone = self.accelerator.distributed_type != DistributedType.FSDP
-        return self.accelerator.device.type == "cuda" and pays and alone
+        """Whether layers are compiled: as asked, or where it pays, on a GPU."""
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        gpu = self.accelerator.device.type == "cuda"
+        return (gpu or self.train.compile != "auto") and compiles_layers(self.stage, self.train, sharded=sharded)
 
     def _passes(self, compiled: bool) -> tuple[int, bool]:
         """Rows of a pass, and whether activations are computed twice: only where too few rows fit otherwise."""
@@ -157,10 +153,8 @@ class Fit:
             compiled=compiled,
         )
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        buckets = 0 if sharded else 4 * trained_parameters(geometry, mixers, self.stage, self.train.lora)
-        room = free * USABLE - (buckets if self.accelerator.num_processes > 1 else 0)
-        shards = self.accelerator.num_processes if sharded else 1
-        return most_rows(estimate, self.stage.seq_len, self._rows, gpu_bytes, room, shards)
+        processes = Processes(self.accelerator.num_processes, sharded)
+        return most_rows(estimate, self.stage.seq_len, self._rows, gpu_bytes, free * USABLE, processes)
 
 
 def gpu_memory(accelerator: Accelerator) -> tuple[int, int] | None:

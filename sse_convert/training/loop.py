@@ -19,6 +19,7 @@ from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
 from sse_convert.training.guard import Guard
+from sse_convert.training.held_out import HeldOut
 from sse_convert.training.loss_spikes import NOT_FINITE, SPIKE, check_left_out, kept, last_good
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
@@ -56,6 +57,7 @@ def train(
     log: MetricsLog,
     start: Progress,
     guard: Guard,
+    held_out: HeldOut | None = None,
 ) -> Progress:
     """Train from `start` to the end of the schedule, or until the objective has had enough.
 
@@ -68,6 +70,7 @@ def train(
         log: where to write.
         start: how far an earlier run came.
         guard: leaves out steps and looks at routers.
+        held_out: looks at held-out text; None for none.
 
     Raises:
         TrainingError: too many steps were left out, weights are not finite, or a router collapsed and the recipe wants
@@ -89,14 +92,19 @@ def train(
                 record |= _health(objective, guard)
             now = _stepped(objective, stage, guard, now, record)
             record["seconds"] = time.monotonic() - began
+            last = now.step == schedule.steps or objective.done
+            if held_out is not None:
+                record |= held_out.look(now.step, last=last)
             log.write(record)
             if bar is not None:
-                bar.update(schedule.step_tokens, note=f"loss {values['loss']:.4f}")
+                note = f"loss {values['loss']:.4f}{'' if held_out is None else held_out.note()}"
+                bar.update(schedule.step_tokens, note=note)
             _report(accelerator, guard, now, record, checkpoints)
-            last, stopping = now.step == schedule.steps or objective.done, stop.wanted()
+            stopping = stop.wanted()
             if last or stopping or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
-                _save(objective, now, {**state, "guard": guard.memory()}, checkpoints, last=last, stopping=stopping)
+                state |= {"guard": guard.memory()}
+                _save(objective, now, state, checkpoints, held_out, last=last, stopping=stopping)
             if stopping:
                 stop.obey()
         if stop.wanted():  # it came while the last step was saved
@@ -105,7 +113,14 @@ def train(
 
 
 def _save(
-    objective: Objective, now: Progress, state: dict[str, Any], checkpoints: Checkpoints, *, last: bool, stopping: bool
+    objective: Objective,
+    now: Progress,
+    state: dict[str, Any],
+    checkpoints: Checkpoints,
+    held_out: HeldOut | None,
+    *,
+    last: bool,
+    stopping: bool,
 ) -> None:
     """Save, unless that would push out the last good checkpoint: while steps are left out, and weights that are not
     finite.
@@ -120,7 +135,10 @@ def _save(
         if not stopping:
             raise TrainingError(why, expected="finite weights", fix=last_good(checkpoints))
     else:
-        checkpoints.save(now.step, objective.parts, state)
+        if held_out is not None:
+            held_out.saved(now.step)
+            state |= {"held_out": held_out.memory}
+        checkpoints.save(now.step, objective.parts, state, best=None if held_out is None else held_out.best)
         return
     if stopping and objective.accelerator.is_main_process:
         say(f"{why}; {kept(checkpoints)}")

@@ -1,5 +1,6 @@
 """What distillation and up-training share: one module that holds the whole student, one optimizer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
@@ -7,13 +8,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.console import say
+from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.architectures import backbone_of, source_spec
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.head import Head
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
 from sse_convert.training.lora import merge_lora
+from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.setup import (
@@ -97,6 +101,17 @@ class WholeModel(Objective):
         self.add_gradients(parts["loss"] + parts["balance"])
         return {name: value.detach() for name, value in parts.items()}
 
+    def held_out(self, batch: Batch) -> dict[str, Tensor]:
+        """Cross entropy in nats, KL where the teacher is there, and tokens that are predicted."""
+        with self.split(batch) as own:
+            found: dict[str, Tensor] = self.parts[0].module(**held_out_arguments(own))
+        return found
+
+    def held_out_means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Per token."""
+        tokens = max(1.0, sums["tokens"])
+        return {f"valid_{name}": value / tokens for name, value in sums.items() if name != "tokens"}
+
     def close(self) -> None:
         """Free what was recorded as well, and the objective from what refers to it."""
         super().close()
@@ -115,6 +130,31 @@ class WholeModel(Objective):
         whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
         state = {name: value for name, value in whole.items() if name not in tied}
         return merge_lora(state, self.student) if state and self._lora else state
+
+
+def held_out_arguments(batch: Batch) -> dict[str, Any]:
+    """What the losses take of a micro batch of held-out text."""
+    names = ("input_ids", "targets", "position_ids", OFFSETS)
+    return {"held_out": True, **{name: batch[name] for name in names if name in batch}}
+
+
+def held_out_sums(
+    hidden: Tensor, head: Head, targets: Tensor, teacher: tuple[Tensor, Head] | None = None
+) -> dict[str, Tensor]:
+    """`loss`, the cross entropy, `tokens`, and with a teacher `kl`, over the tokens that predict something; 0-d.
+
+    Args:
+        hidden: [B, T, D] final hidden states.
+        head: the student's head.
+        targets: int64 [B, T], -100 where there is nothing to predict.
+        teacher: its final hidden states and its head.
+    """
+    flat, wanted = hidden.flatten(0, 1), targets.flatten()
+    kept = wanted != IGNORED
+    sums = {"loss": linear_cross_entropy(flat, head, wanted), "tokens": kept.sum()}
+    if teacher is not None:
+        sums["kl"] = linear_kl(flat[kept], head, teacher[0].flatten(0, 1)[kept], teacher[1])
+    return sums
 
 
 def hidden_and_balance(

@@ -14,13 +14,13 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from sse_convert.modeling.architectures import backbone_of, source_spec
+from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.hybrid import LAYOUT
+from sse_convert.modeling.layer_arguments import LAYOUT
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
-from sse_convert.modeling.window.document_masks import document_masks
+from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.training.context import ROW_POSITIONS
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Objective(ABC):
     """what is trained"""
     student: "PreTrainedModel"
     """the converted model, as far as it is not sharded"""
+    judged = "valid_loss"
+    """the figure of `held_out_means` that says which weights are best"""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -100,6 +102,17 @@ class Objective(ABC):
         Returns:
             Detached 0-d contributions to the step's means; `loss` among them.
         """
+
+    @abstractmethod
+    def held_out(self, batch: Batch) -> dict[str, Tensor]:
+        """What `held_out_means` needs of a micro batch from `on_device`: 0-d sums over what its targets predict.
+
+        Models are in evaluation mode, without gradients and under autocast.
+        """
+
+    @abstractmethod
+    def held_out_means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """`valid_loss`, and `valid_kl` where the teacher is there, from the sums over all rows and processes."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -162,8 +175,8 @@ class Frozen(nn.Module):
         more: dict[str, Any] = {}
         if config._attn_implementation == DOCUMENT_ATTENTION:
             more[LAYOUT] = _layout(input_ids, position_ids, offsets)
-        elif position_ids is not None and not source_spec(config.model_type).separates_documents:
-            more["attention_mask"] = document_masks(backbone, position_ids)
+        elif position_ids is not None:
+            more = packed_arguments(self.model, position_ids)
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **more)
         return hidden.last_hidden_state, Head.of(self.model)
 

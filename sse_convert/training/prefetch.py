@@ -53,14 +53,22 @@ def steps(
     """
     while len(whole := list(islice(rows, rows_per_step))) == rows_per_step:
         own = whole[place.rank :: place.ranks]
-        batches = []
-        for i in range(0, len(own), micro_batch):
-            part = own[i : i + micro_batch]
-            batch = (
-                with_targets(stack(part)) | answers_of(part) | (beside([row.number for row in part]) if beside else {})
-            )
-            batches.append(place.cut(batch))
-        yield Step(batches, whole[-1].position)
+        yield Step(micro_batches(own, micro_batch, place, beside), whole[-1].position)
+
+
+def micro_batches(
+    rows: Sequence[Row],
+    micro_batch: int,
+    place: Place,
+    beside: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
+) -> list[dict[str, Tensor]]:
+    """Rows of one process as micro batches; arguments as of `steps`."""
+    batches = []
+    for i in range(0, len(rows), micro_batch):
+        part = rows[i : i + micro_batch]
+        more = beside([row.number for row in part]) if beside else {}
+        batches.append(place.cut(with_targets(stack(part)) | answers_of(part) | more))
+    return batches
 
 
 def with_targets(rows: dict[str, Tensor]) -> dict[str, Tensor]:

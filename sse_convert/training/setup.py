@@ -20,7 +20,8 @@ from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.compat import configure_compile, has_cpp_compiler
 from sse_convert.errors import DependencyError, HardwareError, TrainingError
-from sse_convert.modeling.architectures import backbone_of, decoder_config, source_spec
+from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse

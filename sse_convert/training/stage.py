@@ -2,13 +2,13 @@
 
 While it runs, everything lives in `<out>.work` (inputs.json, metrics.jsonl, training checkpoints, trackers' files).
 The finished checkpoint appears under its own name at once, with the metrics and a stage.json that says what it was
-made from.
+made from. The last training checkpoint stays in `<out>.work`: a larger budget goes on from there.
 """
 
 import contextlib
 import dataclasses as dc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +17,15 @@ import torch
 from transformers import PreTrainedModel
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
-from sse_convert.checkpoints.identity import read_sealed, write_sealed
+from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed, read_stage_record, write_sealed
 from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
+from sse_convert.checkpoints.teacher import refuse_quantised
 from sse_convert.console import say
-from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError
+from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
@@ -33,8 +34,10 @@ from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.context import choose_attention, lay_out
 from sse_convert.training.distill import Distill, OfflineDistill
+from sse_convert.training.extend import Extension, differs_in_end, refuse_less, set_aside
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.guard import Guard
+from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
 from sse_convert.training.loop import Progress, train
 from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
@@ -44,7 +47,7 @@ from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import check_stage, stage_inputs, stage_reader, teacher_cache
-from sse_convert.training.stage_record import changes, finished, refuse_changes, write_record
+from sse_convert.training.stage_record import HISTORY, changes, finished, refuse_changes, write_record
 from sse_convert.training.stage_report import AVERAGED, StageReport, rises
 from sse_convert.training.uptrain import Uptrain
 
@@ -73,25 +76,26 @@ def pick_stage(recipe: Recipe, loss: Loss, name: str | None = None) -> Stage:
     )
 
 
-def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> StageReport:
-    """Run one stage, continue it, or report that it is finished.
+def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, *, later: Sequence[Path] = ()) -> StageReport:
+    """Run one stage, continue it, also to a larger budget, or report that it is finished.
 
     Args:
         recipe: model, layers, data and train are read beside the stage.
         stage: what to do.
         checkpoint: a converted checkpoint.
         out: the folder to make.
+        later: what was made from it, in order; set aside where the budget of a finished stage has changed.
 
     Raises:
-        TrainingError: an earlier run in `out` had other inputs or goes on, the settings do not fit the processes, or
-            training does not stay finite.
+        TrainingError: an earlier run in `out` had other inputs, more tokens or goes on, the settings do not fit the
+            processes, or training does not stay finite.
         DataError: the text cannot be used.
         CheckpointError: a checkpoint cannot be loaded, or is not converted.
         RecipeError: the checkpoint has other layers than the recipe, or rows are longer than the model's context.
         OutputError: `out` exists and is no finished stage, or cannot be written.
         HardwareError: a parallel mode, backend or precision is not offered.
     """
-    run = _StageRun(recipe, stage, Path(checkpoint), Path(out))
+    run = _StageRun(recipe, stage, Path(checkpoint), Path(out), later)
     if (done := run.finished()) is not None:
         return done
     with run.opened():
@@ -104,7 +108,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
             raise
         except DataError as error:
             raise run.with_price(error) from error
-    run.drop_work()
+    run.trim_work()
     run.accelerator.free_memory()
     return report
 
@@ -112,26 +116,46 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> Stag
 class _StageRun:
     """A stage in progress. Arguments and errors as of `run_stage`."""
 
-    def __init__(self, recipe: Recipe, stage: Stage, checkpoint: Path, out: Path) -> None:
-        self.recipe, self.stage, self.checkpoint, self.out = recipe, stage, checkpoint, out
+    def __init__(self, recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, later: Sequence[Path]) -> None:
+        self.recipe, self.stage, self.checkpoint, self.out, self.later = recipe, stage, checkpoint, out, later
         self.work = out.with_name(f"{out.name}.work")
         self.schedule, self.train_settings = Schedule.of(stage), recipe.train
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
         self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
         files = open_checkpoint(checkpoint)
+        refuse_quantised(files)
         self.match = match_recipe(recipe, files)
         self.fit = Fit(stage=stage, train=recipe.train, accelerator=self.accelerator, files=files, match=self.match)
         self.reader = stage_reader(recipe, stage, checkpoint)
         self.inputs = stage_inputs(recipe, stage, checkpoint, self.reader, self.match)
 
     def finished(self) -> StageReport | None:
-        """The report of an earlier run that came to the end, if there is one."""
-        if (done := finished(self.out, self.inputs)) is None:
+        """The report of an earlier run that came to the end of this budget, if there is one."""
+        self.goes_on = (self.out / STAGE_FILE).is_file() and self._goes_on(read_stage_record(self.out)["inputs"])
+        if self.goes_on or (done := finished(self.out, self.inputs)) is None:
             return None
-        if self.accelerator.is_main_process and not self._foreign():
-            shutil.rmtree(self.work, ignore_errors=True)  # a killed process may not have come to it
         return dc.replace(StageReport(**done), already_done=True)
+
+    def _goes_on(self, before: dict[str, Any]) -> bool:
+        """Whether a finished stage is the same but for its end, and can go on from there.
+
+        Raises:
+            TrainingError: its budget was larger, or its training checkpoints are gone.
+        """
+        before = {key: value for key, value in before.items() if key != HISTORY}
+        if not differs_in_end(before, self.inputs):
+            return False
+        tokens = before["stage"]["tokens"]
+        if tokens > self.stage.tokens:
+            raise refuse_less(self.out, self.work, tokens, self.stage.tokens)
+        if not any(self.work.glob("step-*")):
+            raise TrainingError(
+                f"{self.out} was trained on {tokens:,} tokens, and the training checkpoint in {self.work} is gone",
+                expected=f"tokens: {tokens} and train.keep as it was, or the checkpoint, to go on from",
+                fix=f"put more tokens into a stage of their own, or delete {self.out} to train it anew",
+            )
+        return True
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -142,15 +166,18 @@ class _StageRun:
             self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
         before = read_sealed(self.work / INPUTS)
         if before is not None and any(self.work.glob("step-*")):  # else there is nothing to lose
-            refuse_changes(self.work, before, self.inputs)
+            self._check_inputs(before)
         self.accelerator.wait_for_everyone()
         with contextlib.ExitStack() as held:
             if self.accelerator.is_main_process:
                 if before is None:
-                    check_output(self.out)
+                    if not self.goes_on:
+                        check_output(self.out)
                     self._check_work()
                     self.work.mkdir(exist_ok=True)
                 held.enter_context(run_lock(self.work))
+                if self.goes_on:
+                    say(f"{self.stage.name}: what was made before is now in {set_aside(self.out, self.later)}")
                 check_output(self.out)  # another run may have come to the end meanwhile
                 remove_partial(self.out)
             self.accelerator.wait_for_everyone()
@@ -176,6 +203,11 @@ class _StageRun:
                 fix="move it away, or choose another output folder",
             )
 
+    def _check_inputs(self, before: dict[str, Any]) -> None:
+        """Make sure that what was begun had these inputs, but for the budget."""
+        if not differs_in_end(before, self.inputs):
+            refuse_changes(self.work, before, self.inputs)
+
     def _keep_inputs(self, before: dict[str, Any] | None) -> None:
         """Write the inputs down, unless they are; what a checkpoint says of them counts more than a damaged file.
 
@@ -183,8 +215,10 @@ class _StageRun:
             TrainingError: the checkpoint was made from other inputs.
         """
         path, state = self.work / INPUTS, self.checkpoints.newest()
+        self.extensions: list[dict[str, Any]] = []
         if state is not None:
-            refuse_changes(self.work, state["inputs"], self.inputs)
+            self._check_inputs(state["inputs"])
+            self.extensions = [*state.get(HISTORY, []), *self._extended(state)]
         if self.accelerator.is_main_process and (before is None or changes(before, json_ready(self.inputs))):
             if before is None and (path.is_file() or state is not None):
                 say(f"{path} was damaged or missing; written anew")
@@ -192,6 +226,22 @@ class _StageRun:
                 (self.work / fit.FILE).unlink(missing_ok=True)  # chosen for other inputs
             write_sealed(path, self.inputs)
         self.accelerator.wait_for_everyone()
+
+    def _extended(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The note of another budget than the newest checkpoint's, if it is another.
+
+        Raises:
+            TrainingError: more tokens than it allows were trained on.
+        """
+        tokens = state["inputs"]["stage"]["tokens"]
+        if tokens == self.stage.tokens:
+            return []
+        if self.schedule.steps < state["step"]:
+            raise refuse_less(self.out, self.work, state["step"] * self.schedule.step_tokens, self.stage.tokens)
+        extension = Extension(self.stage, tokens, state["step"])
+        if self.accelerator.is_main_process:
+            say(extension.line())
+        return [extension.note()]
 
     def prepare(self) -> None:
         """Make the text ready, and the teacher's predictions where the stage reads them from disk."""
@@ -236,7 +286,8 @@ class _StageRun:
     def _settle(self, chosen: Chosen) -> None:
         """Take these choices, and write them down."""
         self.chosen = chosen
-        self.checkpoints.beside = {"inputs": json_ready(self.inputs), "chosen": dc.asdict(chosen)}
+        beside = {"inputs": json_ready(self.inputs), "chosen": dc.asdict(chosen)}
+        self.checkpoints.beside = beside | ({HISTORY: self.extensions} if self.extensions else {})
         self.stage, self.train_settings = chosen.applied(self.fit.stage, self.fit.train)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
@@ -256,6 +307,7 @@ class _StageRun:
                 say(f"{self.stage.name}: continuing at step {now.step} of {self.schedule.steps}")
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
+        held_out = self._held_out(objective, None if state is None else state.get("held_out"))
         guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
@@ -264,11 +316,27 @@ class _StageRun:
         log = self.log = MetricsLog(self.work, self.accelerator)
         try:
             with Background(self._steps(position)) as rows:
-                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard)
+                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, held_out)
+            self._take_best(objective, now, held_out)
         finally:
             log.close()
             objective.close()
-        return objective, self._report(objective, now)
+        return objective, self._report(objective, now, {} if held_out is None else held_out.summary())
+
+    def _held_out(self, objective: Objective, memory: dict[str, Any] | None) -> HeldOut | None:
+        """The looks at held-out text, None for none."""
+        if (looks := Looks.of(self.recipe, self.stage)) is None:
+            return None
+        if not (rows := held_out_rows(self.recipe, self.stage, self.checkpoint, looks)):
+            return None
+        size = self.chosen.micro_batch
+        return HeldOut(objective, looks, rows, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
+
+    def _take_best(self, objective: Objective, now: Progress, held_out: HeldOut | None) -> None:
+        """Where the recipe wants them, put the best weights in the place of the last."""
+        self.best = None if held_out is None else held_out.best
+        if self.recipe.train.keep == "best" and self.best not in (None, now.step):
+            self.checkpoints.load_best(self.best, objective.parts)
 
     def write(self, objective: Objective, report: StageReport) -> None:
         """Write the finished checkpoint under its own name."""
@@ -283,14 +351,17 @@ class _StageRun:
                     shutil.copyfile(self.work / metrics.FILE, folder / metrics.FILE)
                 if (self.work / TRACKERS).is_dir():
                     shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
-                write_record(folder, self.inputs, report.to_dict())
+                history = {HISTORY: self.extensions} if self.extensions else {}
+                write_record(folder, self.inputs | history, report.to_dict())
                 write_manifest(folder)
         self.accelerator.wait_for_everyone()
 
-    def drop_work(self) -> None:
-        """Remove the work folder of a finished stage; network file systems keep one in which a lock is held."""
+    def trim_work(self) -> None:
+        """Leave of a finished stage's work what a larger budget goes on from: the last training checkpoint, and
+        the best, for `train.keep`."""
         if self.accelerator.is_main_process:
-            shutil.rmtree(self.work)
+            self.checkpoints.drop_others(self.best)
+            (self.work / metrics.FILE).unlink(missing_ok=True)  # the checkpoint has it
         self.accelerator.wait_for_everyone()
 
     def say_where(self) -> None:
@@ -338,7 +409,7 @@ class _StageRun:
             beside=None if self.cache is None else self.cache.read,
         )
 
-    def _report(self, objective: Objective, now: Progress) -> StageReport:
+    def _report(self, objective: Objective, now: Progress, held_out: dict[str, Any]) -> StageReport:
         records = metrics.read(self.work / metrics.FILE)
         losses = objective.curve(records)
         tail = losses[-AVERAGED:]
@@ -359,4 +430,7 @@ class _StageRun:
             collapsed=collapses(records),
             rose=rises(losses),
             chosen=dc.asdict(self.chosen),
+            extended=self.extensions,
+            held_out=held_out,
+            kept=self.recipe.train.keep,
         )

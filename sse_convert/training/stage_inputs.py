@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.data.rows import RowReader
+from sse_convert.data.rows import RowReader, text_digests
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.modeling.auto import register
@@ -18,6 +18,7 @@ from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.schedule import Schedule
+from sse_convert.training.stage_record import KEEP
 from sse_convert.trust import trusts_code
 
 _FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps", "needle_keys")
@@ -56,6 +57,10 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     }
     if recipe.train.spikes is not None:
         inputs["train"]["spikes"] = recipe.train.spikes
+    if recipe.train.keep == "best":
+        valid = [dc.asdict(source) for source in recipe.data.valid]
+        every = recipe.train.validate_every
+        inputs[KEEP] = {"every": every, "valid": valid, "text": text_digests(recipe.data.valid)}
     if match.training:
         inputs["mixers"] = match.training
     if stage.loss != "ce":

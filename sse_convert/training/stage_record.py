@@ -8,6 +8,11 @@ from sse_convert.checkpoints.identity import SEAL, STAGE_FILE, data_digest, read
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.report import json_ready
 
+HISTORY = "extended"
+"""key of a stage's inputs, once made: its earlier budgets"""
+KEEP = "keep"
+"""key of a stage's inputs: what says which weights are best, where those are kept"""
+
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings and lists as one mapping from dotted keys to values."""
@@ -37,7 +42,7 @@ def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
     """The report of the finished stage in `out`, or None if there is nothing.
 
     Raises:
-        TrainingError: it was made from other inputs.
+        TrainingError: it was made from other inputs; earlier budgets (`HISTORY`) are none.
         OutputError: the folder is something else.
         CheckpointError: stage.json is damaged.
     """
@@ -46,7 +51,7 @@ def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
     if not (out / STAGE_FILE).is_file():
         raise OutputError(f"{out} exists", expected="a new folder, or a finished stage", fix="choose another folder")
     record = read_stage_record(out)
-    refuse_changes(out, record["inputs"], inputs)
+    refuse_changes(out, {key: value for key, value in record["inputs"].items() if key != HISTORY}, inputs)
     report: dict[str, Any] = record["report"]
     return report
 

@@ -5,9 +5,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 from sse_convert.report import FieldsReport, format_number, table
+from sse_convert.training.held_out import NAMES, is_worse
 
 AVERAGED = 10
 """steps at the end that the final loss is averaged over"""
@@ -63,6 +64,13 @@ class StageReport(FieldsReport):
     """whether the loss ended above its start by more than its noise"""
     chosen: dict[str, Any] = dc.field(default_factory=dict)
     """micro_batch, gradient_checkpointing and compile as they were, and the processes"""
+    extended: list[dict[str, Any]] = dc.field(default_factory=list)
+    """earlier budgets: `tokens`, the `step` reached then, and whether learning rates were `seamless`"""
+    held_out: dict[str, Any] = dc.field(default_factory=dict)
+    """looks at held-out text: what is `judged`, and `step` and `value` of the `first`, the `last` and the `best` one
+    that has a checkpoint; empty without looks"""
+    kept: Literal["last", "best"] = "last"
+    """weights that were handed on"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
@@ -81,11 +89,30 @@ class StageReport(FieldsReport):
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
         warnings = [f"warning: {warning}" for warning in self.warnings()]
-        return [head, *warnings, *self._passes(), *self._layers(), *self.collapsed, f"wrote {self.out}"]
+        return [
+            head,
+            *self._held_out(),
+            *warnings,
+            *self._passes(),
+            *self._layers(),
+            *self.collapsed,
+            f"wrote {self.out}",
+        ]
 
     def warnings(self) -> list[str]:
         """What looks wrong, in words."""
-        found = []
+        found = [
+            f"{self.name}: the budget was {format_number(budget['tokens'])} tokens up to step {budget['step']:,}, with "
+            "other learning rates than those of the whole budget"
+            for budget in self.extended
+            if not budget["seamless"]
+        ]
+        best, last = self.held_out.get("best"), self.held_out.get("last")
+        if self.kept == "last" and best and last and is_worse(last["value"], best["value"]):
+            found.append(
+                f"{self.name}: {NAMES[self.held_out['judged']]} was {best['value']:.4f} at step {best['step']:,} and "
+                f"ended at {last['value']:.4f}; train.keep: best takes the weights of that step"
+            )
         if self.rose:
             found.append(f"{self.name}: the loss ended above its start; lower lr, or lengthen the warmup")
         if 0 < self.steps < FEWEST_STEPS:
@@ -94,6 +121,16 @@ class StageReport(FieldsReport):
                 f"{FEWEST_STEPS} or more"
             )
         return found
+
+    def _held_out(self) -> list[str]:
+        if not self.held_out.get("first"):
+            return []
+        first, last, best = (self.held_out[key] for key in ("first", "last", "best"))
+        line = f"{NAMES[self.held_out['judged']]} {first['value']:.4f} -> {last['value']:.4f}"
+        if best is None or best["step"] == last["step"]:
+            return [line]
+        taken = ", which is kept" if self.kept == "best" else ""
+        return [f"{line}, best {best['value']:.4f} at step {best['step']:,}{taken}"]
 
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:

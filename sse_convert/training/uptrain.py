@@ -8,7 +8,7 @@ from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_cross_entropy
-from sse_convert.training.model_objective import WholeModel, hidden_and_balance
+from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
 from sse_convert.training.objective import Batch
 
 
@@ -19,9 +19,13 @@ class UptrainLoss(nn.Module):
         super().__init__()
         self.student = student
 
-    def forward(self, input_ids: Tensor, targets: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
-        """`loss`, summed over targets, and `balance`; 0-d each."""
+    def forward(
+        self, input_ids: Tensor, targets: Tensor, position_ids: Tensor | None = None, *, held_out: bool = False
+    ) -> dict[str, Tensor]:
+        """`loss`, summed over targets, and `balance`; 0-d each. For held-out text `held_out_sums`."""
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids)
+        if held_out:
+            return held_out_sums(hidden, Head.of(self.student), targets)
         loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(self.student), targets.flatten())
         return {"loss": loss, "balance": balance}
 

@@ -10,13 +10,7 @@ from safetensors.torch import load_file
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.calibrate import calibrate_checkpoint, load_as_teacher
-from sse_convert.calibration.initial_values import (
-    MIN_SCALE,
-    SPREAD,
-    half_life_bias,
-    half_lives,
-    output_scale,
-)
+from sse_convert.calibration.initial_values import MIN_SCALE, SPREAD, half_life_bias, half_lives, output_scale
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.checkpoints.teacher import source_view
@@ -24,9 +18,11 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims, source_spec
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.layout import document_starts, row_layout
+from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
 from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
@@ -70,6 +66,21 @@ def test_statistics_by_brute_force(model_type):
                         total += float(attentions[layer][row, head, t, s]) * (t - s)
             assert float(statistics.mean_distance()[head]) == pytest.approx(total / weight, rel=1e-4)
         assert statistics.tokens == 48
+
+
+def test_packed_documents_do_not_mix_where_a_family_does_not_look():
+    """gpt-oss, whose backbone does not separate documents: packed they give what they give one by one."""
+    model = tiny_source("gpt_oss")
+    ids = tokens(1, 24)
+    packed, apart = (Collector(model, source_spec("gpt_oss"), [0, 1], windows={1: (4, 1)}) for _ in range(2))
+    packed.run({"input_ids": ids, "position_ids": PACKED[:1]})
+    for part in (slice(10), slice(10, None)):
+        apart.run({"input_ids": ids[:, part], "position_ids": PACKED[:1, part]})
+    for layer, expected in apart.statistics.items():
+        found = packed.statistics[layer]
+        assert found.tokens == expected.tokens
+        for name in ("distance_H", "weight_H", "square_H", "missed_square_H"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-9)
 
 
 def test_output_rms_by_brute_force():
@@ -257,6 +268,7 @@ def test_what_a_window_misses_by_brute_force(model_type):
     getattr(attention, spec.output).register_forward_pre_hook(lambda module, args: heads.append(args[0]))
     sees = training_mask(None, document_starts(PACKED, 2), (2, 24), 4, 2, PACKED.device)
     limited = attention_mask_for("eager", sees, torch.float32)
+    batch |= packed_arguments(model, PACKED)
     with torch.no_grad():
         model(**batch, use_cache=False)
         handle = attention.register_forward_pre_hook(

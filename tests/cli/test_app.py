@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.main import get_command
 
-from sse_convert import __version__, api, doctor, errors
+from sse_convert import __version__, api, errors
 from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
@@ -69,6 +69,12 @@ def outcome(monkeypatch):
         monkeypatch.setattr(api, "plan", plan)
 
     return set_outcome
+
+
+def test_all_lines_of_a_result_are_told(outcome, capsys):
+    outcome(TextReport({}, ["one", "two"]))
+    assert run_app(app, ["plan", "recipe.yaml"]) == 0
+    assert capsys.readouterr() == ("", "one\ntwo\n")
 
 
 def test_help_is_quick_and_light():
@@ -485,26 +491,6 @@ def test_doctor(capsys, monkeypatch):
     assert len(result["milliseconds"]) >= 2
     assert all(0 < value < 60_000 for value in result["milliseconds"].values())
     assert "hf_secret" not in json.dumps(answer)
-
-
-@pytest.mark.parametrize(("alone", "named"), [(10.0, 1), (90.0, 0)])
-def test_doctor_names_threads_that_slow_an_operator(monkeypatch, alone, named):
-    threads = []
-    took = iter([300.0, 100.0, alone])
-
-    def timed(call):
-        threads.append(torch.get_num_threads())
-        return next(took)
-
-    monkeypatch.setattr(doctor, "_median", timed)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    milliseconds, problems = doctor.time_machine()
-    assert [*milliseconds.values()] == [300.0, 100.0, alone]
-    assert threads[-3:] == [1, 4, 4]
-    assert len(problems) == named
-    assert all("10.0 times" in problem and "OMP_NUM_THREADS=1" in problem for problem in problems)
 
 
 def test_a_bad_recipe_lists_its_problems(capsys, tmp_path):

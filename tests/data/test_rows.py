@@ -11,6 +11,7 @@ import pytest
 
 from sse_convert.data import RowReader, SamplingTeacher, stack
 from sse_convert.data.documents import Document, Encoder
+from sse_convert.data.hub_datasets import HubTable
 from sse_convert.data.packing import IGNORED, Cursor, Packer
 from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.data.text_files import TextFiles, find_files
@@ -299,6 +300,24 @@ def test_hub_datasets(tokenizer, monkeypatch):
         assert all(map(same, found[40:], rest))
     with pytest.raises(DataError, match="no column 'body'"):
         take(Source(path="owner/corpus", name="config", field="body"), tokenizer, 1)
+
+
+def test_a_hub_dataset_is_told_by_its_content(tmp_path):
+    import datasets
+
+    def digest(*parts, **more):
+        pieces = [datasets.Dataset.from_dict({"text": part, **more}) for part in parts]
+        table = HubTable(Source(path="owner/corpus"), datasets.concatenate_datasets(pieces), "text", None)
+        return table.fingerprint()
+
+    assert digest(["one", "two"]) == digest(["one"], ["two"])
+    assert digest(["one", "two"]) == digest(["one", "two"], other=[1, 2])
+    assert digest(["one", "two"]) != digest(["one", "tow"])
+    assert digest(["one", "two"]) != digest(["onet", "wo"])
+    datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(tmp_path / "saved")
+    saved = datasets.load_from_disk(tmp_path / "saved")
+    assert saved.cache_files
+    assert HubTable(Source(path="owner/corpus"), saved, "text", None).fingerprint() == digest(["one", "two"])
 
 
 def test_rows_is_the_short_form(tokenizer, text_folder):

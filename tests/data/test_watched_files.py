@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sse_convert.data import watched_files
+from sse_convert.data.teacher_samples import CACHE_VARIABLE
 from sse_convert.data.text_files import ParquetFiles, TextFiles
 from sse_convert.data.watched_files import FileBytes, WatchedFiles
 from sse_convert.errors import DataError
+from sse_convert.files import digest
 
 WORDS = "one two three four\n" * 1000
 
@@ -109,3 +111,32 @@ def test_searching_finds_what_bytes_find(tmp_path_factory, content, mark, start,
         assert data.find(mark, start, end) == content.find(mark, start, end)
         assert data.find(mark, start) == content.find(mark, start)
         assert data.rfind(mark, start, end) == content.rfind(mark, start, end)
+
+
+def test_one_of_the_processes_that_were_launched_together_hashes(tmp_path, monkeypatch):
+    """A new cache of the process stands for another process."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    path, hashed = tmp_path / "text.txt", []
+    monkeypatch.setattr(watched_files, "digest", lambda path: hashed.append(path) or digest(path))
+
+    def process(processes):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        watched_files._digest.cache_clear()
+        return WatchedFiles([path]).digest()
+
+    path.write_text("one text")
+    alone = process("1")
+    assert [process("8") for _ in range(3)] == [alone] * 3
+    assert len(hashed) == 2
+    path.write_text("the other")
+    assert process("8") != alone
+    assert len(hashed) == 3
+    (kept,) = (
+        found
+        for found in (tmp_path / "cache" / "text-digests").glob("*")
+        if found.stat().st_size == 64
+        if found.read_text() == digest(path)
+    )
+    kept.write_text("damaged")
+    assert process("8") == process("1")
+    assert len(hashed) == 5

@@ -7,6 +7,7 @@ from sse_convert.errors import UsageError
 from sse_convert.evaluation.comparison import ControlRun, ControlTable, judge
 from sse_convert.evaluation.controls import chosen_controls, control_table
 from sse_convert.evaluation.intervals import Accuracy, newcombe, wilson
+from sse_convert.files import write_json
 from sse_convert.recipe import recipe_from_dict
 from tests.evaluation.test_report import make_report
 from tests.surgery.models import recipe_data, save_source
@@ -92,7 +93,7 @@ def test_questions_are_judged_by_file():
 
 
 def test_json(tmp_path):
-    table().write(tmp_path / "deep" / "comparison.json")
+    write_json(tmp_path / "deep" / "comparison.json", table().to_dict())
     data = json.loads((tmp_path / "deep" / "comparison.json").read_text())
     assert data == table().to_dict()
     assert [(run["name"], run["status"]) for run in data["runs"]][-2:] == [("gla", "measured"), ("pure_sse", "not run")]

@@ -8,13 +8,26 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 
 from sse_convert.errors import CheckpointError, DataError
 from sse_convert.evaluation import perplexity
-from sse_convert.evaluation.perplexity import bucket_edges, held_out_loss, loss_gap, make_windows
+from sse_convert.evaluation.perplexity import bucket_edges, final_hidden, held_out_loss, loss_gap, make_windows
 from sse_convert.modeling.head import Head
+from tests.modeling.tiny import tiny_source
 
 
 @pytest.fixture(scope="module")
 def windows(tokenizer, haystack):
     return make_windows(torch.tensor(haystack[:600]).view(4, 150), tokenizer)
+
+
+@torch.no_grad()
+def test_packed_documents_do_not_mix_where_a_family_does_not_look():
+    """gpt-oss, whose backbone does not separate documents."""
+    model = tiny_source("gpt_oss")
+    ids = torch.arange(24)[None] % 20 + 3
+    positions = torch.tensor([[*range(10), *range(14)]])
+    packed = final_hidden(model, ids, positions)
+    first, second = (final_hidden(model, ids[:, part]) for part in (slice(10), slice(10, None)))
+    torch.testing.assert_close(packed[:, :9], first, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(packed[:, 10:], second, rtol=1e-4, atol=1e-5)
 
 
 def test_bucket_edges_are_powers_of_two_up_to_the_window():

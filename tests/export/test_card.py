@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from sse_convert.export.card import model_card
 from sse_convert.recipe.schema import LearningRates, Source, Stage
@@ -29,6 +30,44 @@ def test_metadata_is_read_back(recipe, config):
     assert {"sse-convert", "custom_code", "linear-attention"} <= set(card.data.tags)
     assert card.text.strip().startswith("# tiny")
     assert "[someone/teacher-1b](https://huggingface.co/someone/teacher-1b) with 1 of its 2" in card.text
+
+
+def test_measured_figures_are_the_model_index(recipe, config):
+    report = make_report({}).to_dict()
+    card = ModelCard(model_card("tiny", config, recipe.to_dict(), report, 12345))
+    index = eval_results_to_model_index(card.data.model_name, card.data.eval_results)
+    assert index[0]["name"] == "tiny"
+    text = Path(recipe.data.valid[0].path).name
+    found = {(r.dataset_name, r.metric_type, r.metric_value) for r in card.data.eval_results}
+    loss = report["student"]["held_out"][0]
+    assert (f"{text}, windows of 129 tokens", "loss", loss["loss"]) in found
+    assert ("needles: number, 1 in 512 tokens", "accuracy", 0.75) in found
+    assert all(isinstance(value, float) and math.isfinite(value) for *_, value in found)
+    assert {r.task_type for r in card.data.eval_results} == {"text-generation"}
+
+
+def test_what_was_not_measured_is_no_result(recipe, config):
+    assert not ModelCard(model_card("tiny", config, recipe.to_dict(), None, 12345)).data.eval_results
+    broken = make_report({}, student_sums=(math.nan, 400.0)).to_dict()
+    card = ModelCard(model_card("tiny", config, recipe.to_dict(), broken, 12345))
+    assert "loss" not in {r.metric_type for r in card.data.eval_results}
+
+
+@pytest.mark.parametrize(
+    ("own", "language", "license_", "link"),
+    [
+        ({"license": None}, ["en", "fr"], "other", "https://example.org/terms"),
+        ({"license": "mit", "language": ["de"]}, ["de"], "mit", None),
+    ],
+)
+def test_language_and_licence_are_the_recipes_or_the_teachers(recipe, config, tmp_path, own, language, license_, link):
+    card = tmp_path / "README.md"
+    card.write_text(
+        "---\nlanguage: [en, fr]\nlicense: other\nlicense_link: https://example.org/terms\n---\n# Teacher\n"
+    )
+    settings = dc.replace(recipe, export=dc.replace(recipe.export, **own)).to_dict()
+    data = ModelCard(model_card("tiny", config, settings, None, 12345, teacher_card=card)).data
+    assert (data.language, data.license, data.license_link) == (language, license_, link)
 
 
 def test_a_local_teacher_is_named_without_its_path(recipe, config):

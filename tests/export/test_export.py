@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig
@@ -12,16 +13,19 @@ from transformers import AutoTokenizer, GenerationConfig
 from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.export import export as exporting
 from sse_convert.export.export import export_checkpoint
+from sse_convert.export.published import published
 from sse_convert.export.push import check_folder
 from sse_convert.mixers import mixer_from_dict
 from sse_convert.modeling.auto import load_pretrained
-from sse_convert.recipe import load_recipe
-from sse_convert.recipe.schema import Layers
+from sse_convert.recipe import load_recipe, recipe_from_dict
+from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, RulerEval, Source, Stage
+from sse_convert.recipe.stage_settings import Offline
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.elsewhere import without_package
 from tests.evaluation.conftest import SSE
 from tests.evaluation.test_report import make_report
+from tests.surgery.synthetic import edit_config
 
 IDS = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(0))
 
@@ -55,9 +59,16 @@ def test_round_trip_is_equal_to_the_bit(recipe, student_folder, tmp_path):
     sizes = {name: (out / name).stat().st_size for name in report.shards}
     assert sizes == report.shards
     assert all(size < 23_000 or count(out / name) == 1 for name, size in sizes.items())
-    names = {"README.md", "config.json", "recipe.yaml", "sse_convert.json", "tokenizer.json", "modeling_sse.py"}
+    names = {
+        "README.md",
+        "config.json",
+        "recipe.yaml",
+        "sse_convert.json",
+        "tokenizer.json",
+        "sse_code/modeling_sse.py",
+    }
     assert names <= set(report.files)
-    assert load_recipe(out / "recipe.yaml") == recipe
+    assert load_recipe(out / "recipe.yaml") == recipe_from_dict(published(recipe.to_dict()), "published")
     assert report.lines()[0].startswith(f"wrote {out}: ")
 
 
@@ -121,17 +132,76 @@ def test_generation_settings_tokenizer_and_template_survive(recipe, trained, tmp
     assert AutoTokenizer.from_pretrained(out).chat_template == "{{ messages }}"
     assert (out / "LICENSE").read_text() == "Do good."
     assert not (out / "optimizer.pt").exists()
-    assert set(check_folder(out)) == {p.name for p in out.iterdir()}
+    assert set(check_folder(out)) == {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
 
 
-def test_nothing_tells_where_this_machine_keeps_its_files(recipe, student_folder, tmp_path):
-    there = dc.replace(recipe, model="someone/teacher")
-    out = export_checkpoint(
-        there, student_folder, tmp_path / "final", dtype="float32", evaluation=make_report({}).to_dict()
-    ).out
-    text = (out / "sse_convert.json").read_text()
-    assert json.loads(text)["teacher"] == "someone/teacher"
-    assert str(tmp_path) not in text + (out / "README.md").read_text()
+def test_code_of_an_older_version_is_named_no_longer(recipe, trained, tmp_path):
+    config = json.loads((trained / "config.json").read_text())
+    old = {auto: entry.removeprefix("sse_code/") for auto, entry in config["auto_map"].items()}
+    assert old != config["auto_map"]
+    (trained / "config.json").write_text(json.dumps({**config, "auto_map": old}))
+    out = export_checkpoint(recipe, trained, tmp_path / "final").out
+    assert json.loads((out / "config.json").read_text())["auto_map"] == config["auto_map"]
+
+
+def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder, trained, tmp_path, monkeypatch):
+    """Absolute paths wherever one can stand, with the home folder's name in each."""
+    home = tmp_path / "home of ada"
+    monkeypatch.setenv("HOME", str(home))
+    shutil.copytree(teacher_folder, home / "teacher")
+    here = shutil.copytree(trained, home / "trained")
+    settings = json.loads((here / "tokenizer_config.json").read_text())
+    (here / "tokenizer_config.json").write_text(json.dumps({**settings, "name_or_path": str(home / "teacher")}))
+    figures = make_report({}).to_dict()
+    figures["teacher"]["name"], figures["student"]["name"] = str(home / "teacher"), str(here)
+    figures["conditions"]["text"] = f"{home / 'valid text.txt'}, {home / 'more.txt'}"
+    figures["controls"] = {"runs": [{"note": f"sse-convert run {home}/recipe.yaml --controls gla"}], "judgements": []}
+    data = {"train": [Source(path=str(home / "train text.txt"))], "valid": [Source(path=str(home / "valid text.txt"))]}
+    data = dc.replace(recipe.data, **data, needles=Needles(share=0.1, words=str(home / "words.json")))
+    measured = dc.replace(
+        recipe.eval,
+        ruler=RulerEval(text=str(home / "essays")),
+        lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")),
+        generation=GenerationEval(questions={str(home / "aime.jsonl"): "boxed"}),
+    )
+    stage = Stage(
+        name="s", loss="kl", tokens=65536, seq_len=512, lr=1e-3, offline=Offline(dir=str(home / "predictions"))
+    )
+    there = dc.replace(
+        recipe,
+        model=str(home / "teacher"),
+        data=data,
+        stages=[stage],
+        eval=measured,
+        export=dc.replace(recipe.export, dir=str(home / "final")),
+    )
+    out = export_checkpoint(there, here, home / "final", evaluation=figures).out
+    for path in out.rglob("*"):
+        assert path.is_dir() or b"home of ada" not in path.read_bytes(), path
+        assert path.is_dir() or str(tmp_path).encode() not in path.read_bytes(), path
+    assert json.loads((out / "sse_convert.json").read_text())["teacher"] == "./teacher"
+    assert json.loads((out / "config.json").read_text())["sse"]["recipe"]["model"] == "./teacher"
+    told = json.loads((out / "evaluation.json").read_text())
+    assert (told["conditions"]["text"], told["student"]["name"]) == ("./valid text.txt, ./more.txt", "./trained")
+    assert told["controls"]["runs"][0]["note"] == "sse-convert run ./recipe.yaml --controls gla"
+    again = load_recipe(out / "recipe.yaml")
+    assert (again.model, again.data.needles.words, again.export.dir) == ("./teacher", "./words.json", "./final")
+    assert list(again.eval.generation.questions) == ["./aime.jsonl"]
+    assert all(check.passed for check in verify_checkpoint(out).checks)
+
+
+def test_a_folder_that_tells_paths_is_not_published(recipe, student_folder, tmp_path):
+    out = export_checkpoint(recipe, student_folder, tmp_path / "final").out
+    (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
+    with pytest.raises(CheckpointError, match=r"recipe\.yaml tells where a machine keeps its files: /"):
+        check_folder(out)
+    (out / "recipe.yaml").write_bytes(b"\xff: [")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml"):
+        check_folder(out)
+    (out / "recipe.yaml").unlink()
+    (out / "sse_convert.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"sse_convert\.json"):
+        check_folder(out)
 
 
 def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp_path):
@@ -201,3 +271,9 @@ def test_interrupt_leaves_nothing(recipe, trained, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(recipe, trained, tmp_path / "half")
     assert not [p for p in tmp_path.iterdir() if "half" in p.name]
+
+
+def test_quantised_weights_are_refused(recipe, trained, tmp_path):
+    edit_config(trained, quantization_config={"quant_method": "torchao"})
+    with pytest.raises(CheckpointError, match=r"is quantised \(torchao\)"):
+        export_checkpoint(recipe, trained, tmp_path / "final")

@@ -35,13 +35,21 @@ for settings in json.loads(sys.argv[1]):
 """
 
 
+MODELING, CONFIGURATION = "sse_code/modeling_sse.py", "sse_code/configuration_sse.py"
+
+
+def write_code(folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(remote_code()[name])
+
+
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "sse_llama"}')
     (folder / "README.md").write_text(CARD)
-    (folder / "modeling_sse.py").write_text(remote_code()["modeling_sse.py"])
+    write_code(folder, MODELING)
     (folder / ".hidden.tmp").write_text("left over")
     save_file({"w": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -73,7 +81,7 @@ def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):
     home.mkdir()
     with FakeHub({TOKEN: "ada"}) as hub:
         (first,), shown = run(hub, folder, {"repo_id": "ada/tiny", "private": True, "message": "first"}, home=home)
-        assert set(first["files"]) == {"README.md", "config.json", "model.safetensors", "modeling_sse.py"}
+        assert set(first["files"]) == {"README.md", "config.json", "model.safetensors", MODELING}
         assert first["total_bytes"] == sum(first["files"].values())
         assert set(hub.files("ada/tiny")) == {*first["files"], ".gitattributes"}
         assert hub.files("ada/tiny")["README.md"].decode() == CARD
@@ -82,8 +90,8 @@ def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):
         assert first["url"].endswith(f"/ada/tiny/commit/{first['commit']}")
         assert "uploaded" in shown
 
-        (folder / "modeling_sse.py").unlink()
-        (folder / "configuration_sse.py").write_text(remote_code()["configuration_sse.py"])
+        (folder / MODELING).unlink()
+        write_code(folder, CONFIGURATION)
         (folder / "evaluation.json").write_text(figures(3000.0))
         results, _ = run(
             hub,
@@ -107,8 +115,8 @@ def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):
         assert taken["error"]["kind"] == "hub"
         assert taken["error"]["what"] == "ada/tiny exists and holds 5 files"
         assert branch["commit"] == hub.repos["ada/tiny"].commit("v2")[0]
-        assert "modeling_sse.py" not in hub.files("ada/tiny", "v2")
-        assert {"configuration_sse.py", "evaluation.json"} <= set(hub.files("ada/tiny", "refs/pr/1"))
+        assert MODELING not in hub.files("ada/tiny", "v2")
+        assert {CONFIGURATION, "evaluation.json"} <= set(hub.files("ada/tiny", "refs/pr/1"))
         assert pull["url"].endswith("/ada/tiny/discussions/1")
         assert set(hub.files("ada/tiny", again["commit"])) == {*again["files"], ".gitattributes"}
         assert own["repo_id"] == "ada/named-by-user"

@@ -10,7 +10,7 @@ from tests.fuzz.campaign import campaign
 from tests.fuzz.classes import CLASSES
 
 LONG_RUN = Path(__file__).resolve().parents[2] / "tools" / "fuzz.json"
-CASES = 200
+CASES = 100
 SEED = 20260
 
 

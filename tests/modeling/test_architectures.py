@@ -8,16 +8,8 @@ from transformers import PreTrainedModel
 
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import BUILT_IN, DECAY_NORMALIZER, SSEMixer
-from sse_convert.modeling.architectures import (
-    ARCHITECTURES,
-    IMAGE_TEXT,
-    attention_dims,
-    differs_by_layer,
-    dims_by_layer,
-    softmax_layers,
-    source_spec,
-    spec_for,
-)
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, source_spec, spec_for
+from sse_convert.modeling.attention_dims import attention_dims, differs_by_layer, dims_by_layer, softmax_layers
 from sse_convert.modeling.initialise import decay_bias, fresh_sse_tensors
 from sse_convert.modeling.layer import is_rotated
 from sse_convert.modeling.tensors import new_tensors, state_shape

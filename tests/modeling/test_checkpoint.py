@@ -22,6 +22,10 @@ from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, prompts, ti
 ROOT = Path(__file__).parents[2]
 
 
+def python_files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+
+
 @torch.no_grad()
 def logits(model: PreTrainedModel) -> torch.Tensor:
     ids, mask = prompts()
@@ -60,10 +64,10 @@ def test_config_json_is_what_the_contract_says(tmp_path: Path) -> None:
     assert data["model_type"] == "sse_qwen3"
     assert data["architectures"] == ["SSEQwen3ForCausalLM"]
     assert data["auto_map"] == {
-        "AutoConfig": "configuration_sse.SSEQwen3Config",
-        "AutoModel": "modeling_sse.SSEQwen3Model",
-        "AutoModelForCausalLM": "modeling_sse.SSEQwen3ForCausalLM",
-        "AutoModelForSequenceClassification": "modeling_sse.SSEQwen3ForSequenceClassification",
+        "AutoConfig": "sse_code/configuration_sse.SSEQwen3Config",
+        "AutoModel": "sse_code/modeling_sse.SSEQwen3Model",
+        "AutoModelForCausalLM": "sse_code/modeling_sse.SSEQwen3ForCausalLM",
+        "AutoModelForSequenceClassification": "sse_code/modeling_sse.SSEQwen3ForSequenceClassification",
     }
     assert data["layer_types"] == ["full_attention"] * 4
     assert data["sse"]["format"] == 2
@@ -86,7 +90,7 @@ def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
         "gemma2", "Gemma2ForCausalLM",
     )  # fmt: skip
     for folder in ("qwen3", "qwen3-again", "gpt2-again", "llama-again", "gemma2-again"):
-        assert {path.name for path in (tmp_path / folder).glob("*.py")} == remote_code().keys()
+        assert python_files(tmp_path / folder) == remote_code().keys()
 
 
 _REMOTE = """
@@ -120,18 +124,21 @@ assert "sse_convert" not in sys.modules
 """
 
 
-def test_remote_code_is_flat_self_contained_and_deterministic(tmp_path: Path) -> None:
+def test_remote_code_is_one_folder_self_contained_and_deterministic(tmp_path: Path) -> None:
     files = remote_code()
     assert files == remote_code()
-    assert {"configuration_sse.py", "modeling_sse.py", "sse_errors.py", "sse_kernels_dispatch.py"} <= files.keys()
+    known = ("configuration_sse", "modeling_sse", "errors", "kernels_dispatch")
+    assert {f"sse_code/{name}.py" for name in known} <= files.keys()
+    assert {Path(name).parent for name in files} == {Path("sse_code")}
     for name, text in files.items():
         compile(text, name, "exec")
         assert "from sse_convert" not in text, name
         assert "import sse_convert" not in text, name
-    written = write_remote_code(tmp_path / "code")
+    written = write_remote_code(tmp_path / "model")
+    assert python_files(tmp_path / "model") == files.keys()
     stamps = [path.stat().st_mtime_ns for path in written]
-    assert [path.name for path in written] == sorted(files)
-    write_remote_code(tmp_path / "code")
+    assert written == [tmp_path / "model" / name for name in sorted(files)]
+    write_remote_code(tmp_path / "model")
     assert [path.stat().st_mtime_ns for path in written] == stamps
 
 

@@ -8,7 +8,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling import document_attention
-from sse_convert.modeling.architectures import backbone_of, document_attention_problem
+from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.attention_dims import document_attention_problem
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION, attend_to_documents
 from sse_convert.training.objective import Frozen
 from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_config, tiny_model, tiny_source

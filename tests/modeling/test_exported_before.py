@@ -192,6 +192,10 @@ def partitions(folder: Path) -> list[int]:
 def test_the_stored_recipe_still_serves(tmp_path: Path) -> None:
     api.expand(FIXTURES / "sse", tmp_path / "grown", num_partitions=8)
     assert partitions(tmp_path / "grown") == [8]
+    entries = json.loads((tmp_path / "grown" / "config.json").read_text())["auto_map"]
+    assert {entry.partition(".")[0] for entry in entries.values()} == {
+        f"sse_code/{name}_sse" for name in ("configuration", "modeling")
+    }
 
 
 def test_a_stored_recipe_with_other_training_serves_or_is_refused_by_name(tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from sse_convert.modeling.architectures import backbone_of, softmax_layers
+from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.attention_dims import softmax_layers
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import row_layout
 from tests.modeling.test_generate import greedy_by_full_forward, greedy_with_cache, rows
 from tests.modeling.tiny import ENTRIES, exact, prompts, spec_for, tiny_model, tiny_source
+
+NEW = 4
+"""tokens"""
 
 
 class Spy:
@@ -70,9 +74,9 @@ def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, t
     }
     model = tiny_model(model_type, ("sse", "sliding", "kept", "full"), mixers, dtype=torch.float64)
     ids, mask = prompts()
-    tokens, logits = greedy_with_cache(model, ids, mask)
+    tokens, logits = greedy_with_cache(model, ids, mask, NEW)
     for row, alone in enumerate(rows(ids, mask)):
-        want_tokens, want_logits = greedy_by_full_forward(model, alone)
+        want_tokens, want_logits = greedy_by_full_forward(model, alone, NEW)
         assert torch.equal(tokens[row], want_tokens)
         torch.testing.assert_close(logits[row], want_logits, **exact(model_type))
     model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()

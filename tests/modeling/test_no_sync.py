@@ -11,7 +11,7 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.modeling.cache import install
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.hybrid import OFFSETS
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.modeling.layout import row_layout
 from sse_convert.training.cuda_graphs import one_document_per_row
 from sse_convert.training.losses import linear_kl
@@ -35,7 +35,7 @@ def gpu_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_GPU", "meta")
     monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: None)
     monkeypatch.setattr(dispatch, "sse_attention_on_triton", shapes_only)
-    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())  # knows no such device
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *args: False)  # knows no such device
 
 
 @pytest.mark.parametrize("name", KNOBS)
@@ -55,7 +55,6 @@ def test_training(name: str) -> None:
 def test_a_whole_pass_as_it_is_recorded(model_type: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a graph is recorded transformers takes itself for traced, and looks at nothing."""
     monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *args: False)
     student = tiny_model(model_type, BESIDE, dtype=torch.float32).train().to("meta")
     ids = torch.zeros(2, 40, dtype=torch.long, device="meta")
     where = {"position_ids": ids, OFFSETS: torch.zeros(9, dtype=torch.long, device="meta")} if packed else {}

@@ -51,6 +51,7 @@ def test_an_unfinished_run(place):
         shutil.rmtree(place / "out.stages" / name)
     distill = place / "out.stages" / "03-distill"
     (distill / "stage.json").unlink()
+    shutil.rmtree(distill.with_name("03-distill.work"))
     distill.rename(distill.with_name("03-distill.work"))
     run = collect(place / "out")
     assert [(step.name, step.record is None) for step in run.steps][-2:] == [("align", False), ("distill", True)]

@@ -47,6 +47,16 @@ def test_the_same_figure_gives_the_same_bytes():
         assert drawing().svg() == drawing().svg()
 
 
+def test_held_out_text_is_drawn_beside_the_loss(made):
+    run = collect(made / "out")
+    for drawing, step in zip(loss_curves(run.trained), run.trained, strict=True):
+        key = "valid_kl" if step.name == "distill" else "valid_loss"
+        (axis,) = drawing.figure.axes
+        line = next(line for line in axis.lines if line.get_label() == "held-out text")
+        assert list(line.get_ydata()) == [record[key] for record in step.metrics]
+        assert "; on held-out text from " in drawing.about
+
+
 def test_stand_in_colours_are_not_those_of_a_figure():
     assert len({INK, LINE, *VARIABLES}) == len(VARIABLES)
 

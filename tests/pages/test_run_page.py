@@ -56,7 +56,6 @@ def test_the_page_of_an_unfinished_run_stands_beside_it(place, does):
     for name in ("03-distill", "04-eval", "05-export", "analysis"):
         shutil.rmtree(place / "out.stages" / name)
     work = place / "out.stages" / "03-distill.work"
-    work.mkdir()
     line = (place / "out.stages" / "02-align" / "metrics.jsonl").read_text().splitlines()[0]
     (work / "metrics.jsonl").write_text(line + "\n" + line[:20])
     code, answer = does("report", place / "out.stages")

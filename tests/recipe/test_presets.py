@@ -10,8 +10,10 @@ from sse_convert.errors import OutputError, RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.choosing import draft_recipe
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
 from tests.surgery.synthetic import saved_layout, write_zeros
+from tools.packaged_recipes import MODELS, packaged_text
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 LARGEST = "llama-3.1-405b"
@@ -68,14 +70,25 @@ def test_it_plans(name, model):
     folder = model(name)
     config = json.loads((folder / "config.json").read_text())
     plan = api.plan(name, overrides=[f"model={folder}"])
-    names, _ = resolve(load_recipe(name), config["num_hidden_layers"])
-    assert [row.mixer for row in plan.layers] == names
+    recipe = draft_recipe(load_recipe(name), config["num_hidden_layers"])
+    assert [row.mixer for row in plan.layers] == resolve(recipe, config["num_hidden_layers"])[0]
     whole = [row.mixer for row in plan.layers if row.source == "full"]
     assert 1 <= whole.count("full") < len(whole) / 2
     assert json.dumps(plan.to_dict(), allow_nan=False)
     assert plan.lines()
     if name in PARAMETERS:
         assert plan.parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_what_the_rule_writes(name):
+    """Else run `python -m tools.packaged_recipes`."""
+    assert preset_text(name) == packaged_text(name)
+
+
+def test_every_recipe_of_a_hub_model_chooses_its_layers():
+    assert set(preset_names()) - set(MODELS) - set(LOCAL) == {"paper-2b", "paper-12b"}
+    assert all(load_recipe(name).layers.select.keep == "25%" for name in MODELS)
 
 
 @pytest.mark.shared
@@ -94,6 +107,26 @@ def test_the_papers_layouts(name, kept):
     names, mixers = resolve(load_recipe(name), layers)
     assert [i for i, mixer in enumerate(names) if mixer == "full"] == kept
     assert mixers["paper"] == SSEMixer(kind="paper")
+
+
+@pytest.mark.parametrize("name", ["paper-2b", "paper-12b"])
+def test_the_papers_recipes_plan_on_8_gpus_by_config_alone(tmp_path, name):
+    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    plan = api.plan(name, overrides=[f"model={tmp_path}"])
+    assert plan.costs.way(8, 80) is not None
+    assert any("holds no weights" in note for note in plan.notes)
+    if name == "paper-2b":
+        assert plan.stages[-1].seq_len == 128 * 1024
+        assert plan.costs.way(1, 141).how == "as it is"
+
+
+def test_the_papers_2b_converts_at_128k(tmp_path, model):
+    """At full width and depth, from sparse files: 15 of 18 layers become the paper's; its positions hold the rows."""
+    told = [f"model={model('paper-2b')}"]
+    report = api.convert("paper-2b", tmp_path / "out", link="hard", defer_digests=True, overrides=told)
+    assert (report.layers.count("paper"), report.layers.count("full")) == (15, 3)
+    assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 128 * 1024
+    assert max(stage.seq_len for stage in load_recipe("paper-2b").stages) == 128 * 1024
 
 
 def test_names_with_or_without_suffix():

@@ -61,11 +61,11 @@ def test_recurrent_layers_are_those_of_a_converted_model(model_type, mixer):
     spec = source_spec(model_type)
     weights = {
         f"{spec.attention_path(i)}.{name}": value
-        for i, stand_in in enumerate(swap.stand_ins)
+        for i, stand_in in swap.stand_ins.items()
         for name, value in stand_in.layer.state_dict().items()
         if i not in KEPT
     }
-    scales = torch.cat([stand_in.layer.sse_out_scale for stand_in in swap.stand_ins])
+    scales = torch.cat([stand_in.layer.sse_out_scale for stand_in in swap.stand_ins.values()])
     assert not ((scales == 1) | (scales == RESIDUAL_SCALE)).any()  # calibrated
     expected = logits(hybrid(model, mixer, weights))
     with swap.keeping(KEPT) as swapped:

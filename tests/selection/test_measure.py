@@ -27,7 +27,7 @@ def swap(recipe, probe):
 
 @pytest.fixture
 def meter(swap, probe, tmp_path):
-    return Meter(lambda: swap, probe, 6, tmp_path / "m.csv")
+    return Meter(lambda: swap, probe, range(6), tmp_path / "m.csv")
 
 
 def test_the_teacher_as_the_evaluation_sees_it(meter, swap, probe, tokenizer):
@@ -61,7 +61,7 @@ def test_needle_accuracy_is_exact_answers(swap, probe, tokenizer, tmp_path):
     for row, sample in zip(asked, samples, strict=True):
         row[-sample.answer_len :] = True
     rows = Rows(torch.tensor([sample.token_ids for sample in samples]), asked)
-    meter = Meter(lambda: swap, dc.replace(probe, recall={"needle": rows}), 6, tmp_path / "m.csv")
+    meter = Meter(lambda: swap, dc.replace(probe, recall={"needle": rows}), range(6), tmp_path / "m.csv")
     hits = []
     for kept in (range(6), (0, RETRIEVES), (RETRIEVES, 5), ()):
         with swap.keeping(kept) as model:
@@ -86,7 +86,7 @@ def test_a_known_set_is_not_measured_again(meter, swap, probe, tmp_path):
     def fail():
         raise AssertionError("the model was loaded")
 
-    later = Meter(fail, probe, 6, tmp_path / "m.csv")
+    later = Meter(fail, probe, range(6), tmp_path / "m.csv")
     with later.costing() as cost:
         assert later.measure([RETRIEVES, 1]) == found[0]
         assert later.measure(range(6)) == found[1]

@@ -182,7 +182,7 @@ def meter_of(recipe, probe, tmp_path):
 
     def make(*answered):
         kinds[:] = answered
-        return Answers(load, probe, 6, tmp_path / "m.csv")
+        return Answers(load, probe, range(6), tmp_path / "m.csv")
 
     return make
 
@@ -253,7 +253,7 @@ def test_command_with_a_recipe(tmp_path, capsys):
     assert run_app(app, arguments) == 0
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["choices"][0]["kept"] == [RETRIEVES]
-    assert result["mixer"] == "narrow"
+    assert result["layers"] == {"pattern": ["narrow"], "keep": [RETRIEVES]}
 
 
 def test_a_second_selection_into_a_folder_is_refused_by_name(tmp_path):

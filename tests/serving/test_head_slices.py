@@ -10,7 +10,8 @@ from torch import Tensor
 from benchmarks.serving.pages import Served, TableRotary, layer_io, pages_for, run_steps, served_layer
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import AttentionDims, attention_dims, spec_for
+from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.serving.head_slices import local_config, local_dims, own_part
 from sse_convert.serving.layer_state import ServedAttention

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 
+from sse_convert.checkpoints.config_only import with_shapes
 from sse_convert.checkpoints.meta_model import model_shapes, skeleton
 from sse_convert.checkpoints.open import CheckpointFiles
-from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo, header_bytes
-from sse_convert.checkpoints.teacher import Teacher, build_source_config
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, header_bytes
+from sse_convert.checkpoints.teacher import Teacher, as_teacher, build_source_config
 from sse_convert.checkpoints.tensor_data import DTYPE_NAMES
-from sse_convert.modeling.architectures import attention_dims, spec_for
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -114,11 +114,5 @@ def teacher_from_config(raw: dict[str, Any], name: str) -> Teacher:
     Raises:
         CheckpointError: the family is unknown, or the values do not make a model.
     """
-    spec = spec_for(raw["model_type"])
-    config = build_source_config(raw, name)
-    dtype = DTYPE_NAMES[config.dtype or torch.float32]
-    tensors = {key: TensorInfo(dtype, shape, "none", 0) for key, shape in model_shapes(skeleton(config)).items()}
-    files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors=tensors, shard_bytes={})
-    return Teacher(
-        files=files, spec=spec.of(config), config=config, dims=attention_dims(config), stored_prefix=f"{spec.backbone}."
-    )
+    files = CheckpointFiles(name=name, folder=Path(name), config=raw, tensors={}, shard_bytes={"somewhere": 0})
+    return as_teacher(with_shapes(files))

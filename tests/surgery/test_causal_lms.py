@@ -9,7 +9,8 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from docs.causal_lms import Group, left_out, supported
-from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, SSE_PREFIX, ArchSpec
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT
 from sse_convert.surgery.family_guard import model_problems
 
 GROUPS = [group for groups in left_out().values() for group in groups]

@@ -16,10 +16,10 @@ from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.open import INDEX, open_checkpoint
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, open_teacher
-from sse_convert.checkpoints.tensor_data import file_pieces
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, RecipeError, UsageError
+from sse_convert.files import digest
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
@@ -97,7 +97,7 @@ def test_files_of_a_conversion(teacher, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (teacher / name).read_bytes()
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [2, 5]
-    assert (tmp_path / "out" / "modeling_sse.py").is_file()
+    assert (tmp_path / "out" / "sse_code" / "modeling_sse.py").is_file()
 
 
 def test_config_changes_only_what_it_must(teacher, tmp_path):
@@ -128,10 +128,11 @@ def test_manifest(teacher, tmp_path):
     """Every file is in it with its SHA-256, but the manifest itself."""
     convert_checkpoint(recipe(teacher), tmp_path / "out")
     records = read_manifest(tmp_path / "out")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "manifest.json"}
+    paths = (path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != "manifest.json")
+    files = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
     found = {name: (record.bytes, record.sha256, record.origin) for name, record in records.items()}
     assert found == {name: (len(data), sha256(data).hexdigest(), "computed") for name, data in files.items()}
-    assert {"config.json", "tokenizer.json", "modeling_sse.py", "sse_convert.json", NEW_SHARD} < found.keys()
+    assert {"config.json", "tokenizer.json", "sse_code/modeling_sse.py", "sse_convert.json", NEW_SHARD} < found.keys()
 
 
 def test_digests_of_teacher_shards_can_wait(teacher, tmp_path):
@@ -171,7 +172,7 @@ def test_shards_of_the_hub_cache_are_linked_and_their_digests_known(teacher, tmp
             shutil.copyfile(path, blobs / blob)
             (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
     read = []
-    monkeypatch.setattr(manifest, "file_pieces", lambda path, *part: read.append(path.name) or file_pieces(path, *part))
+    monkeypatch.setattr(manifest, "digest", lambda path, *seen: read.append(path.name) or digest(path, *seen))
     report = convert_checkpoint(recipe(snapshot), tmp_path / "out")
     records = read_manifest(tmp_path / "out")
     assert [report.teacher_shards[name] for name, _ in (large, small)] == ["hard", "hard"]

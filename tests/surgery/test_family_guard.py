@@ -11,7 +11,9 @@ from transformers import Gemma4TextConfig
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ArchSpec, dims_by_layer, document_attention_problem, spec_for
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.architectures import spec_for
+from sse_convert.modeling.attention_dims import dims_by_layer, document_attention_problem
 from sse_convert.surgery.family_guard import check_family, model_problems
 from sse_convert.surgery.plan import make_plan
 from tests.modeling.tiny import ENTRIES, tiny_config

@@ -1,34 +1,31 @@
 """The activation formulas against what autograd really keeps."""
 
 import dataclasses as dc
-import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from sse_convert.mixers import FULL, SlidingMixer, mixer_from_dict
-from sse_convert.modeling.architectures import attention_dims
+from sse_convert.mixers import SlidingMixer, mixer_from_dict
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import KL_BYTES, SHARE, logits_at_once
-from sse_convert.recipe import load_recipe, resolve
-from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import (
     COMPILED_SHARE,
     GIB,
     MOST_TOKENS,
+    ONE,
     USABLE,
+    Processes,
     StageMemory,
     most_rows,
     stage_memory,
     trained_parameters,
 )
-from sse_convert.surgery.plan import geometry_of
-from sse_convert.training.stage import pick_stage
+from sse_convert.training.setup import prepare_parameters
 from tests.modeling.tiny import spec_for, tiny_config
-from tests.surgery.synthetic import teacher_from_config
 
 ESTIMATE = StageMemory(weights=GIB, head=1000, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4)
 SIZES = {
@@ -54,9 +51,10 @@ MIXERS = [
 ]
 
 
-def saved_bytes(config, length, bf16):
+def saved_bytes(config, length, bf16, train):
     """Bytes of the distinct storages that a training forward of the backbone keeps for its backward pass."""
     model = model_class_for(source_class(spec_for("qwen3")))(config).train()
+    prepare_parameters(model, stage(train=train), Train())
     held, sizes = [], {}
 
     def pack(tensor):
@@ -73,14 +71,14 @@ def saved_bytes(config, length, bf16):
     return sum(sizes.values())
 
 
-def per_token_and_layer(mixer, bf16):
+def per_token_and_layer(mixer, bf16, train="all"):
     """The slope in length of the slope in layers: weights and what is there once cancel."""
     values = []
     for layers in (1, 2):
         source = tiny_config("qwen3", **SIZES, num_hidden_layers=layers)
         mixers = {} if mixer is None else {"m": mixer}
         config = build_config(source, {"layers": ["m" if mixers else "full"] * layers, "mixers": mixers})
-        values.append([saved_bytes(config, length, bf16) for length in (256, 512)])
+        values.append([saved_bytes(config, length, bf16, train) for length in (256, 512)])
     (a, b), (c, d) = values
     return ((d - c) - (b - a)) / 256
 
@@ -114,6 +112,12 @@ def test_activations_per_token(settings, bf16):
     assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, bf16), rel=0.15)
 
 
+def test_activations_per_token_beside_lora():
+    settings = {"kind": "sse+sliding", "window": 64}
+    one, two = (memory([mixer_from_dict(settings)] * n, train="lora") for n in (1, 2))
+    assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, True, "lora"), rel=0.15)
+
+
 def test_weights():
     mixer = mixer_from_dict({"kind": "sse"})
     added = added_parameters(geometry().dims, mixer)
@@ -126,6 +130,33 @@ def test_weights():
     assert align.weights == 2 * (added + 200_000) * 18 + 2 * 2_000_000
     assert align.head == align.per_logit == 0
     assert align.per_token < memory([mixer]).per_token * 1.2
+
+
+def test_copies_of_frozen_weights_exist_a_layer_at_a_time_where_activations_are_computed_twice():
+    mixer = mixer_from_dict({"kind": "sse"})
+    added = added_parameters(geometry().dims, mixer)
+    layers = [mixer, *[None] * 7]
+    kept, twice = (memory(layers, loss="kl", train="lora", checkpointing=again) for again in (False, True))
+    trained = trained_parameters(geometry(8), layers, stage(train="lora"), Lora())
+    assert kept.copies == 2 * (2_000_000 + added)
+    assert twice.copies == 2 * (trained + 97 * 256 + (2_000_000 - 20_000 + added) // 8)
+    assert kept.weights - kept.copies == twice.weights - twice.copies
+    every, again = (memory(layers, loss="kl", checkpointing=again) for again in (False, True))
+    assert every.copies == again.copies == kept.copies
+
+
+def test_weights_of_several_processes():
+    """DDP has buckets beside all of it; FSDP2 shares all but copies for autocast, and gathers some weights."""
+    mixer = mixer_from_dict({"kind": "sse"})
+    found = memory([mixer, None], loss="kl")
+    weights = 2_000_000 + added_parameters(geometry().dims, mixer)
+    assert found.fixed(Processes(2)) == found.fixed() + 4 * weights
+    gathered = 20_000 * (2 + 2 + 4) + (weights - 20_000) // 2 * (4 + 6)
+    shared = weights * 16 + 2 * 2_000_000
+    assert found.fixed(Processes(8, sharded=True)) == shared / 8 + gathered + found.head
+    align = memory([mixer, None], loss="layer_mse", train="mixers")
+    assert align.gathered == 20_000 * 2 + (weights - 20_000) // 2 * 10
+    assert memory([mixer, None], loss="ce", train="lora").gathered == gathered - 20_000 * (2 + 4)
 
 
 def test_trained_parameters():
@@ -157,26 +188,6 @@ def test_compiled_layers_keep_less():
     assert compiled.per_token == pytest.approx(COMPILED_SHARE * plain.per_token)
     checkpointed = [memory([sse, None], checkpointing=True, compiled=compiled) for compiled in (False, True)]
     assert checkpointed[0] == checkpointed[1]
-
-
-@pytest.mark.parametrize("loss", ["kl", "ce"])
-def test_the_estimate_covers_what_was_measured(loss):
-    """The peak of a stage that chose its own passes on a GPU, as benchmarks/training/throughput.py recorded it."""
-    record = json.loads((Path(__file__).parents[2] / "benchmarks/training/throughput_qwen3-0.6b.json").read_text())
-    part = record["parts"]["distill" if loss == "kl" else "uptrain"]
-    assert part["chosen"]["compile"]
-    recipe = load_recipe("qwen3-0.6b")
-    config = json.loads((Path(__file__).parents[1] / "fixtures/configs/qwen3-0.6b.json").read_text())
-    teacher = teacher_from_config(config, "qwen3-0.6b")
-    own = pick_stage(recipe, loss)
-    names, mixers = resolve(recipe, teacher.num_layers)
-    layers = [None if name == FULL else mixers[name] for name in names]
-    estimate = stage_memory(
-        geometry_of(teacher), layers, own,
-        lora=recipe.train.lora, bf16=True, checkpointing=False, cuda_graphs=False, compiled=True,
-    )  # fmt: skip
-    total = estimate.total(part["seq_len"], part["chosen"]["micro_batch"], 140 * GIB)
-    assert total == pytest.approx(part["peak_mib"][0] << 20, rel=0.15)
 
 
 def test_windows_keep_one_mask_for_all_layers():
@@ -222,24 +233,24 @@ def test_processes_that_hold_a_row_together_keep_a_part_each():
     assert four.per_pair == 0 < one.per_pair
     few = dc.replace(ESTIMATE, per_token=0, per_pair=0, ranks=4)
     assert few.total(1024, 1, 80 * GIB) == GIB / 4 + ESTIMATE.head + 16 * 256 * 1000
-    assert few.total(1024, 1, 80 * GIB, shards=8) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
+    assert few.total(1024, 1, 80 * GIB, Processes(8, sharded=True)) == GIB / 8 + ESTIMATE.head + 16 * 256 * 1000
 
 
-@pytest.mark.parametrize(("rows", "gib", "shards", "expected"), [
+@pytest.mark.parametrize(("rows", "gib", "processes", "expected"), [
     (64, 24, 1, 32), (12, 24, 1, 12), (32, 6, 1, 4), (32, 6, 4, 8), (7, 6, 1, 7), (13, 6, 1, 1), (4, 1, 1, 0),
 ])  # fmt: skip
-def test_the_most_rows_that_fit_go_evenly_into_a_step(rows, gib, shards, expected):
-    room = gib * GIB * USABLE
+def test_the_most_rows_that_fit_go_evenly_into_a_step(rows, gib, processes, expected):
+    room, launch = gib * GIB * USABLE, Processes(processes, sharded=True)
     estimate = dc.replace(ESTIMATE, per_token=600_000)
-    found = most_rows(estimate, 1024, rows, gib * GIB, room, shards)
+    found = most_rows(estimate, 1024, rows, gib * GIB, room, launch)
     assert found == expected
     if found:
         larger = [n for n in range(found + 1, rows + 1) if rows % n == 0]
-        assert estimate.total(1024, found, gib * GIB, shards) <= room
-        assert all(estimate.total(1024, n, gib * GIB, shards) > room for n in larger)
+        assert estimate.total(1024, found, gib * GIB, launch) <= room
+        assert all(estimate.total(1024, n, gib * GIB, launch) > room for n in larger)
 
 
 def test_a_pass_has_no_more_tokens_than_help():
     small = dc.replace(ESTIMATE, per_token=1, per_pair=0)
-    assert most_rows(small, 1024, 1024, 80 * GIB, 80 * GIB, 1) * 1024 == MOST_TOKENS
-    assert most_rows(small, 2 * MOST_TOKENS, 8, 80 * GIB, 80 * GIB, 1) == 1
+    assert most_rows(small, 1024, 1024, 80 * GIB, 80 * GIB, ONE) * 1024 == MOST_TOKENS
+    assert most_rows(small, 2 * MOST_TOKENS, 8, 80 * GIB, 80 * GIB, ONE) == 1

@@ -13,7 +13,8 @@ from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.plan import make_plan, training_flops
+from sse_convert.surgery.plan import make_plan
+from sse_convert.surgery.speed import training_flops
 from tests.surgery import models, synthetic
 
 CONFIGS = Path(__file__).parent.parent / "fixtures/configs"
@@ -79,6 +80,33 @@ def test_plan_as_text_and_as_data(qwen3):
     data = json.loads(json.dumps(qwen3.to_dict()))
     assert data["mixers"]["sliding"] == {"kind": "sliding", "window": 128, "sinks": 4}
     assert data["stages"][0]["longest"].keys() == {"24", "48", "80", "141"}
+
+
+def test_layers_to_be_chosen():
+    """Costs of any choice of as many, and what choosing takes."""
+    stages = [{**STAGE, "seq_len": 2048}]
+    chooses = plan_of(QWEN3, layers={"select": {"keep": "25%"}}, mixers={}, stages=stages)
+    fixed = plan_of(QWEN3, layers={"pattern": ["sse+sliding*3", "full"]}, mixers={}, stages=stages)
+    assert (chooses.cache, chooses.stages, chooses.added_parameters) == (
+        fixed.cache,
+        fixed.stages,
+        fixed.added_parameters,
+    )
+    choice = chooses.choice
+    assert (choice.keep, choice.among, choice.passes, choice.tokens) == (
+        7,
+        list(range(28)),
+        2 + 28 + 27 + 26 + 25 + 24 + 23 + 22,
+        40960,
+    )
+    assert choice.flops == pytest.approx(choice.passes * 40960 * 2 * 596_049_920, rel=0.3)
+    assert choice.bytes == 2 * 596_049_920
+    lines = chooses.lines()
+    assert lines[2].startswith("to be chosen: 7 of 28 softmax layers stay; 177 forward passes over 40,960 tokens, ")
+    assert "at 100 TFLOP/s" in lines[2]
+    assert [line.split()[0] for line in lines[6:8]] == ["21", "7"]
+    assert fixed.choice is None
+    assert json.loads(json.dumps(chooses.to_dict()))["choice"]["keep"] == 7
 
 
 def test_of_experts_a_token_meets_a_few():

@@ -112,7 +112,7 @@ def test_a_manifest_that_was_removed(out):
         verify_checkpoint(out)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modeling_sse.py", FILE, INDEX, MANIFEST])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "sse_code/modeling_sse.py", FILE, INDEX, MANIFEST])
 def test_a_changed_bit_is_named(out, name):
     flip(out / name, at=(out / name).stat().st_size // 2)
     with pytest.raises(VerificationError, match=rf"files: .*{re.escape(name)} is not"):
@@ -147,7 +147,9 @@ def test_all_changed_files_are_named_together(out):
     assert "; tokenizer.json is missing" in error.value.what
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "modeling_other.py", "added_tokens.json", "adapter_config.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "modeling_other.py", "sse_code/other.py", "added_tokens.json", "adapter_config.json"]
+)
 def test_a_file_that_would_be_loaded_must_be_recorded(out, name):
     (out / name).write_bytes((out / NEW_SHARD).read_bytes() if name == "model.safetensors" else b"{}")
     with pytest.raises(VerificationError, match=f"files: {name} is not in manifest.json, and would be loaded"):
@@ -205,7 +207,7 @@ def test_damaged_new_tensors(out, change, message):
 
 def test_all_failures_are_reported_together(out):
     rewrite(out / NEW_SHARD, nan)
-    (out / "modeling_sse.py").unlink()
+    (out / "sse_code" / "modeling_sse.py").unlink()
     with pytest.raises(VerificationError) as error:
         verify_checkpoint(out)
     assert {line.split(":")[0] for line in error.value.what.splitlines()} == {

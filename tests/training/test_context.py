@@ -11,6 +11,8 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, patch_environment
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
+from sse_convert.evaluation import evaluate
+from sse_convert.evaluation.evaluate import evaluate_checkpoint
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.pipeline import run_recipe
@@ -32,6 +34,7 @@ RECIPE = {
     "mixers": {"sse+sliding": {"qk_rank": 4, "balance": "bias", **WINDOW}, "sliding": WINDOW},
     "calibrate": {"enabled": False},
 }
+EVAL = {"tokens": 256, "lengths": [64, 32]}
 STAGES = [
     ("align", {**SIZE, "lr": 3e-4}),
     ("distill", {**SIZE, "gradient_checkpointing": True}),
@@ -125,6 +128,35 @@ def test_a_whole_run_of_two_processes(build, text_folder, tmp_path):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     for found, expected in zip(two["student"]["agreement"], one["student"]["agreement"], strict=True):
         assert found["kl"] == pytest.approx(expected["kl"], rel=1e-3)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_launched_evaluation_by_itself(build, text_folder, tmp_path, parts):
+    """Windows are read together where the recipe splits rows, else by the first process; one writes the report."""
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "0.txt")}]}
+    recipe = build(parts, STAGES[1:2], data=data, eval=EVAL)
+    convert_checkpoint(recipe, tmp_path / "converted")
+    alone = evaluate_checkpoint(build(1, STAGES[1:2], data=data, eval=EVAL), tmp_path / "converted").to_dict()
+    debug_launcher(forked_evaluation, (recipe, tmp_path, alone, parts), num_processes=2)
+    report = json.loads((tmp_path / "0.json").read_text())
+    assert report["student"]["agreement"][0]["kl"] == pytest.approx(alone["student"]["agreement"][0]["kl"], rel=1e-3)
+    assert not (tmp_path / "1.json").exists()
+
+
+def forked_evaluation(recipe, folder, alone, parts):
+    """What each process does: `eval`, with a report of its own name."""
+    PartialState._reset_state()
+    fresh_accelerate()
+    seen, hidden, loaded, load = [], LongRows.hidden, [], evaluate.load_model
+    LongRows.hidden = lambda *args: seen.append(args[2].shape[1]) or hidden(*args)
+    evaluate.load_model = lambda *args, **settings: loaded.append(args[0]) or load(*args, **settings)
+    rank = torch.distributed.get_rank()
+    report = evaluate_checkpoint(recipe, folder / "converted", out=folder / f"{rank}.json").to_dict()
+    assert set(seen) == ({64} if parts == 2 else set())
+    assert len(loaded) == (2 if parts == 2 or rank == 0 else 0)
+    for found, expected in zip(report["student"]["held_out"], alone["student"]["held_out"], strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    PartialState().destroy_process_group()
 
 
 def forked_run(recipe):

@@ -84,8 +84,9 @@ def how(request):
 
 @pytest.fixture(scope="module")
 def build(teacher_folder, text_folder):
-    """Builds recipes for the tiny teacher."""
-    return partial(recipe_for, teacher_folder, text_folder, "unused")
+    """Builds recipes for the tiny teacher, with looks at one row of held-out text, which one of two processes has."""
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
+    return partial(recipe_for, teacher_folder, text_folder, "unused", data=data)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def test_two_processes_give_the_losses_of_one(how, recipe, converted, alone, lau
     for stage in recipe.stages[:-1]:
         one, two = alone / stage.name, launched / "all" / stage.name
         on_losses, on_weights = tolerances(stage, sharded="--use_fsdp" in how)
-        for key in ("loss", "grad_norm"):
+        for key in ("loss", "grad_norm", "valid_loss"):
             expected, found = (torch.tensor(losses(folder, key)) for folder in (one, two))
             torch.testing.assert_close(found, expected, rtol=on_losses, atol=0)
         assert_near(two, one, on_weights)
@@ -245,7 +246,7 @@ def test_rows_over_two_processes(how, context, launched, tmp_path):
     recipe, checkpoint = context
     for stage in recipe.stages:
         run_stage(recipe, dc.replace(stage, context_parallel=1), checkpoint, tmp_path / stage.name)
-        for key in ("loss", "grad_norm"):
+        for key in ("loss", "grad_norm", "valid_kl" if stage.loss == "kl" else "valid_loss"):
             expected, found = (torch.tensor(losses(at / stage.name, key)) for at in (tmp_path, launched / "context"))
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 

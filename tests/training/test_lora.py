@@ -123,6 +123,12 @@ def test_peft_adapts_the_teachers_matrices_and_leaves_routers_and_decays(layers,
     torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, changed, atol=1e-10, rtol=0)
 
 
+def test_all_linear_layers_of_peft_are_the_same():
+    adapted = get_peft_model(beside(), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert adapted.targeted_module_names
+    assert not [name for name in adapted.targeted_module_names if "sse_" in name]
+
+
 def test_peft_targets_of_fused_projections():
     assert sse_convert.peft_targets(gpt2()) == ["c_attn", "c_fc", "c_proj"]
 

@@ -18,6 +18,7 @@ from sse_convert.evaluation import generation
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
+from sse_convert.recipe import load_recipe
 from sse_convert.training import loop, stage
 from tests.training.test_resume import Killed, same, steps_then
 
@@ -46,24 +47,50 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     report = run_recipe(recipe())
     assert [step["name"] for step in report.steps] == STEPS
     assert not any(step["already_done"] for step in report.steps)
-    folders = sorted(path.name for path in (tmp_path / "out.stages").iterdir())
+    folders = sorted(path.name for path in (tmp_path / "out.stages").iterdir() if path.suffix == "")
     assert folders == [f"{i:02d}-{name}" for i, name in enumerate(STEPS)]
     assert all((tmp_path / "out.stages" / name / "stage.json").is_file() for name in folders)
     load_pretrained(tmp_path / "out")
+    assert load_recipe(tmp_path / "out.stages" / "recipe.yaml") == recipe()
     assert (tmp_path / "out" / "evaluation.json").is_file()
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
     assert report.lines()[-2:] == [report.verdict.line(), f"finished model: {tmp_path / 'out'}"]
     (shared,) = report.warnings
     assert shared.startswith("1 files of data.valid are in data.train as well, such as ")
     assert f"warning: {shared}" in report.lines()
-    assert f"warning: {shared}" in capsys.readouterr().err
-    assert any(line.startswith("warning: align: 1 steps are hardly training") for line in report.lines())
+    told = capsys.readouterr().err
+    assert f"warning: {shared}" in told
+    assert "warning: align: 1 steps are hardly training" in told
 
     for name in ("convert_checkpoint", "calibrate_checkpoint", "Evaluator", "export_checkpoint"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     again = run_recipe(recipe())
+    told = capsys.readouterr().err.splitlines()
+    done = [line for line in told if "done before" in line]
+    assert [line.partition(" ")[0].rstrip(":") for line in done] == STEPS
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
+
+
+def test_each_step_says_what_it_came_to_when_it_finishes(recipe, tmp_path, monkeypatch):
+    """The main figure of each, and where it is, before the next step begins."""
+    said = []
+    monkeypatch.setattr(pipeline, "say", said.append)
+    report = run_recipe(recipe())
+    root = tmp_path / "out.stages"
+    heads = [f"== {name} -> {root / f'{i:02d}-{name}'}" for i, name in enumerate(STEPS)]
+    starts = [said.index(head) for head in heads]
+    assert starts == sorted(starts)
+    found = [said[a + 1 : b] for a, b in zip(starts, [*starts[1:], len(said)], strict=True)]
+    assert [name for name, lines in zip(STEPS, found, strict=True) if not lines] == []
+    convert, calibrate, align, uptrain, evaluated, export = ("\n".join(lines) for lines in found)
+    assert convert.startswith(f"wrote {root / '00-convert'}: ")
+    assert calibrate.startswith(f"wrote {root / '01-calibrate'}: ")
+    assert align.startswith("align (layer_mse): loss ")
+    assert uptrain.endswith(f"wrote {root / '03-uptrain'}")
+    assert evaluated.endswith(f"{report.verdict.line()}\nreport: {root / '04-eval' / 'evaluation.json'}")
+    assert export.startswith(f"wrote {tmp_path / 'out'}: ")
+    assert not any(line in report.lines() for line in (*found[0], *found[3]))
 
 
 @pytest.mark.parametrize(("what", "allowed"), [("write_record", 2), ("add_to_manifest", 2), ("move_folder", 0)])

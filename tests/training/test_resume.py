@@ -100,7 +100,9 @@ def test_killed_at_any_moment(train, monkeypatch, tmp_path, moment):
     folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
     assert losses(folder) == losses(whole)
     assert same(folder, whole)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".", "stopped"))] == ["stopped"]
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "stopped")))
+    assert left == ["stopped", "stopped.work"]
+    assert [path.name for path in (tmp_path / "stopped.work").glob("*step*")] == ["step-000006"]
 
 
 @pytest.mark.parametrize("bytes_allowed", [20_000, 100_000], ids=["checkpoint", "result"])

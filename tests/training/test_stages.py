@@ -1,6 +1,7 @@
 """The three losses as stages: they learn, train what they should, count exactly, and write checkpoints that load."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -23,10 +24,12 @@ from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
+from sse_convert.training.held_out import HeldOut
 from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import converted_attention
 from sse_convert.training.stage import pick_stage, run_stage
 from sse_convert.training.uptrain import UptrainLoss
+from tests.surgery.synthetic import edit_config
 from tests.training.conftest import MIXERS, losses
 
 
@@ -148,8 +151,19 @@ def test_two_learning_rates(train, converted):
     assert all(size <= 1.1e-5 for name, size in step.items() if not name.startswith(mixers))
 
 
-def test_compiled_layers_train_alike(make, train, monkeypatch):
-    """Traced, but not translated to C++, which takes a minute; checkpointed, with rows of one to three documents."""
+def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
+    """Traced, but not translated to C++, which takes a minute; checkpointed, with rows of one to three documents. Looks
+    at held-out text compile nothing."""
+    look, added = HeldOut.look, []
+
+    def counted(self, *args, **more):
+        before = counters["stats"]["unique_graphs"]
+        found = look(self, *args, **more)
+        added.append(counters["stats"]["unique_graphs"] - before)
+        return found
+
+    monkeypatch.setattr(HeldOut, "look", counted)
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
     whole = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: whole(module, backend="aot_eager"))
     torch.compiler.reset()
@@ -158,11 +172,13 @@ def test_compiled_layers_train_alike(make, train, monkeypatch):
     found = []
     for compiled in (False, True):
         assert counters["stats"]["unique_graphs"] == 0
-        recipe = make(("distill", settings), train={"compile": compiled})
+        every = 128 if compiled else None
+        recipe = make(("distill", settings), data=data, train={"compile": compiled, "validate_every": every})
         found.append(losses(train("distill", f"compiled {compiled}", recipe=recipe)[0]))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert counters["stats"]["unique_graphs"] >= 4  # of student and teacher: SSE, window and full layers, the teacher's
     assert not counters["graph_break"]
+    assert added == [0] * 8
 
 
 def test_compiled_layers_need_a_compiler(train, make, monkeypatch):
@@ -183,7 +199,6 @@ def test_result_loads_and_keeps_what_belongs_to_it(train, converted, tokenizer):
     code = {path.name for path in converted.glob("*.py")}
     assert code | {"chat_template.jinja", "stage.json", "sse_convert.json", "metrics.jsonl", "config.json"} <= written
     assert json.loads((folder / "sse_convert.json").read_text())["stage"] == "uptrain"
-    assert not folder.with_name("result.work").exists()
     before, after = (json.loads((path / "config.json").read_text()) for path in (converted, folder))
     assert {key for key in before | after if before.get(key) != after.get(key)} <= {"dtype", "transformers_version"}
     before, after = (json.loads((path / "generation_config.json").read_text()) for path in (converted, folder))
@@ -329,3 +344,11 @@ def test_an_unconverted_checkpoint_is_refused(make, tmp_path, teacher_folder):
     recipe = make("uptrain")
     with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
         run_stage(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
+
+
+def test_quantised_weights_are_refused(train, converted, tmp_path):
+    folder = shutil.copytree(converted, tmp_path / "quantised")
+    edit_config(folder, quantization_config={"quant_method": "torchao"})
+    with pytest.raises(CheckpointError, match=r"is quantised \(torchao\)") as caught:
+        train("distill", checkpoint=folder, tokens=512)
+    assert "that this was made from" in caught.value.fix

@@ -112,7 +112,6 @@ def test_a_work_folder_with_other_things_in_it_is_left_alone(train, tmp_path):
     assert thesis.exists()
     thesis.rename(tmp_path / thesis.name)
     train("uptrain")
-    thesis.parent.mkdir()
     (tmp_path / thesis.name).rename(thesis)
     assert train("uptrain")[1].already_done
     assert thesis.exists()

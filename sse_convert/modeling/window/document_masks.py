@@ -5,6 +5,21 @@ from typing import Any
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from sse_convert.modeling.architectures import backbone_of, source_spec
+
+
+def packed_arguments(model: Any, position_ids: Tensor) -> dict[str, Any]:
+    """What the backbone of a model takes beside positions that restart with each document: masks, where neither its
+    family nor, converted, the model itself looks for that.
+
+    Args:
+        model: plain or converted.
+        position_ids: int64 [B, T], on the model's device.
+    """
+    if hasattr(model.config, "sse") or source_spec(model.config.model_type).separates_documents:
+        return {}
+    return {"attention_mask": document_masks(backbone_of(model), position_ids)}
+
 
 def document_masks(backbone: Any, position_ids: Tensor) -> dict[str, Any]:
     """What such a backbone takes as `attention_mask`: the mask of each of its kinds of softmax layers.

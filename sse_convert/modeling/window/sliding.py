@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sse_convert.errors import UsageError
 from sse_convert.modeling.cache import SlidingCacheLayer
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
+from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.window.window_attention import Sees, WindowBlocks, use_window_attention
 from sse_convert.modeling.window.window_masks import Columns, all_keys, in_blocks
 
@@ -179,7 +180,7 @@ def sliding_masks(
     shape: tuple[int, int],
     device: torch.device,
     whole: bool = False,
-) -> dict[str, Sees]:
+) -> dict[str, Sees | None]:
     """The masks of one forward, one per (window, sinks); with a cache, its layers learn where their sinks are.
 
     Args:
@@ -193,19 +194,37 @@ def sliding_masks(
         whole: not in blocks, which give no attention weights.
 
     Returns:
-        `mask_key` -> bool [B, 1, T, keys], or in blocks.
+        `mask_key` -> bool [B, 1, T, keys], or in blocks; None where one token sees all that is kept.
     """
-    masks: dict[str, Sees] = {}
+    masks: dict[str, Sees | None] = {}
     for pair in sorted(set(windows.values())):
         if cache is None:
             sees = training_mask if whole else training_sees
             masks[mask_key(*pair)] = sees(mask, starts, shape, *pair, device)
             continue
         layers = [cache.layers[index] for index, own in windows.items() if own == pair]
+        if not whole and device.type == "cpu" and shape[1] == 1 and sees_all(layers[0], attention_mask):
+            masks[mask_key(*pair)] = None
+            for layer in layers:
+                layer.turn()
+            continue
         masks[mask_key(*pair)], sinks = cached_sees(layers[0], attention_mask, *shape, device, whole)
         for layer in layers:
             layer.locate_sinks(sinks)
     return masks
+
+
+def sees_all(layer: SlidingCacheLayer, attention_mask: Tensor | None) -> bool:
+    """Whether one new token sees all that a layer keeps, and the layer may keep it in any order.
+
+    Args:
+        layer: the cache layer, before its update.
+        attention_mask: [B, past + 1] padding mask, or None; its values are looked at.
+    """
+    if traced() or layer.is_static or layer.record_past or torch.is_grad_enabled():
+        return False
+    full = layer.is_initialized and layer.seen >= layer.past_columns + layer.sinks
+    return full and (attention_mask is None or bool(attention_mask.all()))
 
 
 def attention_mask_for(kind: str, sees: Sees, dtype: torch.dtype) -> Sees:

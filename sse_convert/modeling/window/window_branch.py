@@ -8,16 +8,17 @@ output projection; SSE's heads join before that projection. The state-dict keys 
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import ArchSpec
+from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import precise_dtype
-from sse_convert.modeling.layer import RotaryTables, SSEAttention
+from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.window.sliding import with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
@@ -42,6 +43,31 @@ class FamilyMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the method gives."""
         return self.function(self.module, *args, **kwargs)
+
+
+class RunOnce:
+    """A module of which some children run once in a forward: what they made of the same memory is given again.
+
+    Args:
+        module: the module, as it is in all else.
+        names: of those children, which take one tensor [..., in] and give one [..., out].
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+        self._module = module
+        self._names = frozenset(names)
+        self._made: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        child = getattr(self._module, name)
+        return functools.partial(self._once, name, child) if name in self._names else child
+
+    def _once(self, name: str, child: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        given, made = self._made.get(name, (None, None))
+        if given is None or made is None or given.data_ptr() != x.data_ptr() or given.numel() != x.numel():
+            made = child(x)
+            self._made[name] = x, made
+        return made.view(*x.shape[:-1], -1)
 
 
 def _own_methods(kind: type[nn.Module]) -> set[str]:
@@ -88,15 +114,24 @@ class SSESlidingAttention(SSEAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """As that of `SSEAttention`; the window's mask comes with the other arguments, and padding is not zero."""
-        precise = precise_dtype(hidden_states)
-        packed, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, precise)
+        precise, source, projected = precise_dtype(hidden_states), self._source(sse_layout), None
+        if source is not self:
+            projected = projections(source, self.spec, self.dims, hidden_states.flatten(0, 1))
+        packed, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, precise, projected)
         heads = layout.unpack(packed, *hidden_states.shape[:2])
         kwargs = with_window(kwargs, self.layer_idx, self.mixer.window, self.mixer.sinks)
         if position_embeddings is not None:
             kwargs["position_embeddings"] = position_embeddings
         join = functools.partial(self._join, heads)
-        result: tuple[Tensor, Tensor | None] = self._softmax(self, hidden_states, join=join, **kwargs)
+        result: tuple[Tensor, Tensor | None] = self._softmax(source, hidden_states, join=join, **kwargs)
         return result
+
+    def _source(self, layout: SequenceLayout | None) -> Any:
+        """What both branches take their projections from: where nothing is packed or differentiated, each runs once."""
+        apart = layout is None or layout.tokens is not None
+        if apart or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self
+        return RunOnce(self, self.spec.qkv)
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Take over a parameter of the source's softmax, which the window branch uses."""

@@ -74,8 +74,12 @@ def _loss(step: RunStep) -> Drawing:
         if all(len(curve) == len(x) for curve in curves):
             low, high = ([end(values) for values in zip(*curves, strict=True)] for end in (min, max))
             axis.fill_between(x, low, high, color=COLOURS[1], alpha=0.2, linewidth=0, label="smallest to largest")
-    axis.plot(x, y, color=COLOURS[1], linewidth=1.2, label="mean over layers" if layers else None)
-    if layers:
+    looks_x, looks_y, _ = averaged(step.metrics, "valid_kl" if "valid_kl" in step.metrics[0] else "valid_loss")
+    label = "mean over layers" if layers else "training" if looks_y else None
+    axis.plot(x, y, color=COLOURS[1], linewidth=1.2, label=label)
+    if looks_y:
+        axis.plot(looks_x, looks_y, "o-", color=COLOURS[2], markersize=3, linewidth=1.2, label="held-out text")
+    if label:
         legend_above(axis)
     kind = _kind(step)
     axis.set(xlabel="tokens", ylabel=LOSS_NAMES.get(kind, "loss"))
@@ -88,9 +92,14 @@ def _loss(step: RunStep) -> Drawing:
     return Drawing(
         name=f"loss-{_identifier(step)}",
         title=f"{step.name}: training loss",
-        about=f"From {y[0]:.4g} to {y[-1]:.4g} over {length}{mean}.",
+        about=f"From {y[0]:.4g} to {y[-1]:.4g} over {length}{mean}{_looks(looks_y)}.",
         figure=figure,
     )
+
+
+def _looks(values: Sequence[float]) -> str:
+    """Figures of held-out text in words; empty without any."""
+    return f"; on held-out text from {values[0]:.4g} to {values[-1]:.4g}, lowest {min(values):.4g}" if values else ""
 
 
 def _kind(step: RunStep) -> str:

@@ -1,5 +1,7 @@
 """What training did, stage by stage."""
 
+from typing import Any
+
 from sse_convert.pages.blocks import Block, Figures, Fold, Missing, Section, Table
 from sse_convert.pages.collect import Run, RunStep
 from sse_convert.pages.commands import run_command
@@ -20,14 +22,14 @@ def training(run: Run) -> Section:
 
 
 def _table(stages: tuple[RunStep, ...]) -> Table:
-    header = ("stage", "loss", "tokens", "steps", "first", "last", "tokens/s", "steps left out")
+    header = ("stage", "loss", "tokens", "steps", "first", "last", "held-out", "tokens/s", "steps left out")
     return Table(caption="Stages", header=header, rows=tuple(_row(step) for step in stages))
 
 
 def _row(step: RunStep) -> tuple[str, ...]:
     if step.record is None:
         done = step.metrics[-1] if step.metrics else {"tokens": 0, "step": 0}
-        return (f"{step.name} (unfinished)", "", format_number(done["tokens"]), f"{done['step']:,}", "", "", "", "")
+        return (f"{step.name} (unfinished)", "", format_number(done["tokens"]), f"{done['step']:,}", "", "", "", "", "")
     r = step.record["report"]
     speed = f"{r['tokens'] / r['seconds']:,.0f}" if r["seconds"] else ""
     losses = ("" if r[key] is None else f"{r[key]:.4g}" for key in ("loss_first", "loss_last"))
@@ -37,9 +39,19 @@ def _row(step: RunStep) -> tuple[str, ...]:
         format_number(r["tokens"]),
         f"{r['steps']:,}",
         *losses,
+        _held_out(r.get("held_out") or {}),
         speed,
         str(r["skipped_steps"]),
     )
+
+
+def _held_out(found: dict[str, Any]) -> str:
+    """Last figure on held-out text, and the best where that is another."""
+    last, best = found.get("last"), found.get("best")
+    if last is None:
+        return ""
+    text = f"{last['value']:.4g}"
+    return text if best in (None, last) else f"{text} (best {best['value']:.4g} at step {best['step']:,})"
 
 
 def _errors(step: RunStep) -> dict[str, dict[str, float]]:

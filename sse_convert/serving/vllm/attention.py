@@ -11,7 +11,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from sse_convert.mixers import Mixer, SlidingMixer, SSESlidingMixer
-from sse_convert.modeling.architectures import attention_dims
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import spec_of
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.serving.batch import batch_of

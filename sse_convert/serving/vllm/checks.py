@@ -10,7 +10,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from sse_convert.errors import UsageError
 from sse_convert.mixers import Mixer, SSEMixer
-from sse_convert.modeling.architectures import LINEAR, AttentionDims, attention_dims
+from sse_convert.modeling.attention_dims import LINEAR, AttentionDims, attention_dims
 from sse_convert.modeling.configuration import layer_mixers, spec_of
 from sse_convert.serving.head_slices import local_dims
 from sse_convert.serving.layer_state import state_shapes

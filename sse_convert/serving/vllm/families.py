@@ -7,7 +7,8 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
 from sse_convert.compat import cut_graphs_at
-from sse_convert.modeling.architectures import ARCHITECTURES, ArchSpec
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES
 from sse_convert.modeling.auto import register as register_with_transformers
 from sse_convert.serving.vllm.checks import SERVED, ServedConfig
 

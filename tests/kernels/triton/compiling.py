@@ -1,7 +1,7 @@
 """Compile, without a GPU, every kernel that some calls would launch, and report what each uses of a multiprocessor.
 
-`python -m tests.kernels.triton.compiling 90 CASE...` prints a JSON line per case. It is a process of its own, because
-the kernels of a test process are interpreted.
+`python -m tests.kernels.triton.compiling 90:train 100:decode ...` prints a JSON line for each architecture and case. It
+is a process of its own, because the kernels of a test process are interpreted.
 """
 
 import functools
@@ -15,37 +15,51 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+SHARED_LIMIT = {
+    80: 163 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    103: 227 * 1024,
+    120: 99 * 1024,
+}
 """bytes of shared memory a block may ask for, by compute capability"""
 
 Report = dict[str, Any]
-"""case, and either error or kernels: name, registers, stack, local and shared bytes, warps, constants of each"""
+"""capability, case, and either error or kernels: name, registers, stack, local and shared bytes, warps, constants"""
 
 
 @functools.cache
 def compile_in_subprocess(capability: int, *cases: str) -> dict[str, Report]:
     """The report of each case."""
-    command = [sys.executable, "-m", __name__, str(capability), *cases]
+    return {case: report for (_, case), report in compile_all(*((capability, case) for case in cases)).items()}
+
+
+@functools.cache
+def compile_all(*wanted: tuple[int, str]) -> dict[tuple[int, str], Report]:
+    """The report of each capability and case, from one process."""
+    names = [f"{capability}:{case}" for capability, case in wanted]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *names], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    return {report["case"]: report for report in reports}
+    return {(report["capability"], report["case"]): report for report in reports}
 
 
 class Compiler:
-    """Replaces launches by compilation for one architecture, and keeps what they compiled."""
+    """Replaces launches by compilation for one architecture after another, and keeps what they compiled."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self) -> None:
         import triton
-        from triton.backends.compiler import GPUTarget
         from triton.runtime.jit import JITFunction
 
         from sse_convert.kernels.triton import problem
         from sse_convert.kernels.triton.problem import Mapping, Shape
 
-        self.target = GPUTarget("cuda", capability, 32)
-        problem.shared_memory = lambda device: SHARED_LIMIT[capability]
+        self.capability = 0
+        problem.shared_memory = lambda device: SHARED_LIMIT[self.capability]
         self.seen: dict[str, Report] = {}
         self.launched: dict[str, Report] = {}
         triton.runtime.driver.set_active(self)
@@ -65,24 +79,28 @@ class Compiler:
 
     def get_current_target(self) -> Any:
         """Called by triton, as are the next two."""
-        return self.target
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        """Each architecture is a device, for which triton compiles anew."""
+        return self.capability
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
-    def report(self, case: str) -> Report:
-        """Run one case."""
+    def report(self, capability: int, case: str) -> Report:
+        """Run one case for one architecture."""
         from tests.kernels.triton.compile_cases import COMPILE_CASES
 
-        self.launched = {}
+        self.capability, self.launched = capability, {}
+        about = {"capability": capability, "case": case}
         try:
             COMPILE_CASES[case].call()
         except Exception:
-            return {"case": case, "error": traceback.format_exc()}
-        return {"case": case, "kernels": list(self.launched.values())}
+            return {**about, "error": traceback.format_exc()}
+        return {**about, "kernels": list(self.launched.values())}
 
 
 def usage(kernel: Any) -> dict[str, int]:
@@ -109,9 +127,10 @@ def usage(kernel: Any) -> dict[str, int]:
 
 def main() -> None:
     """Entry point of the subprocess."""
-    compiler = Compiler(int(sys.argv[1]))
-    for case in sys.argv[2:]:
-        print(json.dumps(compiler.report(case), default=str), flush=True)
+    compiler = Compiler()
+    for wanted in sys.argv[1:]:
+        capability, _, case = wanted.partition(":")
+        print(json.dumps(compiler.report(int(capability), case), default=str), flush=True)
 
 
 if __name__ == "__main__":

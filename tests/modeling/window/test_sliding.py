@@ -1,5 +1,7 @@
 """Windows with sinks: who influences whom, in training and with every kind of cache."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -73,6 +75,66 @@ def test_pieces_with_a_cache_equal_the_whole(size: int, sinks: int, kind: str) -
     layer = cache.layers[0]
     assert layer.sink_keys.shape[2] == sinks
     assert layer.keys.shape[2] == size - 1
+
+
+def _storage(cache: DynamicCache) -> int:
+    return cache.layers[0].keys.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("layers", [ALL, ("sse+sliding", "sliding", "full", "full")], ids=str)
+@pytest.mark.parametrize(("size", "sinks"), [(1, 0), (1, 2), (4, 0), (4, 3)])
+@torch.no_grad()
+def test_a_full_window_turns_and_can_stop_turning(layers: tuple[str, ...], size: int, sinks: int) -> None:
+    mixers = {"sse+sliding": {"kind": "sse+sliding", "window": size, "sinks": sinks}, **window(size, sinks)}
+    model = tiny_model("llama", layers, mixers, dtype=torch.float64)
+    cache, ids = DynamicCache(config=model.config), prompts((44,))[0].expand(2, -1).clone()
+    ids[1] = ids[1].flip(0)
+    expected, places = model(ids, use_cache=False).logits, []
+
+    def piece(start: int, stop: int) -> None:
+        logits = model(ids[:, start:stop], past_key_values=cache).logits
+        torch.testing.assert_close(logits, expected[:, start:stop], atol=1e-9, rtol=0)
+        places.append(_storage(cache))
+
+    def steps(start: int, stop: int) -> None:
+        places.clear()
+        for column in range(start, stop):
+            piece(column, column + 1)
+
+    piece(0, 7)
+    steps(7, 17)
+    assert len(set(places)) == 1, "a step moves no key but the newest"
+    piece(17, 20)
+    assert cache.layers[0].keys.shape[2] == size - 1
+    with torch.inference_mode():
+        steps(20, 26)
+    steps(26, 28)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    ids, expected = ids.flip(0), expected.flip(0)
+    steps(28, 32)
+    kept = copy.deepcopy(cache)
+    steps(32, 35)
+    cache = kept
+    steps(32, 35)
+    cache.activate_past_recording()
+    steps(35, 38)
+    cache.crop(-2)
+    steps(36, 40)
+
+
+def test_a_ring_is_put_in_order_for_a_mask() -> None:
+    """Of a token that was seen and is now hidden; steps with gradients turn no ring."""
+    model = tiny_model("llama", ("sliding", "full", "full", "full"), window(3, 1), dtype=torch.float64)
+    ids, logits = prompts((13,))[0], []
+    for turning in (True, False):
+        with torch.set_grad_enabled(not turning):
+            cache = DynamicCache(config=model.config)
+            for start, stop in ((0, 8), (8, 9), (9, 10), (10, 11), (11, 12)):
+                model(ids[:, start:stop], past_key_values=cache)
+            mask = torch.ones(1, 13, dtype=torch.long)
+            mask[0, 11] = 0
+            logits.append(model(ids[:, 12:], past_key_values=cache, attention_mask=mask).logits.detach())
+    torch.testing.assert_close(*logits, atol=1e-9, rtol=0)
 
 
 @torch.no_grad()

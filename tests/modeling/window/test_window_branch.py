@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sse_convert.modeling.architectures import softmax_layers
+from sse_convert.modeling.attention_dims import softmax_layers
 from tests.modeling.tiny import FAMILIES, SSE, prompts, tiny_model, tiny_source
 
 BOTH = ("sse+sliding",) * 4

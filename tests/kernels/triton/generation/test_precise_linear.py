@@ -28,7 +28,9 @@ def test_equals_torch_in_float64(
 
 def test_the_layer_takes_it_for_few_tokens_without_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_backend, "GPU", device)
-    calls, module = [], PreciseLinear(16, 8).to(device, torch.bfloat16)
+    calls, module = [], PreciseLinear(16, 8, bias=True).to(device, torch.bfloat16)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
     real = initialise.keeps_precision
     monkeypatch.setattr(initialise, "keeps_precision", lambda x: (calls.append(real(x)), calls[-1])[1])
     for rows, gradients, expected in ((MOST_ROWS, False, True), (MOST_ROWS + 1, False, False), (3, True, False)):

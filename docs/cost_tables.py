@@ -1,0 +1,102 @@
+"""Tables of the page on costs, from what `plan` works out and from the peaks that were measured."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training.estimates import Row, rows
+from docs.examples import ROOT
+from docs.markdown import table
+from sse_convert.checkpoints.config_only import with_shapes
+from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.teacher import as_teacher
+from sse_convert.recipe import load_recipe
+from sse_convert.report import format_bytes, format_number
+from sse_convert.surgery.costs import Way
+from sse_convert.surgery.costs_report import time_in_words
+from sse_convert.surgery.memory import GIB
+from sse_convert.surgery.plan import make_plan
+from sse_convert.surgery.plan_report import Plan
+from sse_convert.surgery.speed import measured_line
+
+QWEN3_32B = {"num_hidden_layers": 64, "max_window_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3-0.6B": ("qwen3-0.6b", {}),
+    "Qwen3-1.7B": ("qwen3-1.7b", {}),
+    "Qwen3-4B": ("qwen3-4b", {}),
+    "Qwen3-8B": ("qwen3-8b", {}),
+    "Qwen3-14B": ("qwen3-14b", {}),
+    "Qwen3-32B": ("qwen3-14b", QWEN3_32B),
+}
+"""model -> recipe, and what its configuration has instead of that of the recipe's own model"""
+MACHINES = ((1, 24), (1, 80), (8, 80), (8, 141))
+"""number of GPUs, GiB of each"""
+
+
+@functools.cache
+def planned(model: str) -> Plan:
+    """The plan of a model by its configuration alone."""
+    name, changes = MODELS[model]
+    path = ROOT / f"tests/fixtures/configs/{name}.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | changes
+    files = CheckpointFiles(name=model, folder=Path(), config=config, tensors={}, shard_bytes={})
+    return make_plan(load_recipe(name), teacher=as_teacher(with_shapes(files)))
+
+
+def machines() -> str:
+    """Models by machines: the way that fits, hours on the clock, memory of a GPU at least."""
+    head = ("model", "recipe", "tokens", "GPU hours", *(f"{gpus} x {gib} GB" for gpus, gib in MACHINES))
+    cells = [
+        (
+            model, f"`{name}`", format_number(sum(stage.tokens for stage in planned(model).stages)),
+            f"{planned(model).costs.gpu_hours:,.0f}",
+            *(_cell(planned(model).costs.way(*machine)) for machine in MACHINES),
+        )
+        for model, (name, _) in MODELS.items()
+    ]  # fmt: skip
+    return "\n".join([*table(head, cells), "", " ".join(measured_line().split()) + "."])
+
+
+def _cell(way: Way | None) -> str:
+    return "does not fit" if way is None else f"{way.how}: {time_in_words(way.hours)}, {way.bytes / GIB:.0f} GiB"
+
+
+def launches() -> str:
+    """Models by ways of launching: memory of a GPU at least, in the stage that needs most; disk and download."""
+    ways = ("1 GPU", "DDP", "FSDP2 x 2", "FSDP2 x 8", "context_parallel 8 x 8", "LoRA x 1")
+    cells = [
+        (
+            model, *(f"{max(stage.bytes[way] for stage in costs.stages) / GIB:.0f}" for way in ways),
+            format_bytes(costs.weight_bytes), format_bytes(costs.disk_bytes),
+        )
+        for model in MODELS
+        for costs in (planned(model).costs,)
+    ]  # fmt: skip
+    return "\n".join(table(("model", *ways, "download", "disk of a run"), cells))
+
+
+def peaks() -> str:
+    """Estimates beside measured peaks."""
+    cells = [
+        (
+            row.record["recipe"], _loss(row), row.passes, f"{row.estimated / GIB:.1f}", f"{row.measured / GIB:.1f}",
+            f"{row.estimated / row.measured - 1:+.0%}", row.record["commit"],
+        )
+        for row in rows()
+    ]  # fmt: skip
+    head = ("recipe", "loss", "a pass", "estimated, GiB", "measured, GiB", "apart", "commit")
+    return "\n".join(table(head, cells))
+
+
+def _loss(row: Row) -> str:
+    stage = row.record["stage"]
+    return stage["loss"] + ", LoRA" * (stage.get("train") == "lora")
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "costs": machines,
+    "cost-launches": launches,
+    "cost-peaks": peaks,
+}

@@ -1,0 +1,216 @@
+"""From a model to a hybrid: what would happen, which layers, the new checkpoint and its first values."""
+
+import dataclasses as dc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
+from sse_convert.recipe import Recipe
+from sse_convert.recipe.choosing import is_open
+from sse_convert.recipe.loader import recipe_or_model
+
+if TYPE_CHECKING:
+    from sse_convert.calibration.calibrate import CalibrateReport
+    from sse_convert.selection.selection_report import SelectReport
+    from sse_convert.surgery.convert import ConvertReport
+    from sse_convert.surgery.dequantize import DequantizeReport
+    from sse_convert.surgery.expand import ExpandReport
+    from sse_convert.surgery.plan_report import Plan
+
+
+def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
+    """What a recipe does to its model, and what it costs: layers, memory, GPU hours. Reads configs and headers only.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        overrides: `a.b=c` assignments (for a file or a name).
+        allow_pickle: accept a teacher in pickle format (it can run code; trust its author).
+
+    Raises:
+        RecipeError: the recipe is malformed or does not fit the model.
+        CheckpointError, HubError: the model cannot be read.
+    """
+    command = shell_command(recipe, overrides)
+    recipe = read_recipe(recipe, overrides)
+    from sse_convert.surgery.plan import make_plan
+
+    return dc.replace(make_plan(recipe, allow_pickle=allow_pickle), command=command)
+
+
+def select(
+    source: RecipeLike,
+    keep: int,
+    out: Path | str,
+    *,
+    methods: Sequence[str] = ("greedy",),
+    text: Path | str | None = None,
+    stand_in: str = "sliding",
+    tokens: int = 8192,
+    length: int = 1024,
+    samples: int = 16,
+    recall_weight: float = 1.0,
+    device: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "SelectReport":
+    """Choose which layers stay softmax attention, before any training.
+
+    Args:
+        source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
+        keep: layers to keep.
+        out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
+        methods: of greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
+            (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
+        text: file or folder to use in place of the recipe's `data.valid`.
+        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's.
+        tokens: running text to predict.
+        length: tokens per row.
+        samples: needle (or copy) rows.
+        recall_weight: recall beside text, both in nats per token.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
+        overrides: `a.b=c` assignments (for a file, a name or a model).
+
+    Raises:
+        UsageError: a setting is out of range, or needs what the model has not; or every method ranks by recall, and the
+            model recalls nothing.
+        RecipeError: the recipe is malformed.
+        TrainingError: `out` was made from other inputs.
+        DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
+    """
+    recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
+    from sse_convert.selection.select import select_layers
+    from sse_convert.selection.setup import SelectSettings
+
+    settings = SelectSettings(
+        keep=keep,
+        methods=tuple(methods),
+        stand_in=stand_in,
+        tokens=tokens,
+        length=length,
+        samples=samples,
+        recall_weight=recall_weight,
+    )
+    return select_layers(recipe, Path(out), settings, text=None if text is None else Path(text), device=device)
+
+
+def convert(
+    recipe: RecipeLike,
+    out: Path | str,
+    *,
+    overrides: Sequence[str] | None = None,
+    link: Literal["auto", "hard", "copy"] = "auto",
+    check: bool = False,
+    defer_digests: bool = False,
+    allow_pickle: bool = False,
+) -> "ConvertReport":
+    """Make the hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, config, code.
+
+    Where the recipe has `layers.select`, layers are chosen first, into `OUT.select`; a killed choice is continued.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        out: the folder to make.
+        overrides: `a.b=c` assignments (for a file or a name).
+        link: auto hard-links shards of the hub cache and copies others (without room, where the file system can); hard
+            links wherever it can, so that an edit of the result changes the teacher; copy links nothing.
+        check: stream every shard first: NaN, Inf.
+        defer_digests: do not read the teacher's shards for their SHA-256; manifest.json says which ones lack it.
+        allow_pickle: accept a teacher in pickle format (it can run code; trust its author); its weights are stored as
+            safetensors.
+
+    Raises:
+        RecipeError: the recipe is malformed or does not fit the model.
+        CheckpointError, HubError: the teacher cannot be read or converted, or `check` found NaN or Inf.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+    """
+    recipe, out = read_recipe(recipe, overrides), Path(out)
+    from sse_convert.surgery.convert import convert_checkpoint
+
+    if is_open(recipe):
+        from sse_convert.selection.automatic import choose_for_conversion
+
+        recipe = choose_for_conversion(recipe, out)
+    return convert_checkpoint(
+        recipe, out, link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
+    )
+
+
+def calibrate(
+    recipe: RecipeLike, checkpoint: Path | str, out: Path | str, *, overrides: Sequence[str] | None = None
+) -> "CalibrateReport":
+    """Set the new tensors of a converted checkpoint from teacher statistics.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint.
+        out: the folder to make.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        RecipeError: the recipe is malformed, gives the model other layers than the checkpoint has, or rows that are too
+            long, or too short for what a window misses.
+        CheckpointError: a checkpoint cannot be loaded, or is not a converted, untrained one.
+        DataError: the text cannot be used.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    recipe = recipe_of(checkpoint, recipe, overrides)
+    from sse_convert.calibration.calibrate import calibrate_checkpoint
+
+    return calibrate_checkpoint(recipe, Path(checkpoint), Path(out))
+
+
+def expand(
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    num_partitions: int | None = None,
+    top_k: int | None = None,
+    layers: Sequence[str] = (),
+    init: Literal["copy", "random"] = "copy",
+    shift: float = 2.0,
+    seed: int = 0,
+    text: Path | str | None = None,
+) -> "ExpandReport":
+    """Grow the state of a converted checkpoint: more partitions, more of them per token, nearly the same outputs.
+
+    Args:
+        checkpoint: converted checkpoint folder, trained or not.
+        out: the folder to make.
+        num_partitions: partitions (N) afterwards; unset keeps it.
+        top_k: partitions per token (k) afterwards; unset keeps it.
+        layers: indices or ranges such as 3-5; unset takes every SSE layer.
+        init: new router rows are copies of the old ones, in turn, or small and random.
+        shift: what is taken from the logits of new partitions; the larger, the less changes at first.
+        seed: of random rows.
+        text: file to measure the change of the logits on; unset measures nothing and loads no model.
+
+    Raises:
+        UsageError: a number would shrink or stay, a layer does not exist or has no partitions.
+        CheckpointError: not a converted checkpoint.
+        DataError: the text cannot be used.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    from sse_convert.surgery.expand import expand_checkpoint
+    from sse_convert.surgery.growth import Growth
+
+    growth = Growth(num_partitions=num_partitions, top_k=top_k, init=init, shift=shift, seed=seed)
+    return expand_checkpoint(checkpoint, Path(out), growth, layers=layers, text=None if text is None else Path(text))
+
+
+def dequantize(model: Path | str, out: Path | str, *, revision: str | None = None) -> "DequantizeReport":
+    """Make a bfloat16 copy of a model whose weights are quantised (fp8 or mxfp4), which can be converted.
+
+    Weights are read and written one by one: memory does not grow with the model.
+
+    Args:
+        model: folder or hub id.
+        out: the folder to make.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        CheckpointError, HubError: the model cannot be read, is not quantised, or is so in another way.
+        OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
+    """
+    from sse_convert.surgery.dequantize import dequantize_checkpoint
+
+    return dequantize_checkpoint(model, Path(out), revision=revision)

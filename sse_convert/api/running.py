@@ -1,0 +1,164 @@
+"""A hybrid learns and is measured: the stages of a recipe, one by one or all, and evaluation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
+from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.loader import problems_error
+
+if TYPE_CHECKING:
+    from sse_convert.evaluation.report import EvalReport
+    from sse_convert.pipeline import RunReport
+    from sse_convert.training.stage_report import StageReport
+
+
+def align(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    stage: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "StageReport":
+    """Run the recipe's stage with loss layer_mse: each converted layer learns to give its teacher layer's output.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint to start from.
+        out: the folder to make; an interrupted run of the same stage is continued.
+        stage: stage name, where the recipe has several of this loss.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        RecipeError: the recipe is malformed, or has no such stage.
+        TrainingError: an earlier run in `out` had other inputs, or training does not stay finite.
+        DataError, CheckpointError, OutputError, HardwareError: text, checkpoint, folder or machine do not do.
+    """
+    return _stage(recipe, "layer_mse", checkpoint, out, stage, overrides)
+
+
+def distill(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    stage: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "StageReport":
+    """Run the recipe's stage with loss kl: the model learns the teacher's predictions.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint to start from.
+        out: the folder to make; an interrupted run of the same stage is continued.
+        stage: stage name, where the recipe has several of this loss.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        SSEConvertError: as `align`.
+    """
+    return _stage(recipe, "kl", checkpoint, out, stage, overrides)
+
+
+def uptrain(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    stage: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "StageReport":
+    """Run the recipe's stage with loss ce: the model learns the text, or chat answers.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted checkpoint to start from.
+        out: the folder to make; an interrupted run of the same stage is continued.
+        stage: stage name, where the recipe has several of this loss.
+        overrides: `a.b=c` assignments (for a file or a name).
+
+    Raises:
+        SSEConvertError: as `align`.
+    """
+    return _stage(recipe, "ce", checkpoint, out, stage, overrides)
+
+
+def _stage(
+    recipe: RecipeLike,
+    loss: Literal["layer_mse", "kl", "ce"],
+    checkpoint: Path | str,
+    out: Path | str,
+    name: str | None,
+    overrides: Sequence[str] | None,
+) -> "StageReport":
+    recipe = recipe_of(checkpoint, recipe, overrides)
+    from sse_convert.training.stage import pick_stage, run_stage
+
+    return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out))
+
+
+def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
+    """Do it all: convert, calibrate, every stage, eval, export, then the recipe's controls. Finished steps are skipped.
+
+    On several GPUs: accelerate launch --multi_gpu -m sse_convert run RECIPE
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        overrides: `a.b=c` assignments (for a file or a name).
+        resume: continue an earlier run of this recipe; otherwise there must be none.
+
+    Raises:
+        RecipeError: the recipe is malformed, lacks text that a later step needs, or does not fit the model.
+        UsageError: a control is asked for that the recipe cannot have.
+        TrainingError: an earlier run had other inputs, or training does not stay finite.
+        VerificationError: a limit of `eval.gate` is missed, or the exported model is destroyed (see
+            `evaluation.verdict`).
+        DataError, CheckpointError, OutputError, HardwareError, HubError: text, checkpoint, folder, machine or hub.
+    """
+    origin = str(recipe) if isinstance(recipe, Path | str) else "recipe"
+    command = shell_command(recipe, overrides)
+    recipe = read_recipe(recipe, overrides)
+    if problems := list(check_run(recipe)):
+        raise problems_error(origin, problems)
+    from sse_convert.pipeline import run_recipe
+
+    return run_recipe(recipe, resume=resume, command=command)
+
+
+def evaluate(
+    recipe: RecipeLike,
+    checkpoint: Path | str,
+    *,
+    overrides: Sequence[str] | None = None,
+    out: Path | None = None,
+    plot: Path | None = None,
+    device: str | None = None,
+) -> "EvalReport":
+    """Measure a checkpoint beside its teacher as the recipe's `eval` says.
+
+    Held-out loss, predictions, needles, RULER, questions, lm-eval, memory and speed, as far as they are asked for.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a packaged recipe.
+        checkpoint: converted model, or a plain one to set beside the teacher; folder or hub id.
+        overrides: `a.b=c` assignments (for a file or a name).
+        out: JSON file for the report; an older one is replaced.
+        plot: PNG file for the plot.
+        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
+
+    Raises:
+        RecipeError: the recipe is malformed; a length is beyond the teacher's context, unless a stage's `rope`
+            stretches the student's; or the checkpoint was converted with other layers or mixers.
+        CheckpointError, HubError, HardwareError: a model cannot be loaded.
+        DataError: there is no usable held-out text, or a question cannot be used.
+        OutputError: the report, the plot or answers cannot be written.
+        VerificationError: a limit of `eval.gate` is missed (the report is written first).
+        DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
+    """
+    command = shell_command(recipe, overrides)
+    recipe = recipe_of(checkpoint, recipe, overrides)
+    from sse_convert.evaluation.evaluate import evaluate_checkpoint
+
+    return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device, command=command)

@@ -1,0 +1,315 @@
+"""The backbone of converted models: a mixin in front of a family's own class.
+
+It swaps attention modules, makes masks and the sequence layout once per forward, and installs cache layers: here and
+not in the model with a head, because trainers call the backbone directly.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.kernels.gates import partition_gate
+from sse_convert.mixers import SlidingMixer, SSESlidingMixer
+from sse_convert.modeling.architectures import further_tokens, source_spec
+from sse_convert.modeling.cache import counting_layer, install
+from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.modeling.context import check_part, current_shard
+from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
+from sse_convert.modeling.initialise import reset_sse_parameters
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layer_arguments import LAYOUT, OFFSETS, PADDING, POSITIONS, HandOn, split_arguments
+from sse_convert.modeling.layout import (
+    document_starts,
+    padding_mask,
+    positions_from_offsets,
+    sequence_layout,
+    text_positions,
+)
+from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
+from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.window.document_masks import document_masks
+from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
+from sse_convert.modeling.window.window_branch import attention_layer
+
+_Source: Any = object
+"""what the mixins are put in front of; to a type checker, a class with any attribute"""
+
+
+class SSEMixin(_Source):
+    """What all classes of converted models have in common."""
+
+    _supports_context_parallel = False
+    _tp_plan = None
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As the source's; refuses tensor, context and sequence parallelism."""
+        refuse_parallel_load(kwargs)
+        return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: saving the configuration writes the code."""
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """As the source: transformers looks for a decorator in the file that a class is from."""
+        source: Any = next(base for base in cls.__mro__ if base is not cls and not issubclass(base, SSEMixin))
+        found: bool = source._can_set_experts_implementation()
+        return found
+
+
+class SSEBaseMixin(SSEMixin):
+    """Goes in front of a family's backbone class."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        leave_further_tokens(self)
+        self._sse_surgery()
+        self.post_init()
+
+    def _sse_surgery(self) -> None:
+        """Swap the attention of converted layers. The weights of the new tensors are set by `post_init`."""
+        config = self.config
+        spec = source_spec(config.model_type)
+        if getattr(config, "add_cross_attention", False):
+            raise CheckpointError("config.json has add_cross_attention", expected="a decoder-only model")
+        self._sse_indices: list[int] = []
+        self._sse_windows: dict[int, tuple[int, int]] = {}
+        self._sse_counts = False
+        for index, mixer in enumerate(layer_mixers(config)):
+            if mixer is None:
+                continue
+            layer = getattr(self, spec.layers)[index]
+            attention = getattr(layer, spec.attention)
+            handing = None if spec.hands_on else HandOn(layer)
+            if handing is not None and isinstance(mixer, SlidingMixer):
+                handing.reach(attention)
+            if isinstance(mixer, SlidingMixer):
+                make_sliding(attention, index, mixer.window, mixer.sinks)
+                self._sse_windows[index] = mixer.window, mixer.sinks
+            else:
+                backend = config.sse.get("backend", "auto")
+                new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
+                setattr(layer, spec.attention, new)
+                if handing is not None:
+                    handing.reach(new)
+                self._sse_indices.append(index)
+                self._sse_counts |= partition_gate(mixer.partition_gate) is not None
+                if isinstance(mixer, SSESlidingMixer):
+                    self._sse_windows[index] = mixer.window, mixer.sinks
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SSEAttention):
+            reset_sse_parameters(module)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As the source's, with packed documents by position_ids that restart (or cu_seq_lens_q) and no cache. Beside
+        position_ids, `sse_offsets` says where they do (see `OFFSETS`), and is taken at its word.
+
+        Raises:
+            UsageError: packed documents with a cache or with padding, a mask that recurrent layers cannot follow, or
+                offsets without positions.
+            HardwareError: the model is spread over devices in a way that is not offered.
+        Where rows are split over ranks (`context.sharded`), every argument is of this rank's tokens.
+        """
+        tokens = input_ids if input_ids is not None else inputs_embeds
+        if tokens is None:
+            raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
+        batch, length = tokens.shape[:2]
+        made: Any = None
+        if PADDING in kwargs:
+            made, attention_mask = attention_mask, kwargs.pop(PADDING)
+        offsets = kwargs.pop(OFFSETS, None)
+        if offsets is not None and position_ids is None:
+            raise UsageError(
+                f"{OFFSETS} without position_ids",
+                expected="both",
+                fix="pass position_ids that restart with each document, or cu_seq_lens_q alone",
+            )
+        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
+            position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
+        if (shard := current_shard()) is not None:
+            check_part(shard, tokens, attention_mask, position_ids, past_key_values)
+            return super().forward(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                use_cache=False,
+                **{**kwargs, **split_arguments(shard, self._sse_running_windows())},
+            )
+        mask = starts = None
+        if self._sse_lays_out():
+            self._refuse_sharded()
+            self.sse_install(past_key_values)
+            one_step = length == 1 and past_key_values is not None
+            if not (one_step and traced()):  # who generates token by token pads none of them
+                mask = padding_mask(self._sse_filled(attention_mask, length, past_key_values), length)
+            if not one_step:
+                positions = text_positions(position_ids)
+                starts = self._documents(mask, positions, past_key_values, use_cache, batch, look=offsets is None)
+        if starts is not None:
+            made = made if attention_mask is None else None  # with a padding mask, transformers sees no documents
+            attention_mask, use_cache = None, False
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        self.sse_install(past_key_values)
+        shape = batch, length
+        weights = kwargs.get("output_attentions", self.config.output_attentions)
+        apart = source_spec(self.config.model_type).separates_documents
+        if starts is not None and position_ids is not None and not apart:
+            made = document_masks(self, position_ids)
+        kwargs.update(
+            self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
+        )
+        if self._sse_counts:
+            kwargs[POSITIONS] = self._sse_positions(position_ids, attention_mask, past_key_values, tokens)
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask if made is None else made,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+    def sse_layers(self) -> dict[int, SSEAttention]:
+        """Index of each SSE layer -> its attention."""
+        spec = source_spec(self.config.model_type)
+        layers = getattr(self, spec.layers)
+        return {index: getattr(layers[index], spec.attention) for index in self._sse_indices}
+
+    def sse_install(self, cache: Any) -> None:
+        """Put the cache layers that converted layers need into a cache (see `cache.install`)."""
+        if self._sse_converted():
+            running = self.config.num_hidden_layers
+            states = [index for index in self._sse_indices if index < running]
+            install(cache, self.config, states, self._sse_running_windows())
+
+    def _sse_masks(
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        attention_mask: Any,
+        cache: Any,
+        mask: Tensor | None,
+        starts: Tensor | None,
+        offsets: Tensor | None,
+        weights: bool,
+    ) -> dict[str, Any]:
+        """The keyword arguments that converted layers and attention within documents need, made once for all layers.
+
+        Args:
+            shape: (B, T) of the new tokens.
+            device: of the masks.
+            attention_mask: [B, past + T] padding mask as given, or None.
+            cache: the cache, with its layers installed, or None.
+            mask: bool [B, T] part of it for the new tokens; None for no padding.
+            starts: bool [B, T] first tokens of packed documents, or None.
+            offsets: of those documents, if they are known.
+            weights: whether attention weights are to be returned.
+        """
+        if not self._sse_lays_out():
+            return {}
+        layout = sequence_layout(shape, device, mask=mask, starts=starts, offsets=offsets)
+        kind = self.config._attn_implementation
+        sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)
+        return {
+            LAYOUT: layout,
+            MASKS: {
+                key: None if value is None else attention_mask_for(kind, value, self.dtype)
+                for key, value in sees.items()
+            },
+        }
+
+    def _sse_positions(self, position_ids: Tensor | None, mask: Any, cache: Any, tokens: Tensor) -> Tensor:
+        """Positions [1 or B, T] in the row. Arguments as of `forward`; `tokens` [B, T, ...] are the new ones."""
+        length = tokens.shape[1]
+        if (rows := text_positions(position_ids)) is not None:
+            return rows
+        if position_ids is not None and mask is not None:  # of images, beside padding: as `generate` counts
+            counted: Tensor = self._sse_filled(mask, length, cache).long().cumsum(-1) - 1
+            return counted.clamp(min=0)[:, -length:]
+        past = 0 if cache is None else cache.get_seq_length()
+        return (torch.arange(length, device=tokens.device) + past)[None]
+
+    def _sse_filled(self, attention_mask: Any, length: int, cache: Any) -> Any:
+        """The mask up to the new tokens, of one that has a column for every slot of a static cache."""
+        layer = counting_layer(cache)
+        if layer is None or attention_mask is None or attention_mask.shape[-1] != layer.static_length:
+            return attention_mask
+        return attention_mask[..., : int(layer.seen) + length]
+
+    def _sse_running_windows(self) -> dict[int, tuple[int, int]]:
+        """Windows of the layers that run: a draft by early exit lowers `num_hidden_layers` for a while."""
+        running = self.config.num_hidden_layers
+        return {index: window for index, window in self._sse_windows.items() if index < running}
+
+    def _sse_converted(self) -> bool:
+        return bool(self._sse_windows or self._sse_indices)
+
+    def _sse_lays_out(self) -> bool:
+        """Whether any layer, converted or not, needs to know where sequences are."""
+        return self._sse_converted() or self.config._attn_implementation == DOCUMENT_ATTENTION
+
+    def _refuse_sharded(self) -> None:
+        if self._sse_indices:
+            spec = source_spec(self.config.model_type)
+            layer = getattr(self, spec.layers)[self._sse_indices[0]]
+            refuse_sharded(getattr(layer, spec.attention), self.config._attn_implementation)
+
+    def _documents(
+        self,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Any,
+        use_cache: bool | None,
+        batch: int,
+        *,
+        look: bool,
+    ) -> Tensor | None:
+        """Starts of packed documents, bool [B, T]; None if each row is one document."""
+        if cache is not None and cache.get_seq_length() > 0:
+            return None
+        starts = document_starts(position_ids, batch, look=look)
+        if starts is None:
+            return None
+        if mask is not None:
+            jumps = starts[:, 1:] & mask[:, 1:] & mask[:, :-1]
+            if not bool(jumps.any()):
+                return None  # positions stand still in the padding
+            raise UsageError(
+                "position_ids restart inside a padded row",
+                expected="packed documents without padding",
+                fix="drop attention_mask and fill rows with documents, or pass one document per row",
+            )
+        if cache is not None or use_cache:
+            raise UsageError(
+                "position_ids restart (packed documents) and a cache is asked for",
+                expected="use_cache=False",
+                fix="pass use_cache=False, or one document per row",
+            )
+        return starts
+
+
+def leave_further_tokens(model: Any) -> None:
+    """Let a model leave layers that predict further tokens in their files; families name theirs in part."""
+    named = model._keys_to_ignore_on_load_unexpected or ()
+    model._keys_to_ignore_on_load_unexpected = [*named, further_tokens(model.config)]

@@ -1,0 +1,103 @@
+"""Costs as a person reads them, and the commands that they lead to."""
+
+import shlex
+
+from sse_convert.report import format_bytes, table
+from sse_convert.surgery.costs import GPUS, Costs, Way
+from sse_convert.surgery.memory import GIB, GPU_GIB
+from sse_convert.surgery.speed import measured_line
+
+USUAL_GIB = (80, 141)
+"""memory of the GPUs that commands are chosen for, the first that is enough"""
+
+
+def launch_command(way: Way, command: str) -> str:
+    """The command line of a way.
+
+    Args:
+        way: how to launch, and what the recipe is told for it.
+        command: runs the recipe in one process, beginning with `sse-convert`.
+    """
+    sets = [part for text in way.overrides for part in ("--set", text)]
+    return " ".join([way.launcher(), command.removeprefix("sse-convert "), *([shlex.join(sets)] if sets else [])])
+
+
+def usual_way(costs: Costs, gpus: int) -> Way | None:
+    """The way for a number of GPUs of the usual memory, with the least memory that it takes; None if nothing fits."""
+    chosen = next((way for gib in USUAL_GIB if (way := costs.way(gpus, gib)) is not None), None)
+    if chosen is None:
+        return None
+    same = (w for w in costs.ways if (w.gpus, w.how, w.overrides) == (gpus, chosen.how, chosen.overrides))
+    return min(same, key=lambda way: way.gib)
+
+
+def fewest_gpus(costs: Costs) -> Way | None:
+    """The way on the fewest GPUs that needs no LoRA, or else with it; None if nothing fits or there is no training."""
+    found = [way for gpus in GPUS if (way := usual_way(costs, gpus)) is not None]
+    return next((way for way in found if not way.lora), found[0] if found else None)
+
+
+def gpus_in_words(way: Way) -> str:
+    """Number and memory of a way's GPUs."""
+    return f"{way.gpus} GPU{'s' * (way.gpus > 1)} of {way.gib} GiB or more"
+
+
+def time_in_words(hours: float) -> str:
+    """Hours, or minutes of less than one."""
+    if hours >= 1:
+        return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"
+    return f"{hours * 60:.0f} min" if hours >= 1 / 60 else "below 1 min"
+
+
+def cost_lines(costs: Costs, command: str) -> list[str]:
+    """Memory by way of launching, what fits, hours, commands, disk and download."""
+    if not costs.stages:
+        return ["", *_storage_lines(costs)]
+    training = ["", *_memory_lines(costs), "", *_fitting_lines(costs), "", *_command_lines(costs, command)]
+    return [*training, "", *_storage_lines(costs)]
+
+
+def _memory_lines(costs: Costs) -> list[str]:
+    columns = list(dict.fromkeys(name for stage in costs.stages for name in stage.bytes))
+    rows = [
+        (stage.name, time_in_words(stage.gpu_hours), *(_gib(stage.bytes.get(name)) for name in columns))
+        for stage in costs.stages
+    ]
+    return [
+        "time on one GPU, and GiB of each at least, by way of launching (rows one at a time, activations twice):",
+        *table(("stage", "time", *columns), rows),
+        *measured_line().splitlines(),
+    ]
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / GIB:.1f}"
+
+
+def _fitting_lines(costs: Costs) -> list[str]:
+    rows = [(str(gpus), *(_cell(costs.way(gpus, gib)) for gib in GPU_GIB)) for gpus in GPUS]
+    return [
+        "the simplest way that fits, and its time (several GPUs lose nothing to each other, which is not measured):",
+        *table(("GPUs", *(f"of {gib} GiB" for gib in GPU_GIB)), rows),
+    ]
+
+
+def _cell(way: Way | None) -> str:
+    return "-" if way is None else f"{way.how} ({time_in_words(way.hours)})"
+
+
+def _command_lines(costs: Costs, command: str) -> list[str]:
+    lines = []
+    for gpus in GPUS:
+        if (way := usual_way(costs, gpus)) is None:
+            lines.append(f"{gpus} GPU{'s' * (gpus > 1)}: {costs.refused[gpus]}")
+        else:
+            lines.append(f"{gpus_in_words(way)}: {launch_command(way, command)}")
+    return lines
+
+
+def _storage_lines(costs: Costs) -> list[str]:
+    return [
+        f"download: {format_bytes(costs.download_bytes)} of {format_bytes(costs.weight_bytes)} weights; disk: "
+        f"{format_bytes(costs.disk_bytes)} at most for the folders of a run"
+    ]

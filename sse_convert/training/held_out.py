@@ -1,0 +1,221 @@
+"""Looks at held-out text while a stage trains: loss and KL to the teacher, on the same rows each time.
+
+What is trained is the same with and without them, to the last bit: models are in evaluation mode meanwhile, and random
+states and what routers remember are put back. A look has the model that trains and the teacher that is there for it, no
+copy of either, on the processes that train, with rows dealt out as those of a step are.
+
+The best look by which a checkpoint was written names the checkpoint that is kept beside the last ones.
+"""
+
+import contextlib
+import dataclasses as dc
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sse_convert.checkpoints.load_model import load_tokenizer
+from sse_convert.console import say
+from sse_convert.data.packing import IGNORED
+from sse_convert.data.rows import Row, RowReader
+from sse_convert.data.teacher_samples import SamplingTeacher
+from sse_convert.errors import DataError, HubError
+from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.training.context import Place
+from sse_convert.training.objective import Objective
+from sse_convert.training.prefetch import micro_batches
+from sse_convert.training.schedule import Schedule
+
+LOOKS = 20
+"""in a stage, about; `train.validate_every` says otherwise"""
+SHARE = 0.02
+"""of a stage's tokens, those that all its looks read: forward passes alone, so less of its time"""
+MOST_ROWS = 64
+PATIENCE = 3
+"""looks that are worse than the lowest, one after the other, before that is said"""
+WORSE = 0.01
+"""part of the lowest figure by which a look has to be above it to be worse"""
+NAMES = {"valid_loss": "held-out loss", "valid_kl": "held-out KL"}
+"""keys of a step's record, in words"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Looks:
+    """When a stage looks at held-out text, and at how much of it. Processes decide nothing here."""
+
+    every: int
+    """optimizer steps; the first and the last one have a look as well"""
+    rows: int
+    """rows of the stage's length, at most"""
+
+    @staticmethod
+    def of(recipe: Recipe, stage: Stage) -> "Looks | None":
+        """Those of a stage; None for none. They meet its checkpoints, whose best is kept."""
+        wanted = recipe.train.validate_every
+        if wanted is None or not recipe.data.valid:
+            return None
+        schedule, saved = Schedule.of(stage), stage.checkpoint_steps
+        least = -(-schedule.steps // LOOKS) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
+        every = -(-least // saved) * saved
+        if least < saved:
+            every = next(steps for steps in range(least, saved + 1) if saved % steps == 0)
+        tokens = SHARE * schedule.steps * schedule.step_tokens / (schedule.steps // every + 2)
+        return Looks(every, max(1, min(MOST_ROWS, int(tokens // stage.seq_len))))
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether there is one after this step (from 1)."""
+        return last or step == 1 or step % self.every == 0
+
+
+def held_out_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks) -> list[Row]:
+    """The rows of a stage's looks: the first of `data.valid`, as evaluation reads it.
+
+    Raises:
+        DataError, HubError: they cannot be read, and the recipe asks for looks itself.
+    """
+    try:
+        reader = RowReader(
+            recipe.data.valid,
+            load_tokenizer(checkpoint),
+            stage.seq_len,
+            recipe.data.seed,
+            role="valid",
+            loss_mask=stage.loss_mask,
+            teacher=SamplingTeacher(recipe.model, recipe.revision),
+        )
+        reader.prepare()
+        return list(islice(reader.rows(), looks.rows))
+    except (DataError, HubError) as error:
+        if recipe.train.validate_every != "auto":
+            raise
+        say(f"{stage.name}: no looks at held-out text: {error.what}")
+        return []
+
+
+class HeldOut:
+    """The looks of a stage, and which was the lowest. JSON-ready memory lets a continued stage go on from them.
+
+    Args:
+        objective: what is trained.
+        looks: when.
+        rows: from `held_out_rows`, one or more.
+        micro_batch: most rows of a forward pass.
+        place: of this process.
+        name: of the stage, for messages.
+        memory: of an interrupted run; of other rows it counts for nothing.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        looks: Looks,
+        rows: Sequence[Row],
+        *,
+        micro_batch: int,
+        place: Place,
+        name: str,
+        memory: dict[str, Any] | None,
+    ) -> None:
+        self._objective, self._looks, self._name = objective, looks, name
+        evenly = len(rows) % place.ranks == 0
+        self._batches = micro_batches(_dealt_out(rows, place), micro_batch if evenly else 1, place)
+        digest = hashlib.sha256(b"".join(row.input_ids.tobytes() + row.labels.tobytes() for row in rows)).hexdigest()
+        fresh: dict[str, Any] = {"rows": digest, "first": None, "last": None, "lowest": None, "worse": 0, "best": None}
+        self.memory = memory if memory is not None and memory["rows"] == digest else fresh
+
+    @property
+    def best(self) -> int | None:
+        """Step of the checkpoint with the lowest figure."""
+        return None if self.memory["best"] is None else int(self.memory["best"]["step"])
+
+    def look(self, step: int, *, last: bool) -> dict[str, float]:
+        """The figures after a step (from 1), for its record; empty where no look is due. Every process must call it."""
+        if not self._looks.due(step, last=last):
+            return {}
+        began = time.monotonic()
+        found = self._objective.held_out_means(self._sums())
+        self._remember(step, found[self._objective.judged])
+        return {**found, "valid_seconds": time.monotonic() - began}
+
+    def saved(self, step: int) -> None:
+        """Note that a checkpoint of this step is being written."""
+        last, best = self.memory["last"], self.memory["best"]
+        if last is not None and last["step"] == step and (best is None or last["value"] < best["value"]):
+            self.memory = {**self.memory, "best": last}
+
+    def note(self) -> str:
+        """The last figure, for the progress bar."""
+        last = self.memory["last"]
+        return "" if last is None else f", {NAMES[self._objective.judged]} {last['value']:.4f}"
+
+    def summary(self) -> dict[str, Any]:
+        """First, last and best look, and what they judge by; for the report."""
+        chosen = {key: self.memory[key] for key in ("first", "last", "best")}
+        return {"judged": self._objective.judged, **chosen}
+
+    def _sums(self) -> dict[str, float]:
+        accelerator = self._objective.accelerator
+        sums: dict[str, Tensor] = {}
+        with _undisturbed(self._objective), torch.no_grad(), accelerator.autocast():
+            for batch in self._batches:
+                for name, value in self._objective.held_out(self._objective.on_device(batch)).items():
+                    sums[name] = sums.get(name, 0) + value.double()
+        total = accelerator.reduce(torch.stack(list(sums.values())), "sum")
+        return dict(zip(sums, total.tolist(), strict=True))
+
+    def _remember(self, step: int, value: float) -> None:
+        point, lowest = {"step": step, "value": value}, self.memory["lowest"]
+        self.memory = {**self.memory, "first": self.memory["first"] or point, "last": point}
+        if lowest is None or value < lowest["value"]:
+            self.memory |= {"lowest": point, "worse": 0}
+            return
+        worse = self.memory["worse"] + 1 if is_worse(value, lowest["value"]) else 0
+        self.memory["worse"] = worse
+        if worse == PATIENCE and self._objective.accelerator.is_main_process:
+            say(
+                f"warning: {self._name}: {NAMES[self._objective.judged]} was {lowest['value']:.4f} at step "
+                f"{lowest['step']:,} and is {value:.4f} at step {step:,}, worse in {PATIENCE} looks one after the "
+                "other; lower tokens or lr, or add text (train.keep: best takes the best checkpoint)"
+            )
+
+
+def is_worse(value: float, lowest: float) -> bool:
+    """Whether a figure is above the lowest by more than it moves from look to look."""
+    return value > lowest * (1 + WORSE)
+
+
+def _dealt_out(rows: Sequence[Row], place: Place) -> list[Row]:
+    """This process's rows. All have as many, since they make their passes together: one more predicts nothing."""
+    size = -(-len(rows) // place.ranks)
+    empty = dc.replace(rows[0], labels=np.full_like(rows[0].labels, IGNORED))
+    return [*rows[place.rank :: place.ranks], empty][:size]
+
+
+@contextlib.contextmanager
+def _undisturbed(objective: Objective) -> Iterator[None]:
+    """Evaluation mode without compilation; afterwards everything that training goes on from is what it was."""
+    traces = [vars(layer.trace) for layer in _layers(objective)]
+    kept = [dict(trace) for trace in traces]
+    device = objective.accelerator.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for part in objective.parts:
+            part.module.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            for part in objective.parts:
+                part.module.train()
+            for trace, before in zip(traces, kept, strict=True):
+                trace.update(before)
+
+
+def _layers(objective: Objective) -> list[Any]:
+    student: Any = objective.student
+    return list(student.sse_layers().values())

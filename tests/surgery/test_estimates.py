@@ -1,0 +1,18 @@
+"""The memory that `plan` estimates against every peak that was measured on a GPU."""
+
+import pytest
+
+from benchmarks.training.estimates import NEAR, rows
+
+ROWS = rows()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_the_estimate_is_near_what_was_measured(row):
+    assert row.estimated == pytest.approx(row.measured, rel=NEAR)
+
+
+def test_shapes_and_losses_that_were_measured():
+    assert {"kl", "ce"} <= {row.record["stage"]["loss"] for row in ROWS}
+    assert len(ROWS) >= 3
+    assert all(row.record["commit"] for row in ROWS)

@@ -1,0 +1,186 @@
+"""Looks at held-out text: what they say, that they change nothing, and which checkpoint is best."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from sse_convert.data.rows import stack
+from sse_convert.errors import RecipeError
+from sse_convert.evaluation.agreement import Comparison, TeacherStates
+from sse_convert.evaluation.perplexity import held_out_loss, make_windows
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.recipe import recipe_from_dict
+from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.training import held_out, loop
+from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
+from tests.training.conftest import MIXERS, losses, make_text
+from tests.training.test_resume import Killed, same, steps_then
+
+NAMES = ["align", "distill", "uptrain"]
+STEP = 2048
+
+
+@pytest.fixture
+def watched(make, train, text_folder):
+    """Runs a stage of six steps with held-out text; other arguments as of `train`."""
+
+    def run(name, out="result", *, settings=None, **stage):
+        data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
+        recipe = make((name, {"checkpoint_steps": 2, **stage}), data=data, train=settings or {"validate_every": 128})
+        return train(name, out, recipe=recipe)
+
+    return run
+
+
+def looks_of(folder, key="valid_loss"):
+    return [record.get(key) for record in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_is_the_same_with_and_without(watched, name):
+    plain, _ = watched(name, "plain", settings={"validate_every": None})
+    folder, report = watched(name)
+    assert losses(folder) == losses(plain)
+    assert losses(folder, "grad_norm") == losses(plain, "grad_norm")
+    assert same(folder, plain)
+    assert None not in looks_of(folder)
+    assert looks_of(plain) == [None] * 6
+    judged = "valid_kl" if name == "distill" else "valid_loss"
+    first, last = ({"step": step, "value": looks_of(folder, judged)[step - 1]} for step in (1, 6))
+    assert (report.held_out["first"], report.held_out["last"]) == (first, last)
+    assert any(line.startswith(f"held-out {'KL' if name == 'distill' else 'loss'} ") for line in report.lines())
+
+
+@pytest.mark.parametrize("balance", ["aux_loss", "bias"])
+def test_routers_and_random_numbers_are_left_alone(make, train, text_folder, tmp_path, monkeypatch, balance):
+    """Dropout makes the curve depend on each random number, `bias` on each token that a router has counted."""
+    plain_mlp = LlamaMLP.forward
+
+    def dropping(self, x):
+        return torch.nn.functional.dropout(plain_mlp(self, x), 0.2)
+
+    monkeypatch.setattr(LlamaMLP, "forward", dropping)
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
+    mixers = {**MIXERS, "sse": {"qk_rank": 4, "balance": balance}}
+    convert_checkpoint(make("uptrain", mixers=mixers), tmp_path / "model")
+    curves = []
+    for every in (None, 128):
+        recipe = make("uptrain", data=data, mixers=mixers, train={"validate_every": every})
+        folder, _ = train("uptrain", f"every-{every}", recipe=recipe, checkpoint=tmp_path / "model")
+        curves.append((losses(folder), [record for record in looks_of(folder) if record is not None], folder))
+    (plain, none, one), (seen, looks, other) = curves
+    assert plain == seen
+    assert same(one, other)
+    assert (len(none), len(looks)) == (0, 6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_continued_across_a_look(watched, monkeypatch, name):
+    whole, _ = watched(name, "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 3, Killed()))
+        with pytest.raises(Killed):
+            watched(name, "stopped")
+    folder, report = watched(name, "stopped")
+    for key in ("loss", "valid_loss"):
+        assert losses(folder, key) == losses(whole, key)
+    assert same(folder, whole)
+    assert report.held_out["first"]["step"] == 1
+
+
+def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_folder, tokenizer, tmp_path):
+    """On packed rows, whose first tokens are not predicted, by a stage that moves nothing."""
+    text = tmp_path / "documents.txt"
+    text.write_text("\n".join(make_text(12, seed=i) for i in range(60)))
+    sources = [{"path": str(text), "separator": "\n"}]
+    still = {"lr": 1e-30, "tokens": 128 * 20, "checkpoint_steps": 20}
+    recipe = make(("distill", still), data={"train": sources, "valid": sources})
+    folder, _ = train("distill", recipe=recipe)
+    looks = Looks.of(recipe, recipe.stages[0])
+    rows = stack(held_out_rows(recipe, recipe.stages[0], converted, looks))
+    assert (rows["position_ids"][:, 1:] == 0).any()
+    windows = make_windows(rows["input_ids"], tokenizer, rows["position_ids"])
+    states = TeacherStates()
+    held_out_loss(load_pretrained(teacher_folder), windows, watch=states)
+    watch = Comparison(windows, states)
+    loss = held_out_loss(load_pretrained(converted), windows, watch=watch).loss
+    assert looks_of(folder)[0] == pytest.approx(loss, rel=1e-5)
+    assert looks_of(folder, "valid_kl")[0] == pytest.approx(watch.result().total.kl, rel=1e-5)
+
+
+def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, monkeypatch, tmp_path, capsys):
+    values = iter([5.0, 1.0, 4.0, 4.0, 4.0, 4.0])
+    real = HeldOut._sums
+
+    def sums(self):
+        return real(self) | {"loss": next(values), "tokens": 1.0}
+
+    monkeypatch.setattr(HeldOut, "_sums", sums)
+    last, report = watched("uptrain", "result")
+    told = capsys.readouterr().err
+    assert "warning: uptrain: held-out loss was 1.0000 at step 2 and is 4.0000 at step 5, worse in 3 looks" in told
+    assert report.held_out["best"] == {"step": 2, "value": 1.0}
+    assert any("train.keep: best takes the weights of that step" in line for line in report.warnings())
+    saved = sorted(path.name for path in (tmp_path / "result.work").glob("step-*"))
+    assert saved == ["step-000002", "step-000006"]
+    shutil.copytree(last, tmp_path / "kept")
+
+    two, _ = watched("uptrain", "two", tokens=256, min_lr=1.0, settings={"validate_every": None})
+    six, _ = watched("uptrain", "six", min_lr=1.0, settings={"validate_every": None})
+    values = iter([5.0, 1.0, 4.0, 4.0, 4.0, 4.0])
+    best, report = watched("uptrain", "best", min_lr=1.0, settings={"validate_every": 128, "keep": "best"})
+    assert same(best, two)
+    assert not same(best, six)
+    assert report.lines()[1] == "held-out loss 5.0000 -> 4.0000, best 1.0000 at step 2, which is kept"
+    assert not [line for line in report.warnings() if "held-out" in line]
+    assert len(losses(best)) == 6
+
+    again, report = watched("uptrain", "result", settings={"validate_every": 128, "keep": "best"})
+    assert not report.already_done
+    assert not same(again, tmp_path / "kept")
+    assert watched("uptrain", "result", settings={"validate_every": 128, "keep": "best"})[1].already_done
+
+
+def test_looks_are_few_and_meet_checkpoints(make, text_folder):
+    valid = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder)}]}
+
+    def looks(steps, saved=100, data=valid, **train):
+        size = {"seq_len": 32, "batch_tokens": STEP, "checkpoint_steps": saved}
+        recipe = make(("uptrain", {**size, "tokens": STEP * steps}), data=data, train=train)
+        return Looks.of(recipe, recipe.stages[0])
+
+    found = looks(150)
+    assert found == Looks(10, 11)
+    assert [step for step in range(1, 35) if found.due(step, last=step == 34)] == [1, 10, 20, 30, 34]
+    assert sum(found.due(step, last=step == 150) for step in range(1, 151)) * found.rows * 32 <= 0.02 * 150 * STEP
+    assert looks(150, saved=97).every == 97
+    assert looks(100_000) == Looks(5000, held_out.MOST_ROWS)
+    assert looks(1000, validate_every=STEP * 30).every == 50
+    assert looks(1000, validate_every=None) is None
+    assert looks(1000, data={"train": valid["train"]}) is None
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"validate_every": "1M"}, "train.validate_every: needs held-out text"),
+        ({"keep": "best"}, "train.keep: needs held-out text"),
+        ({"keep": "best", "validate_every": None}, "validate_every is null"),
+    ],
+)
+def test_looks_need_text(make, train, message):
+    plain = make("uptrain").to_dict()
+    with pytest.raises(RecipeError, match=message):
+        recipe_from_dict({**plain, "train": train})
+
+
+def test_text_too_short_for_a_row_is_said(make, train, text_folder, tmp_path, capsys):
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(short)}]}
+    _, report = train("uptrain", recipe=make(("uptrain", {"tokens": 128}), data=data))
+    assert report.held_out == {}
+    assert "uptrain: no looks at held-out text: the held-out text is shorter than one row" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""`layers.select` in a run: layers are chosen first, once, in a folder that a killed run goes on with."""
+
+import json
+
+import pytest
+import yaml
+
+from sse_convert import api, pipeline
+from sse_convert.errors import DataError, RecipeError, TrainingError
+from sse_convert.pipeline import run_recipe
+from sse_convert.selection import setup
+from sse_convert.selection.measure import Meter
+from tests.training.test_resume import Killed, steps_then
+
+TINY = {"tokens": 128, "batch_tokens": 128}
+SELECT = {"pattern": ["sse"], "select": {"keep": "34%"}}
+
+
+@pytest.fixture
+def recipe(make, text_folder):
+    def build(stages=(("uptrain", TINY),), **settings):
+        parts = {
+            "layers": SELECT,
+            "calibrate": {"enabled": False},
+            "data": {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]},
+        }
+        return make(*stages, **(parts | settings))
+
+    return build
+
+
+def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch):
+    real = Meter._measure
+    monkeypatch.setattr(Meter, "_measure", steps_then(real, 3, Killed()))
+    with pytest.raises(Killed):
+        run_recipe(recipe())
+    folder = tmp_path / "out.stages" / "00-select"
+    assert not (folder / "stage.json").exists()
+    before = (folder / "measurements.csv").read_text().splitlines()
+    assert len(before) == 1 + 3
+    monkeypatch.setattr(Meter, "_measure", real)
+    report = run_recipe(recipe())
+    assert (folder / "measurements.csv").read_text().splitlines()[: len(before)] == before  # none was made again
+    assert [step["name"] for step in report.steps] == ["select", "convert", "uptrain", "export"]
+    (kept,) = report.steps[0]["report"]["choices"][0]["kept"]
+    assert any(f"keep layers {kept} (greedy)" in line for line in report.lines())
+    names = ["full" if i == kept else "sse" for i in range(3)]
+    for made in (tmp_path / "out.stages" / "01-convert", tmp_path / "out"):
+        config = json.loads((made / "config.json").read_text())["sse"]
+        assert config["layers"] == names
+        assert config["recipe"]["layers"]["select"] == {"keep": "34%", "chosen": [kept]}
+    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["layers"]["select"]["chosen"] == [kept]
+    assert f"Layers {kept} stay softmax: the greedy method" in (tmp_path / "out" / "README.md").read_text()
+    assert api.verify(tmp_path / "out.stages").checks
+
+    monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
+    assert all(step["already_done"] for step in run_recipe(recipe()).steps)
+    with pytest.raises(TrainingError, match=r"layers\.select\.keep was '34%', is 2"):
+        run_recipe(recipe(layers={"pattern": ["sse"], "select": {"keep": 2}}))
+
+
+def test_convert_chooses_and_later_commands_know(recipe, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "converted"
+    report = api.convert(recipe(), out)
+    kept = report.layers.index("full")
+    assert report.layers.count("full") == 1
+    assert f"keep layers {kept} (greedy)" in capsys.readouterr().err
+    assert api.uptrain(recipe(), out, tmp_path / "trained").loss_last > 0
+    config = json.loads((tmp_path / "trained" / "config.json").read_text())["sse"]
+    assert config["recipe"]["layers"]["select"]["chosen"] == [kept]
+    with pytest.raises(RecipeError, match="keeps 1 of 3 layers as softmax"):
+        api.uptrain(recipe(layers={"pattern": ["sse"], "select": {"keep": 2}}), out, tmp_path / "other")
+    monkeypatch.setattr(setup, "load_model", lambda *args, **kwargs: pytest.fail("measured twice"))
+    out.rename(tmp_path / "elsewhere")
+    assert api.convert(recipe(), out).layers == report.layers
+
+
+def test_controls_have_the_chosen_layers(recipe, tmp_path):
+    asked = recipe(controls=["window"], stages=(), eval={"perplexity": True, "tokens": 128})
+    report = run_recipe(asked)
+    kept = report.steps[0]["report"]["choices"][0]["kept"]
+    control = json.loads((tmp_path / "out.controls" / "window.stages" / "00-convert" / "config.json").read_text())
+    assert [i for i, name in enumerate(control["sse"]["layers"]) if name == "full"] == kept
+
+
+def test_a_choice_needs_text(recipe, tmp_path):
+    with pytest.raises(DataError, match="no text to choose layers by"):
+        api.convert(recipe(data={}, stages=()), tmp_path / "converted")
