@@ -6,13 +6,14 @@ dq - k dk within the chunk) + sum over j < i of k dk (through the state) + rows 
 through (the second sum is taken as the whole less the rest). q dq and k dk use the same rounded operands, so that
 what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length.
 
-Grid: chunks x H x blocks of D; a program goes through V once for each Q query heads of its state. Bytes for a slot and
-head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C (S, dS), the gate logits 2 D and, but for
-unit keys, the keys 2 D; then 2 D G (dq) and 4 D (dk, dg; 6 D where decays are float32). Keys are read as they decayed
-to the chunk's end, so 2^total comes out of the sums and is never divided out of a key. A quarter of D at a time, with
-both query heads as 128 rows on 8 warps: in 128 registers, so that 16 warps to a multiprocessor wait for each other's
-loads; what all programs of a chunk read comes from the L2 cache but once. dA^T is dA through shared memory, not a
-second product; storing dA in `chunk_bwd_dv` costs more there than it saves here, and rounds it.
+Grid: chunks x H x blocks of D; a program goes through V once for all Q = G query heads of its state, or for each Q of
+them and once more. Bytes for a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C
+(S, dS), 2 D (gate logits) and, but for keys that are mapped already, 2 D (keys); then 2 D G (dq) and 4 D (dk, dg; 6 D
+where decays are float32). Keys are read as they decayed to the chunk's end, so 2^total comes out of the sums and is
+never divided out of a key. With one or two query heads a quarter of D at a time, so that four programs (three, with two
+heads as 128 rows) share a multiprocessor; what all programs of a chunk read comes from the L2 cache but once. With more
+heads half of D, in a pass for each. dA^T is dA through shared memory, not a second product; storing dA in
+`chunk_bwd_dv` costs more there than it saves here, and rounds it.
 """
 
 import triton
@@ -171,19 +172,17 @@ def finish_chunk(
             q_in = load_source(q_base, q_row, head, d, H * G, D).to(tl.float32) * (read * scale)[:, None]
         da = tl.zeros([Q * C, C], tl.float32)
         through = tl.zeros([Q * C, BD], tl.float32)
-        if Q < G:  # each pass over V computes them
-            later = tl.zeros([C, BD], tl.float32)
-            crossing = tl.zeros([BD], tl.float32)
         for begin in tl.range(0, V, BV, num_stages=STAGES):
             v = begin + tl.arange(0, BV)
             bv = load_source(v_base, v_row, h, v, H, V)
             bo = load_source(do, do_row, head, v, H * G, V)
             s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
-            ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
             da = matmul(bo, tl.trans(bv), da, IEEE)
             through = matmul(bo, s, through, IEEE)
-            later = matmul(bv, ds, later, IEEE)
-            crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
+            if Q == G:
+                ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+                later = matmul(bv, ds, later, IEEE)
+                crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
         da = tl.where((r % C)[:, None] > i[None, :] - (0 if STRICT else 1), da, 0.0)
         if mapping.PACKED:
             da = within_segments(da, slots.segment, at_r, at_i)
@@ -222,6 +221,13 @@ def finish_chunk(
             dq_hat = through * per_head(fall, Q, C).to(tl.float32)
         dread += tl.sum(pulled, 1)
         store_rows(dq, dq_hat * (read * scale)[:, None], dq_row, head, d, H * G, D)
+    if Q < G:
+        for begin in tl.range(0, V, BV, num_stages=STAGES):
+            v = begin + tl.arange(0, BV)
+            s = tl.load(states + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+            ds = tl.load(dstates + state_tile + v[:, None], mask=inside & (v < V)[:, None], other=0.0)
+            later = matmul(load_source(v_base, v_row, h, v, H, V), ds, later, IEEE)
+            crossing += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
     if not STRONG:
         fall = tl.load(falls + key_tile, mask=inside, other=1.0)
         k_in = tl.load(kt + key_tile, mask=inside, other=0.0)

@@ -74,6 +74,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         carry = Launch(d, min(v, 32), 4, 1)
         part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=8 if d > 128 else 4)
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
+    finish = {1: Launch(32, min(v, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
     return Config(
         prepare=Launch(32 if dim % 64 else 64, 0, 4 * pairs, heads=pairs),
@@ -83,7 +84,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         output=Launch(d, wide, 4 * pairs, 2, pairs),
         correct=Launch(d, min(v, 32), 4, 2),
         values=Launch(d, wide, 4, 3) if groups == 1 else Launch(d, half, 4, 2 if groups == 2 else 1),
-        finish=Launch(32, min(v, 64), 4, 2, registers=128) if pairs == 1 else Launch(32, 32, 4, 3, 2, registers=168),
+        finish=finish.get(groups, Launch(min(d, 64), 32, 4, 3)),
         finish_strong=strong,
     )
 

@@ -1,1 +1,0 @@
-"""A trial of `finish_kernel`'s tiles and passes against the kernel before it."""
