@@ -5,6 +5,7 @@ import pytest
 
 from sse_convert.mixers import BUILT_IN, FIXED, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, resolve
+from sse_convert.recipe.choosing import draft_recipe
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT, control_recipes
 from sse_convert.recipe.presets import preset_names
 from tests.recipe.recipes import small
@@ -146,7 +147,7 @@ def test_controls_that_cannot_be_have_a_reason(changes, absent):
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_packaged_recipe_has_controls(name):
-    recipe = load_recipe(name)
+    recipe = draft_recipe(load_recipe(name), 40)
     for control in control_recipes(recipe, 40, 32768).values():
         if not isinstance(control, str) and control.layers.pattern != ["full"]:
             assert recipe_from_dict(control.to_dict()) == control

@@ -148,7 +148,7 @@ def test_a_recipe_takes_five_hops_to_the_loop(recipe, monkeypatch):
         api.run(recipe())
     assert chains == [
         [  # cli.app calls the first of these, the last one calls training.loop.train
-            "sse_convert.api.run",
+            "sse_convert.api.running.run",
             "sse_convert.pipeline.run_recipe",
             "sse_convert.training.stage.run_stage",
             "sse_convert.training.stage._StageRun.train",
