@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.config_only import open_for_planning
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.rows import is_local
 from sse_convert.errors import DataError
 from sse_convert.files import write_text
@@ -130,7 +131,7 @@ def write_new_recipe(
         valid = _text_sources(held_out) or ({"kind": "teacher"},)
         wanted = dc.replace(wanted, train=_text_sources(text) or HUB_TRAIN, valid=valid)
     here = machine_here()
-    made = new_recipe(open_teacher(model), wanted, here)
+    made = new_recipe(open_for_planning(model), wanted, here)
     write_text(target, made.text)
     choice = made.plan.choice
     assert choice is not None

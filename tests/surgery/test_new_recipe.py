@@ -97,6 +97,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert run_app(app, [*arguments, "--overwrite"]) == 0
 
 
+def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "machine_here", lambda: None)
+    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
+    api.recipes_new(tmp_path, tmp_path / "new.yaml")
+    assert api.plan(tmp_path / "new.yaml").choice.keep == 7
+
+
 @pytest.mark.parametrize(
     ("model", "text", "error", "match"),
     [
