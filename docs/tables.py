@@ -17,6 +17,7 @@ from docs import (
     quantised_table,
     readme_tables,
     recipe_tables,
+    serving_tables,
     speed_tables,
 )
 from docs.examples import ROOT, page_paths
@@ -30,6 +31,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **quantised_table.BLOCKS,
     **cost_tables.BLOCKS,
     **recipe_tables.BLOCKS,
+    **serving_tables.BLOCKS,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")
