@@ -44,6 +44,12 @@ class Bar:
             self._last_line = time.monotonic()
             say(f"{self._description}: {self._done:.0f}/{self._total:.0f} {note}".rstrip())
 
+    def expect(self, left: float) -> None:
+        """Say how much is left from here on, where that was not known before."""
+        self._total = self._done + left
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, total=self._total)
+
 
 @contextmanager
 def progress(description: str, total: float) -> Iterator[Bar]:

@@ -3,7 +3,8 @@
 Finished steps are skipped.
 
 Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
-the step before it. A step whose inputs changed is refused, with the keys that changed.
+the step before it. A step whose inputs changed is refused, with the keys that changed. Where a recipe has gained or
+lost a step, what earlier runs made from there on is set aside.
 
 A recipe's way from the command line to the training loop, each the caller of the next:
 
@@ -54,10 +55,11 @@ from sse_convert.report import Report
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
+from sse_convert.training.extend import set_aside
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
 from sse_convert.training.stage_inputs import check_stage
-from sse_convert.training.stage_record import finished, write_record
+from sse_convert.training.stage_record import finished, refuse_changes, write_record
 
 PLOT = "evaluation.png"
 _MADE = ".made"
@@ -234,13 +236,30 @@ def _remove_step(folder: Path) -> None:
 
 
 def _chosen(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Recipe:
-    """The recipe with the layers chosen that `layers.select` leaves open."""
-    choice = open_choice(recipe, teacher.num_layers)
+    """The recipe with the layers chosen that `layers.select` leaves open, or that an earlier run chose as it says.
+
+    Raises:
+        TrainingError: an earlier run chose other layers.
+    """
+    asked = _as_asked(recipe, steps)
+    choice = open_choice(asked, teacher.num_layers)
     if choice is None:
         return recipe
-    inputs = choice_inputs(recipe, teacher)
-    folder = steps.alone("select", inputs, lambda at: choose_layers(recipe, at, teacher, choice), resumes=True)
-    return chosen_recipe(recipe, read_stage_record(folder)["report"]["choices"][0]["kept"])
+    inputs = choice_inputs(asked, teacher)
+    folder = steps.alone("select", inputs, lambda at: choose_layers(asked, at, teacher, choice), resumes=True)
+    found = chosen_recipe(asked, read_stage_record(folder)["report"]["choices"][0]["kept"])
+    if asked is not recipe:
+        refuse_changes(folder, dc.asdict(found.layers), dc.asdict(recipe.layers))
+    return found
+
+
+def _as_asked(recipe: Recipe, steps: "_Steps") -> Recipe:
+    """The recipe without its choice where an earlier run made one: `recipe.yaml` beside the steps names the layers."""
+    select = recipe.layers.select
+    if select is None or select.chosen is None or not (steps.folder("select") / STAGE_FILE).is_file():
+        return recipe
+    select = dc.replace(select, chosen=None)
+    return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
 
 
 def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
@@ -305,11 +324,22 @@ class _Steps:
         """File of generated answers, which outlives an unfinished step; of the main process."""
         return self.root / ANSWERS if self.accelerator.is_main_process else None
 
+    def folder(self, name: str) -> Path:
+        """That of the next step."""
+        return self.root / f"{len(self.done):02d}-{name}"
+
     def announce(self, name: str) -> Path:
-        """Folder of the next step; says its name unless it is finished."""
-        folder = self.root / f"{len(self.done):02d}-{name}"
-        if self.accelerator.is_main_process and not (folder / STAGE_FILE).is_file():
-            say(f"== {name} -> {folder}")
+        """Folder of the next step; says its name unless it is finished. What an earlier run made there by another step,
+        and from there on, is set aside."""
+        folder = self.folder(name)
+        if self.accelerator.is_main_process:
+            own = folder.name, f"{folder.name}.work"
+            others = [path for path in sorted(self.root.glob(f"{len(self.done):02d}-*")) if path.name not in own]
+            if others:
+                place = set_aside(others[0], [*others[1:], *self.later()])
+                say(f"{others[0].name} is {name} now: what was made before is now in {place}")
+            if not (folder / STAGE_FILE).is_file():
+                say(f"== {name} -> {folder}")
         return folder
 
     def later(self) -> list[Path]:

@@ -126,7 +126,7 @@ def _digest(path: Path, stamp: Stamp) -> str:
 
 def made_once(files: Sequence[tuple[Path, Stamp]], make: Callable[[], str], what: str = "") -> str:
     """A digest of what files hold. Where processes were launched together, one on each machine makes it, or one of all
-    if they share the cache; the others find it there.
+    if they share the cache; the others find it there. Each makes it where the cache cannot be written.
 
     Args:
         files: with their stamps.
@@ -137,10 +137,17 @@ def made_once(files: Sequence[tuple[Path, Stamp]], make: Callable[[], str], what
         return make()
     key = data_digest([what, *((str(path.resolve()), *stamp) for path, stamp in files)])
     kept = cache_folder() / "text-digests" / key
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(kept.with_suffix(".lock")):
+    lock = FileLock(kept.with_suffix(".lock"))
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError:
+        return make()
+    try:
         if kept.is_file() and _DIGEST.fullmatch(found := kept.read_text(encoding="ascii", errors="replace")):
             return found
         found = make()
         write_text(kept, found)
+    finally:
+        lock.release()
     return found

@@ -47,10 +47,13 @@ def select_layers(
     """
     setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher)
     meter = setup.meter
-    with run_lock(out), progress("choosing layers", _steps(settings, len(meter.layers))) as bar:
+    layers = len(meter.layers)
+    most = 2 * len(meter.probe.recall) + 1 + _steps(settings.methods, settings.keep, layers)
+    with run_lock(out), progress("choosing layers", most) as bar:
         meter.bar = bar
         recall, nothing = settle_recall(meter, settings.recall_weight)
         methods = usable(settings.methods, meter.recall_weight)
+        bar.expect(_steps(methods, settings.keep, layers))
         choices = [run_method(method, meter, settings.keep) for method in methods]
         report = SelectReport(
             model=recipe.model,
@@ -104,11 +107,12 @@ def _without_all(meter: Meter, kind: str) -> Measurement:
     return meter.measure(())
 
 
-def _steps(settings: SelectSettings, layers: int) -> int:
-    rounds = sum(layers + 1 - i for i in range(settings.keep))
+def _steps(methods: Sequence[str], keep: int, layers: int) -> int:
+    """Sets that methods ask for, known ones included, once recall rows are settled."""
+    rounds = sum(layers + 1 - i for i in range(keep))
     each = {"greedy": rounds + 1, "kl-restore": layers + 1, "sensitivity": layers + 1, "recall-ratio": layers}
     each["uniform"] = 0
-    return 3 + sum(each[method] + 1 for method in settings.methods)
+    return 1 + sum(each[method] + 1 for method in methods)
 
 
 def _saved(teacher: Teacher, recipe: Recipe, among: Sequence[int]) -> list[int]:

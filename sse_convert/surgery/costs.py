@@ -126,6 +126,26 @@ def costs_of(
     )
 
 
+def way_on(
+    recipe: Recipe,
+    teacher: Teacher,
+    geometry: Geometry,
+    mixers: dict[str, Mixer],
+    layers: Mixers,
+    *,
+    gpus: int,
+    gib: int,
+) -> Way | None:
+    """The simplest way to train a recipe on GPUs of any number and memory; None if nothing fits.
+
+    Args:
+        recipe, teacher, geometry, mixers, layers: as of `costs_of`.
+        gpus: how many.
+        gib: memory of each.
+    """
+    return _Stages(recipe, teacher, geometry, mixers, layers).way(gpus, gib)
+
+
 def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, new: int) -> int:
     """The converted checkpoint with a copy of the teacher, calibrated new tensors, each stage's result in float32, the
     final one, and the training checkpoints of the stage that has most: weights and two moments of what is trained."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.config_only import open_for_planning
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.rows import is_local
 from sse_convert.errors import DataError
 from sse_convert.files import write_text
@@ -29,10 +30,11 @@ from sse_convert.recipe.recommended import (
 from sse_convert.recipe.schema import Source
 from sse_convert.recipe.units import format_count
 from sse_convert.report import TextReport, format_flow
-from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE, Processes, stage_memory
+from sse_convert.surgery.costs import StageCost, Way, way_on
+from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, launch_command, time_in_words
+from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan, StageRow
-from sse_convert.surgery.speed import measured_speeds
 
 SHORTEST_ROW = 2048
 """of the second stage, below which a smaller machine is not helped"""
@@ -44,6 +46,10 @@ HUB_TRAIN = (
 HUB_VALID = ({"path": "Salesforce/wikitext", "name": "wikitext-103-raw-v1", "split": "validation"},)
 
 
+MOST_GPUS = 8
+"""that share the rows of a step"""
+
+
 @dc.dataclass(frozen=True, slots=True)
 class Machine:
     """GPUs of one host."""
@@ -51,22 +57,6 @@ class Machine:
     gpus: int
     gib: int
     """memory of each"""
-
-    def __str__(self) -> str:
-        return f"one GPU of {self.gib} GB" if self.gpus == 1 else f"{self.gpus} GPUs of {self.gib} GB"
-
-    @property
-    def launch(self) -> str:
-        """What starts a run on it."""
-        if self.gpus == 1:
-            return "sse-convert"
-        return f"accelerate launch --num_processes {self.gpus} --use_fsdp --fsdp_version 2 -m sse_convert"
-
-
-MOST_GPUS = 8
-"""that share the rows of a step"""
-MACHINES = (*(Machine(1, gib) for gib in GPU_GIB), Machine(8, 80), Machine(8, 141))
-"""that a recipe may name, smallest first"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,27 +86,38 @@ class NewRecipe:
 
     text: str
     recipe: Recipe
-    machine: Machine
-    fits: bool
-    """whether the estimate fits the machine"""
+    way: Way | None
+    """how to launch it; None where it does not fit"""
     plan: Plan
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits as it is, without LoRA."""
+        return self.way is not None and not self.way.lora
 
 
 def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None) -> NewRecipe:
-    """The best known recipe for a model.
+    """The best known recipe for a model, with rows as long as the machine holds.
 
     Args:
         teacher: the opened model.
         wanted: names and text.
-        machine: what it shall run on; None names the smallest that holds rows of full length.
+        machine: what it shall run on; None takes the fewest GPUs that hold rows of full length, as `plan` names them.
 
     Raises:
         CheckpointError, RecipeError: the model cannot be converted.
     """
-    recipe, data, machine, fits = _first_that_fits(teacher, wanted, machine)
-    plan = make_plan(recipe, teacher=teacher)
-    text = "\n".join([*_header(wanted, machine, fits, plan, teacher), *_body(data, plan), ""])
-    return NewRecipe(text=text, recipe=recipe, machine=machine, fits=fits, plan=plan)
+    sizes, longest = sizes_of(teacher), LONGEST_ROW
+    while True:
+        data = _data(wanted, sizes, longest)
+        recipe = recipe_from_dict(data, wanted.command)
+        plan = make_plan(recipe, teacher=teacher)
+        way = fewest_gpus(plan.costs) if machine is None else _way_on(machine, recipe, teacher)
+        made = NewRecipe(text="", recipe=recipe, way=way, plan=plan)
+        if made.fits or machine is None or longest <= SHORTEST_ROW:
+            text = "\n".join([*_header(wanted, made, teacher), *_body(data, plan), ""])
+            return dc.replace(made, text=text)
+        longest //= 2
 
 
 def write_new_recipe(
@@ -130,16 +131,19 @@ def write_new_recipe(
         valid = _text_sources(held_out) or ({"kind": "teacher"},)
         wanted = dc.replace(wanted, train=_text_sources(text) or HUB_TRAIN, valid=valid)
     here = machine_here()
-    made = new_recipe(open_teacher(model), wanted, here)
+    made = new_recipe(open_for_planning(model), wanted, here)
     write_text(target, made.text)
     choice = made.plan.choice
     assert choice is not None
-    lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} layers to be chosen; needs {made.machine}"]
+    needs = "" if made.way is None else f"; needs {gpus_in_words(made.way)}"
+    lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} layers to be chosen{needs}"]
     if here is None:
-        lines.append("there is no GPU here: the recipe is for the smallest machine that holds its rows")
+        lines.append("there is no GPU here: the recipe is for the fewest GPUs that hold its rows")
     elif not made.fits:
-        lines.append(f"warning: it does not fit {here} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
-    data = {"path": str(target), "machine": dc.asdict(made.machine), "fits": made.fits, "text": made.text}
+        gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
+        lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
+    way = None if made.way is None else dc.asdict(made.way)
+    data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
     return TextReport(data, [*lines, f"next: sse-convert plan {target}"])
 
 
@@ -163,12 +167,12 @@ def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
 
 
 def machine_here() -> Machine | None:
-    """The GPUs of this host, None without any."""
+    """The GPUs of this host that can share the rows of a step, whose number is a power of two; None without any."""
     import torch
 
     count = min(MOST_GPUS, torch.cuda.device_count()) if torch.cuda.is_available() else 0
     memory = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
-    return Machine(count, math.ceil(min(memory) / GIB)) if memory else None
+    return Machine(1 << (count.bit_length() - 1), math.ceil(min(memory) / GIB)) if memory else None
 
 
 def sizes_of(teacher: Teacher) -> ModelSizes:
@@ -182,36 +186,10 @@ def sizes_of(teacher: Teacher) -> ModelSizes:
     )
 
 
-def _first_that_fits(
-    teacher: Teacher, wanted: Wanted, machine: Machine | None
-) -> tuple[Recipe, dict[str, Any], Machine, bool]:
-    """Rows as long as the machine holds, or the smallest machine that holds the longest rows."""
-    sizes, longest = sizes_of(teacher), LONGEST_ROW
-    data = _data(wanted, sizes, longest)
-    recipe = recipe_from_dict(data, wanted.command)
-    if machine is None:
-        fitting = (one for one in MACHINES if _fits(recipe, teacher, one))
-        machine = next(fitting, None)
-        return recipe, data, machine or MACHINES[-1], machine is not None
-    while not (fits := _fits(recipe, teacher, machine)) and longest > SHORTEST_ROW:
-        longest //= 2
-        data = _data(wanted, sizes, longest)
-        recipe = recipe_from_dict(data, wanted.command)
-    return recipe, data, machine, fits
-
-
-def _fits(recipe: Recipe, teacher: Teacher, machine: Machine) -> bool:
-    """Whether every stage fits by `plan`'s estimate, at one row and with gradient checkpointing."""
+def _way_on(machine: Machine, recipe: Recipe, teacher: Teacher) -> Way | None:
     names, mixers = resolve(draft_recipe(recipe, teacher.num_layers), teacher.num_layers)
-    by_layer = [None if name == FULL else mixers[name] for name in names]
-    geometry, room = geometry_of(teacher), machine.gib * GIB
-    estimates = (
-        stage_memory(
-            geometry, by_layer, stage, lora=recipe.train.lora, bf16=True, checkpointing=True, cuda_graphs=False
-        ).total(stage.seq_len, 1, room, Processes(machine.gpus, sharded=machine.gpus > 1))
-        for stage in recipe.stages
-    )
-    return all(needed <= USABLE * room for needed in estimates)
+    layers = [None if name == FULL else mixers[name] for name in names]
+    return way_on(recipe, teacher, geometry_of(teacher), mixers, layers, gpus=machine.gpus, gib=machine.gib)
 
 
 def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
@@ -233,17 +211,17 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
     }
 
 
-def _header(wanted: Wanted, machine: Machine, fits: bool, plan: Plan, teacher: Teacher) -> list[str]:
-    assert plan.choice is not None
-    choice = plan.choice
-    flops = choice.flops + sum(stage.flops for stage in plan.stages)
-    estimate = "" if fits else ", which is too small by the estimate of `plan`"
+def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
+    assert made.plan.choice is not None
+    choice, way = made.plan.choice, made.way
     kept = f"{choice.keep} of {len(choice.among)} layers stay softmax, chosen before training"
+    command = f"sse-convert run {wanted.command}"
     lines = [
         f"{wanted.title}: {kept}; the others become SSE beside a window.",
         f"Plan:  sse-convert plan {wanted.command}",
-        f"Run:   {machine.launch} run {wanted.command}",
-        f"Takes: {machine}{estimate}; {_costs(flops)}, by `plan`.",
+        f"Run:   {command if way is None else launch_command(way, command)}",
+        f"Takes: {_takes(way, choice.gpu_hours)}",
+        "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",
         f"Measured, on a teacher of 32M parameters (recipe {MEASURED}): choosing layers, SSE beside a window, AdamW,",
         "       planted rows, two stages of KL.",
         f"By rule from there: rates by width ({MEASURED_WIDTH} to {teacher.dims.hidden}), tokens of a step, rows.",
@@ -251,6 +229,14 @@ def _header(wanted: Wanted, machine: Machine, fits: bool, plan: Plan, teacher: T
         *([wanted.note] if wanted.note else []),
     ]
     return [f"# {line}" for line in lines]
+
+
+def _takes(way: Way | None, choosing: float) -> str:
+    """The machine, how it is used, memory and GPU time with that of a choice."""
+    if way is None:
+        return "more memory than the GPUs that it was written for have, by the estimate of `plan`."
+    how = "" if way.how == "as it is" else f" ({way.how})"
+    return f"{gpus_in_words(way)}{how}, {way.bytes / GIB:.1f} GiB of each used; {_time(way.gpu_hours + choosing)}."
 
 
 def _body(data: dict[str, Any], plan: Plan) -> list[str]:
@@ -262,13 +248,17 @@ def _body(data: dict[str, Any], plan: Plan) -> list[str]:
         f"model: {format_flow([data['model']])[1:-1]}",
         "layers:",
         f"  pattern: {format_flow(layers['pattern'])}",
-        f"  # {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_costs(chosen.flops)}",
+        f"  # {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_time(chosen.gpu_hours)}",
         f"  select: {format_flow(layers['select'])}",
         "mixers:",
         *(f"  {name}: {format_flow(settings)}" for name, settings in data["mixers"].items()),
         f"calibrate: {_with_units(data['calibrate'])}",
         "stages:",
-        *(line for stage, row in zip(data["stages"], plan.stages, strict=True) for line in _stage(stage, row)),
+        *(
+            line
+            for parts in zip(data["stages"], plan.stages, plan.costs.stages, strict=True)
+            for line in _stage(*parts)
+        ),
         "data:",
         *(line for key in ("train", "valid") for line in _sources(key, data["data"][key])),
         f"  needles: {format_flow(data['data']['needles'])}",
@@ -277,8 +267,11 @@ def _body(data: dict[str, Any], plan: Plan) -> list[str]:
     ]
 
 
-def _stage(stage: dict[str, Any], row: StageRow) -> list[str]:
-    return [f"  # {row.steps:,} steps; {_costs(row.flops)}", f"  - {_with_units(stage)}"]
+def _stage(stage: dict[str, Any], row: StageRow, cost: StageCost) -> list[str]:
+    return [
+        f"  # {row.steps:,} steps; {_time(cost.gpu_hours)}",
+        f"  - {_with_units(stage)}",
+    ]
 
 
 def _sources(key: str, sources: list[dict[str, Any]]) -> list[str]:
@@ -301,9 +294,5 @@ def _spelled(value: Any) -> Any:
     return value if text.isdigit() else text
 
 
-def _costs(flops: float) -> str:
-    """`4.8e19 FLOPs, 33 GPU hours at the measured 319 TFLOP/s`."""
-    speed = measured_speeds()["kl"].flops_per_second
-    hours = flops / speed / 3600
-    time = f"{hours:.2g} GPU hours" if hours >= 1 else f"{math.ceil(60 * hours)} GPU minutes"
-    return f"{flops:.1e} FLOPs, {time} at the measured {speed / 1e12:.0f} TFLOP/s".replace("e+", "e")
+def _time(hours: float) -> str:
+    return f"{time_in_words(hours)} of GPU time"

@@ -21,7 +21,7 @@ from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
-from sse_convert.surgery.speed import training_flops
+from sse_convert.surgery.speed import hours, training_flops
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
@@ -156,12 +156,14 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
     rows = probe_rows(recipe, teacher.text.max_position_embeddings)
     passes = greedy_sets(keep=choice.keep, among=len(choice.among))
     plain: Mixers = [None] * teacher.num_layers
+    flops = passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length)
     return ChoiceRow(
         keep=choice.keep,
         among=list(choice.among),
         passes=passes,
         tokens=rows.tokens,
-        flops=passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length),
+        flops=flops,
+        gpu_hours=hours(flops),
         bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 

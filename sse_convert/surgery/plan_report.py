@@ -1,7 +1,6 @@
 """The plan as data and as the tables a person reads."""
 
 import dataclasses as dc
-import math
 import shlex
 from collections import Counter
 from typing import Any
@@ -10,7 +9,7 @@ from sse_convert.mixers import Mixer, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, table
 from sse_convert.surgery.budget import LENGTHS
 from sse_convert.surgery.costs import Costs
-from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command
+from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command, time_in_words
 from sse_convert.surgery.memory import GIB, GPU_GIB
 
 
@@ -32,10 +31,6 @@ class LayerRow:
     """state or window bytes of one sequence, whatever its length"""
 
 
-SPEED = 100e12
-"""FLOP/s by which the time of a choice is named"""
-
-
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceRow:
     """What `layers.select` leaves to choose, and what choosing takes."""
@@ -50,16 +45,14 @@ class ChoiceRow:
     """of each pass"""
     flops: float
     """of all passes, counted as the teacher's"""
+    gpu_hours: float
+    """of the GPU that was measured (see `surgery/speed.py`)"""
     bytes: int
     """weights on the one device that chooses"""
 
-    def _time(self) -> str:
-        seconds = math.ceil(self.flops / SPEED)
-        return f"{seconds} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"
-
     def line(self) -> str:
         """The choice for a person."""
-        costs = f"{format_number(self.flops)} FLOPs ({self._time()} at {SPEED / 1e12:.0f} TFLOP/s)"
+        costs = f"{format_number(self.flops)} FLOPs ({time_in_words(self.gpu_hours)} on one GPU)"
         return (
             f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; {self.passes} forward passes over "
             f"{self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"

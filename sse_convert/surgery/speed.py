@@ -72,8 +72,17 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
         geometry: the teacher's sizes.
         mixers: mixer of each layer.
     """
-    speed = measured_speeds()[LOSS_LIKE[stage.loss]]
-    return stage.tokens * training_flops(stage, geometry, mixers) / speed.flops_per_second / 3600
+    return hours(stage.tokens * training_flops(stage, geometry, mixers), LOSS_LIKE[stage.loss])
+
+
+def hours(flops: float, loss: str = "kl") -> float:
+    """Hours of one GPU of the measured kind.
+
+    Args:
+        flops: of all that is done.
+        loss: whose measured speed it has.
+    """
+    return flops / measured_speeds()[loss].flops_per_second / 3600
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:

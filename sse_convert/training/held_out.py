@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from sse_convert.checkpoints.load_model import load_tokenizer
@@ -80,12 +82,22 @@ class Looks:
         return last or step == 1 or step % self.every == 0
 
 
-def held_out_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks) -> list[Row]:
-    """The rows of a stage's looks: the first of `data.valid`, as evaluation reads it.
+def held_out_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks, accelerator: Accelerator) -> list[Row]:
+    """The rows of a stage's looks: the first of `data.valid`, as evaluation reads it, that predict something. None on
+    every process where one of them has none, since they look together; every process must call it.
 
     Raises:
         DataError, HubError: they cannot be read, and the recipe asks for looks itself.
     """
+    rows, why = _readable_rows(recipe, stage, checkpoint, looks)
+    problems = [text for text in gather_object([why]) if text]
+    if problems and accelerator.is_main_process:
+        say(f"{stage.name}: no looks at held-out text: {problems[0]}")
+    return [] if problems else rows
+
+
+def _readable_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks) -> tuple[list[Row], str]:
+    """The rows, and why there are none."""
     try:
         reader = RowReader(
             recipe.data.valid,
@@ -97,12 +109,18 @@ def held_out_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks) 
             teacher=SamplingTeacher(recipe.model, recipe.revision),
         )
         reader.prepare()
-        return list(islice(reader.rows(), looks.rows))
+        rows = [row for row in islice(reader.rows(), looks.rows) if (row.labels[1:] != IGNORED).any()]
+        if not rows:
+            raise DataError(
+                "the held-out text has no token to predict",
+                expected="assistant turns in data.valid, where loss_mask is assistant",
+                fix="add a source that has some, or set train.validate_every: null",
+            )
     except (DataError, HubError) as error:
         if recipe.train.validate_every != "auto":
             raise
-        say(f"{stage.name}: no looks at held-out text: {error.what}")
-        return []
+        return [], error.what
+    return rows, ""
 
 
 class HeldOut:

@@ -327,7 +327,7 @@ class _StageRun:
         """The looks at held-out text, None for none."""
         if (looks := Looks.of(self.recipe, self.stage)) is None:
             return None
-        if not (rows := held_out_rows(self.recipe, self.stage, self.checkpoint, looks)):
+        if not (rows := held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator)):
             return None
         size = self.chosen.micro_batch
         return HeldOut(objective, looks, rows, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)

@@ -140,3 +140,13 @@ def test_one_of_the_processes_that_were_launched_together_hashes(tmp_path, monke
     kept.write_text("damaged")
     assert process("8") == process("1")
     assert len(hashed) == 5
+
+
+def test_each_process_hashes_where_the_cache_cannot_be_written(tmp_path, monkeypatch):
+    path = tmp_path / "text.txt"
+    path.write_text("one text")
+    monkeypatch.setenv(CACHE_VARIABLE, str(path / "cache"))
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    watched_files._digest.cache_clear()
+    (found,) = WatchedFiles([path])._digests
+    assert found == digest(path)

@@ -14,6 +14,7 @@ from sse_convert.checkpoints.load_model import load_model
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
+from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.pattern import resolve
@@ -155,6 +156,22 @@ def test_without_recall_no_method_ranks_by_it(random_teacher, tmp_path):
     with pytest.raises(UsageError, match="method is 'recall-ratio', which ranks layers by recall") as caught:
         choose(out, methods=["recall-ratio"], **random_teacher)
     assert caught.value.expected == "one of greedy, kl-restore, sensitivity, uniform"
+
+
+@pytest.mark.parametrize("methods", [["greedy", "recall-ratio"], ["kl-restore", "sensitivity"], ["uniform"]])
+def test_the_bar_ends_where_the_work_does(random_teacher, tmp_path, monkeypatch, methods):
+    """Though a teacher that recalls nothing is asked in every form first."""
+    bars = []
+    real = Bar.update
+
+    def update(bar, *args, **kwargs):
+        real(bar, *args, **kwargs)
+        assert bar._done <= bar._total
+        bars.append(bar)
+
+    monkeypatch.setattr(Bar, "update", update)
+    choose(tmp_path / "out", methods=methods, keep=2, **random_teacher)
+    assert bars[-1]._done == bars[-1]._total
 
 
 def test_weight_zero_leaves_recall_out_though_the_teacher_recalls(done, tmp_path):

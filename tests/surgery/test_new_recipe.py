@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,10 @@ from sse_convert.errors import CheckpointError, DataError, OutputError
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.recommended import recommended_stages
 from sse_convert.surgery import new_recipe as module
+from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, time_in_words
+from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe, sizes_of
+from sse_convert.surgery.speed import measured_speeds
 from tests.surgery.synthetic import teacher_from_config
 
 ROOT = Path(__file__).parents[2]
@@ -41,15 +45,39 @@ def test_rows_become_as_long_as_the_machine_holds():
     lengths = {gib: new.recipe.stages[-1].seq_len for gib, new in rows.items()}
     assert lengths[141] == 32768 > lengths[24] >= 2048
     assert all(new.fits for new in rows.values())
-    assert "Takes: one GPU of 24 GB; " in rows[24].text
-    _, small = made("qwen3-8b", Machine(1, 24))
+    assert "Takes: 1 GPU of 24 GiB or more, " in rows[24].text
+    _, small = made("qwen3-14b", Machine(1, 24))
     assert not small.fits
-    assert "which is too small by the estimate" in small.text
+    assert small.recipe.stages[-1].seq_len == 2048
+    assert "Takes: more memory than the GPUs that it was written for have" in small.text
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "gpt-oss-20b"])
+def test_machine_command_and_time_are_those_of_the_plan(name):
+    _, new = made(name)
+    way, choice = fewest_gpus(new.plan.costs), new.plan.choice
+    assert f"# Run:   {new.plan.next_command().replace('RECIPE', name)}\n" in new.text
+    assert f"# Takes: {gpus_in_words(way)}" in new.text
+    assert f"{way.bytes / GIB:.1f} GiB of each used; {time_in_words(way.gpu_hours + choice.gpu_hours)} of" in new.text
+    assert f"tokens; {time_in_words(choice.gpu_hours)} of GPU time" in new.text
+    for stage in new.plan.costs.stages:
+        assert f"steps; {time_in_words(stage.gpu_hours)} of GPU time" in new.text
+    assert choice.gpu_hours == pytest.approx(choice.flops / measured_speeds()["kl"].flops_per_second / 3600)
+    assert new.fits == (not way.lora)
+
+
+@pytest.mark.parametrize(("gpus", "used"), [(0, None), (1, 1), (3, 2), (6, 4), (12, 8)])
+def test_as_many_gpus_as_can_share_the_rows(monkeypatch, gpus, used):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    properties = SimpleNamespace(total_memory=int(79.6 * GIB))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: properties)
+    assert module.machine_here() == (None if used is None else Machine(used, 80))
 
 
 def test_several_gpus_are_launched():
     _, new = made("qwen3-8b", Machine(8, 80))
-    assert "accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 -m sse_convert run qwen3-8b" in new.text
+    assert "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 -m sse_convert run qwen3-8b" in new.text
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
@@ -59,7 +87,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     arguments = ["recipes", "new", str(TEACHER), str(target), "--text", str(tmp_path / "mine.txt")]
     assert run_app(app, arguments) == 0
     told = capsys.readouterr()
-    assert "2 of 6 layers to be chosen; needs one GPU of 24 GB" in told.out + told.err
+    assert "2 of 6 layers to be chosen; needs 1 GPU of 24 GiB or more" in told.out + told.err
     recipe = load_recipe(target)
     assert [source.path for source in recipe.data.train] == [str(tmp_path / "mine.txt")]
     assert [source.kind for source in recipe.data.valid] == ["teacher"]
@@ -67,6 +95,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert run_app(app, arguments) != 0
     assert "pass --overwrite" in capsys.readouterr().err
     assert run_app(app, [*arguments, "--overwrite"]) == 0
+
+
+def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "machine_here", lambda: None)
+    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
+    api.recipes_new(tmp_path, tmp_path / "new.yaml")
+    assert api.plan(tmp_path / "new.yaml").choice.keep == 7
 
 
 @pytest.mark.parametrize(

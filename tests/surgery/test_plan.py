@@ -13,6 +13,7 @@ from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES
 from sse_convert.recipe import recipe_from_dict
+from sse_convert.surgery.costs_report import time_in_words
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import training_flops
 from tests.surgery import models, synthetic
@@ -103,7 +104,7 @@ def test_layers_to_be_chosen():
     assert choice.bytes == 2 * 596_049_920
     lines = chooses.lines()
     assert lines[2].startswith("to be chosen: 7 of 28 softmax layers stay; 177 forward passes over 40,960 tokens, ")
-    assert "at 100 TFLOP/s" in lines[2]
+    assert f" FLOPs ({time_in_words(choice.gpu_hours)} on one GPU), with " in lines[2]
     assert [line.split()[0] for line in lines[6:8]] == ["21", "7"]
     assert fixed.choice is None
     assert json.loads(json.dumps(chooses.to_dict()))["choice"]["keep"] == 7

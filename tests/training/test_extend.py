@@ -128,6 +128,26 @@ def test_steps_after_the_grown_one_are_made_again(make, text_folder, tmp_path, c
     assert all(step["already_done"] for step in run_recipe(recipe(384)).steps)
 
 
+def test_a_stage_that_is_added_makes_the_result_anew(make, text_folder, tmp_path, capsys):
+    size = {"batch_tokens": 128, "tokens": 128}
+
+    def recipe(*names):
+        data = {"train": [{"path": str(text_folder)}]}
+        return make(*((name, size) for name in names), calibrate={"enabled": False}, data=data)
+
+    run_recipe(recipe("align"))
+    old = checkpoint_identity(tmp_path / "out")
+    capsys.readouterr()
+    report = run_recipe(recipe("align", "uptrain"))
+    assert [step["already_done"] for step in report.steps] == [True, True, False, False]
+    assert checkpoint_identity(tmp_path / "out") != old
+    aside = tmp_path / "out.stages" / "outdated-02-export"
+    assert {path.name for path in aside.iterdir()} == {"02-export", "out"}
+    assert checkpoint_identity(aside / "out") == old
+    assert f"02-export is uptrain now: what was made before is now in {aside}" in capsys.readouterr().err
+    assert all(step["already_done"] for step in run_recipe(recipe("align", "uptrain")).steps)
+
+
 def test_a_warm_up_that_gets_longer_is_not_seamless(make):
     (stage,) = make(("uptrain", {"min_lr": 1.0, "warmup": 0.5})).stages
     assert not Extension(stage, 384, 3).seamless

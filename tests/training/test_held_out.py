@@ -1,14 +1,17 @@
 """Looks at held-out text: what they say, that they change nothing, and which checkpoint is best."""
 
+import dataclasses as dc
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sse_convert.data.rows import stack
-from sse_convert.errors import RecipeError
+from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.modeling.auto import load_pretrained
@@ -100,7 +103,7 @@ def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_fold
     recipe = make(("distill", still), data={"train": sources, "valid": sources})
     folder, _ = train("distill", recipe=recipe)
     looks = Looks.of(recipe, recipe.stages[0])
-    rows = stack(held_out_rows(recipe, recipe.stages[0], converted, looks))
+    rows = stack(held_out_rows(recipe, recipe.stages[0], converted, looks, Accelerator(cpu=True)))
     assert (rows["position_ids"][:, 1:] == 0).any()
     windows = make_windows(rows["input_ids"], tokenizer, rows["position_ids"])
     states = TeacherStates()
@@ -186,6 +189,28 @@ def test_text_too_short_for_a_row_is_said(make, train, text_folder, tmp_path, ca
     _, report = train("uptrain", recipe=make(("uptrain", {"tokens": 128}), data=data))
     assert report.held_out == {}
     assert "uptrain: no looks at held-out text: the held-out text is shorter than one row" in capsys.readouterr().err
+
+
+def test_without_text_on_one_process_there_are_no_looks_on_any(watched, monkeypatch, capsys):
+    monkeypatch.setattr(held_out, "gather_object", lambda own: [*own, "the hub cannot be reached"])
+    _, report = watched("uptrain", settings={"validate_every": "auto"}, tokens=128)
+    assert report.held_out == {}
+    assert "uptrain: no looks at held-out text: the hub cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["align", "uptrain"])
+def test_text_without_a_token_to_predict_is_no_best(watched, monkeypatch, capsys, name):
+    class Masked(held_out.RowReader):
+        def rows(self, start=None):
+            for row in super().rows(start):
+                yield dc.replace(row, labels=np.full_like(row.labels, held_out.IGNORED))
+
+    monkeypatch.setattr(held_out, "RowReader", Masked)
+    _, report = watched(name, settings={"validate_every": "auto"}, tokens=128)
+    assert report.held_out == {}
+    assert "no looks at held-out text: the held-out text has no token to predict" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no token to predict"):
+        watched(name, "asked", tokens=128)
 
 
 def test_a_figure_that_is_not_finite_is_no_best(watched, monkeypatch):

@@ -4,12 +4,18 @@ import json
 
 import pytest
 import yaml
+from accelerate import PartialState, debug_launcher
+from torch.multiprocessing import ProcessExitedException
 
 from sse_convert import api, pipeline
+from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.errors import DataError, RecipeError, TrainingError
 from sse_convert.pipeline import run_recipe
+from sse_convert.recipe import load_recipe
+from sse_convert.recipe.choosing import chosen_recipe
 from sse_convert.selection import setup
 from sse_convert.selection.measure import Meter
+from tests.training.launched import fresh_accelerate
 from tests.training.test_resume import Killed, steps_then
 
 TINY = {"tokens": 128, "batch_tokens": 128}
@@ -29,7 +35,7 @@ def recipe(make, text_folder):
     return build
 
 
-def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch):
+def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch, capsys):
     real = Meter._measure
     monkeypatch.setattr(Meter, "_measure", steps_then(real, 3, Killed()))
     with pytest.raises(Killed):
@@ -43,7 +49,7 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch):
     assert (folder / "measurements.csv").read_text().splitlines()[: len(before)] == before  # none was made again
     assert [step["name"] for step in report.steps] == ["select", "convert", "uptrain", "export"]
     (kept,) = report.steps[0]["report"]["choices"][0]["kept"]
-    assert any(f"keep layers {kept} (greedy)" in line for line in report.lines())
+    assert f"keep layers {kept} (greedy)" in capsys.readouterr().err
     names = ["full" if i == kept else "sse" for i in range(3)]
     for made in (tmp_path / "out.stages" / "01-convert", tmp_path / "out"):
         config = json.loads((made / "config.json").read_text())["sse"]
@@ -57,6 +63,52 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch):
     assert all(step["already_done"] for step in run_recipe(recipe()).steps)
     with pytest.raises(TrainingError, match=r"layers\.select\.keep was '34%', is 2"):
         run_recipe(recipe(layers={"pattern": ["sse"], "select": {"keep": 2}}))
+
+
+def test_the_recipe_beside_the_steps_runs_on_in_them(recipe, tmp_path, monkeypatch):
+    run_recipe(recipe())
+    stages = tmp_path / "out.stages"
+    before = {path.name for path in stages.iterdir()} - {LOCK}
+    monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
+    written = load_recipe(stages / "recipe.yaml")
+    report = run_recipe(written)
+    assert [(step["name"], step["already_done"]) for step in report.steps] == [
+        (name, True) for name in ("select", "convert", "uptrain", "export")
+    ]
+    assert {path.name for path in stages.iterdir()} - {LOCK} == before
+    (kept,) = written.layers.select.chosen
+    other = chosen_recipe(written, [(kept + 1) % 3])
+    with pytest.raises(TrainingError, match=rf"select\.chosen was \[{kept}\], is \[{(kept + 1) % 3}\]"):
+        run_recipe(other)
+    assert {path.name for path in stages.iterdir()} - {LOCK} == before
+
+
+def forked(recipe):
+    """What each of several processes does."""
+    PartialState._reset_state()  # the test's own
+    fresh_accelerate()
+    run_recipe(recipe)
+    PartialState().destroy_process_group()
+
+
+def test_two_processes_take_the_choice_of_one(recipe, tmp_path, monkeypatch):
+    asked = recipe(stages=[("uptrain", {**TINY, "micro_batch": 1})])
+    real = Meter._measure
+    monkeypatch.setattr(Meter, "_measure", steps_then(real, 3, Killed()))
+    with pytest.raises(ProcessExitedException, match="process 0 terminated"):
+        debug_launcher(forked, (asked,), num_processes=2)
+    folder = tmp_path / "out.stages" / "00-select"
+    before = (folder / "measurements.csv").read_text()
+    assert not (folder / "stage.json").exists()
+    monkeypatch.setattr(Meter, "_measure", real)
+    debug_launcher(forked, (asked,), num_processes=2)
+    assert (folder / "measurements.csv").read_text().startswith(before)
+    (kept,) = json.loads((folder / "stage.json").read_text())["report"]["choices"][0]["kept"]
+    for made in (tmp_path / "out.stages" / "02-uptrain", tmp_path / "out"):
+        config = json.loads((made / "config.json").read_text())["sse"]
+        assert config["layers"] == ["full" if i == kept else "sse" for i in range(3)]
+    monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
+    assert all(step["already_done"] for step in run_recipe(asked).steps)
 
 
 def test_convert_chooses_and_later_commands_know(recipe, tmp_path, monkeypatch, capsys):
