@@ -28,7 +28,7 @@ from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.evaluation.perplexity import HeldOutLoss, Windows, held_out_loss, loss_gap, make_windows
 from sse_convert.files import write_text
 from sse_convert.modeling.auto import register
-from sse_convert.modeling.initialise import NewLinear
+from sse_convert.modeling.initialise import NewProjection
 
 DTYPE = torch.bfloat16
 GROUP = 32
@@ -73,7 +73,7 @@ class Method:
 
 def new_weights(model: nn.Module) -> list[nn.Parameter]:
     """Of the projections that conversion added."""
-    return [module.weight for module in model.modules() if isinstance(module, NewLinear)]
+    return [module.weight for module in model.modules() if isinstance(module, NewProjection)]
 
 
 def int8(group: int = GROUP) -> Any:

@@ -3,12 +3,14 @@
 import os
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 _WORD = r"[^\s,;:'\"()]"
-_ABSOLUTE = r"/(?:[\w.@+-]+/)+[\w.@+-]+"
+_ABSOLUTE = r"/(?:[\w.@+-]+/)+[\w.@+-]+|[A-Za-z]:(?:\\[\w.@+~-]+)+"
 """a path in a sentence that is not known by name, of two parts or more"""
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\[\w.$-]+\\")
+"""how a path of Windows begins, on whatever machine it is read"""
 
 
 def published(data: Any, places: Iterable[str] = ()) -> Any:
@@ -20,16 +22,22 @@ def published(data: Any, places: Iterable[str] = ()) -> Any:
     """
     found = {*paths_in(data), *places, os.getcwd(), os.path.expanduser("~")} - {"", ".", "/"}
     longest_first = [re.escape(place) for place in sorted(found, key=len, reverse=True)]
-    known = rf"(?:{'|'.join(longest_first)})(?:/{_WORD}*)?(?![\w-])"
+    known = rf"(?:{'|'.join(longest_first)})(?:[/{re.escape(os.sep)}]{_WORD}*)?(?![\w-])"
     return _mapped(data, re.compile(rf"(?<![\w./~-])(?:{known}|{_ABSOLUTE})"))
 
 
 def is_path(text: str) -> bool:
     """Whether a text is a path of this machine, and not the name of something on a hub."""
-    if "/" not in text or "\n" in text:
+    if not {"/", os.sep, "\\"} & {*text} or "\n" in text:
         return False
     path = Path(text)
-    return text.startswith(("./", "../", "~/")) or (path.is_absolute() and len(path.parts) > 2) or os.path.exists(text)
+    deep = bool(_OF_WINDOWS.match(text)) or (path.is_absolute() and len(path.parts) > 2)
+    return text.startswith(("./", "../", "~/")) or deep or os.path.exists(text)
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a path says where it lies, here or on Windows."""
+    return Path(path).is_absolute() or bool(_OF_WINDOWS.match(path))
 
 
 def paths_in(data: Any) -> set[str]:
@@ -62,4 +70,5 @@ def _mapped(data: Any, pattern: re.Pattern[str]) -> Any:
 
 def _name(path: str) -> str:
     """What a path is called where it cannot be found; the home folder's own name is a person's."""
-    return "~" if path == os.path.expanduser("~") else f"./{Path(path).name}"
+    kind = PureWindowsPath if _OF_WINDOWS.match(path) else Path
+    return "~" if path == os.path.expanduser("~") else f"./{kind(path).name}"

@@ -17,7 +17,7 @@ from sse_convert.errors import CheckpointError, HubError, UsageError, Verificati
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION
 from sse_convert.export.card_figures import FOLDER as PICTURES
-from sse_convert.export.published import paths_in
+from sse_convert.export.published import is_absolute, paths_in
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe.source import parse
@@ -166,7 +166,7 @@ def _check_places(folder: Path) -> None:
             data = parse((folder / name).read_text(encoding="utf-8", errors="replace"), str(folder / name))[0]
         else:
             data = read_object(folder / name)
-        if there := sorted(path for path in paths_in(data) if Path(path).is_absolute()):
+        if there := sorted(filter(is_absolute, paths_in(data))):
             raise CheckpointError(
                 f"{folder / name} tells where a machine keeps its files: {there[0]}",
                 expected="names without folders, as `export` writes them",

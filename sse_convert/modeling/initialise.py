@@ -24,9 +24,9 @@ MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
 
 
-class NewLinear(nn.Module):
-    """A projection that conversion adds, uninitialised. Not an `nn.Linear`: what quantises or adapts every linear layer
-    of a model leaves the new ones, which are small, alone.
+class NewProjection(nn.Module):
+    """A projection that conversion adds, uninitialised. Not an `nn.Linear`, nor called one: what quantises or adapts
+    every linear layer of a model, by class or by the class's name, leaves the new ones, which are small, alone.
 
     Args:
         in_features: inputs.
@@ -51,7 +51,7 @@ class NewLinear(nn.Module):
         return F.linear(input, self.weight, self.bias)
 
 
-class PreciseLinear(NewLinear):
+class PreciseProjection(NewProjection):
     """A projection computed in float32 (float64 for float64) whatever autocast, or a wrapper, did to its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class PreciseLinear(NewLinear):
 
 
 def keeps_precision(x: Tensor) -> bool:
-    """Whether `PreciseLinear` computes in float32 from x [..., in] as it is, so that nobody should copy it first."""
+    """Whether `PreciseProjection` computes in float32 from x [..., in] as it is, so nobody should copy it first."""
     return x.numel() <= MOST_ROWS * x.shape[-1] and has_kernels(x)
 
 
@@ -96,7 +96,7 @@ class NewTensors(nn.Module):
             owner, _, kind = name.partition(".")
             if kind == "weight":
                 out, inputs = spec.shape
-                kind_of_linear = NewLinear if owner.startswith("sse_delta") else PreciseLinear
+                kind_of_linear = NewProjection if owner.startswith("sse_delta") else PreciseProjection
                 self.add_module(owner, kind_of_linear(inputs, out, bias=f"{owner}.bias" in specs))
             elif name == ROUTER_BIAS:
                 self.register_buffer(name, torch.zeros(spec.shape))

@@ -26,7 +26,7 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard, operator_heads
-from sse_convert.modeling.initialise import NewLinear, PreciseLinear, keeps_precision, precise_dtype
+from sse_convert.modeling.initialise import NewProjection, PreciseProjection, keeps_precision, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
@@ -55,12 +55,12 @@ class SSEAttention(RoutedLayer):
 
     sse_out_scale: nn.Parameter
     sse_k_scale: nn.Parameter
-    sse_delta_q_down: NewLinear
-    sse_delta_q_up: NewLinear
-    sse_delta_k_down: NewLinear
-    sse_delta_k_up: NewLinear
-    sse_gate_down: PreciseLinear
-    sse_gate_up: PreciseLinear
+    sse_delta_q_down: NewProjection
+    sse_delta_q_up: NewProjection
+    sse_delta_k_down: NewProjection
+    sse_delta_k_up: NewProjection
+    sse_gate_down: PreciseProjection
+    sse_gate_up: PreciseProjection
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, lo
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.compat import in_backward
-from sse_convert.modeling.initialise import NewTensors, PreciseLinear
+from sse_convert.modeling.initialise import NewTensors, PreciseProjection
 from sse_convert.modeling.tracing import traced
 
 
@@ -45,7 +45,7 @@ class RoutedLayer(NewTensors):
         layer_idx: index of the layer.
     """
 
-    sse_router: PreciseLinear
+    sse_router: PreciseProjection
     sse_router_bias: Tensor
 
     def __init__(self, dims: AttentionDims, mixer: SSEMixer, layer_idx: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sse_convert.export.published import is_path, paths_in, published
+from sse_convert.export.published import is_absolute, is_path, paths_in, published
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,11 @@ def home(monkeypatch, tmp_path):
         ("https://example.org/a/b", "https://example.org/a/b"),
         ("984 tokens/s, /no_think", "984 tokens/s, /no_think"),
         ("as in /mnt/other/notes.txt: and/or more", "as in ./notes.txt: and/or more"),
+        (r"C:\Users\ada\contracts.jsonl", "./contracts.jsonl"),
+        ("C:/Users/ada/contracts.jsonl", "./contracts.jsonl"),
+        (r"\\server\share\two words.jsonl", "./two words.jsonl"),
+        (r"as in D:\runs\notes.txt: again", "as in ./notes.txt: again"),
+        (r"\\ \frac{a}{b}: \alpha", r"\\ \frac{a}{b}: \alpha"),
     ],
 )
 def test_texts(text, told):
@@ -48,3 +53,4 @@ def test_what_is_a_path():
     assert paths_in({"a": ["/x/y", "b"], "./c": 1}) == {"/x/y", "./c"}
     assert not is_path("two\nlines /a/b")
     assert not is_path("owner/name")
+    assert [path for path in ("/x", "C:\\x", "x/y", "./x") if is_absolute(path)] == ["/x", "C:\\x"]

@@ -129,6 +129,14 @@ def test_all_linear_layers_of_peft_are_the_same():
     assert not [name for name in adapted.targeted_module_names if "sse_" in name]
 
 
+@pytest.mark.parametrize("layers", [LAYOUT, BESIDE, BASELINES])
+def test_trainers_that_look_for_linear_in_class_names_find_the_same(layers):
+    """PEFT refuses targets of other classes than its own, so one name too many would stop such a trainer."""
+    model = tiny_model("qwen3", layers)
+    named = {name.rpartition(".")[2] for name, module in model.named_modules() if "Linear" in type(module).__name__}
+    assert sorted(named - {"lm_head"}) == sse_convert.peft_targets(model)
+
+
 def test_peft_targets_of_fused_projections():
     assert sse_convert.peft_targets(gpt2()) == ["c_attn", "c_fc", "c_proj"]
 

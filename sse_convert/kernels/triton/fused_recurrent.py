@@ -95,8 +95,7 @@ def _decode(
         N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared), TOP_K=top_k,
         READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
         H=H, G=G, D=D, V=V,
-        BN=triton.next_power_of_2(N), BG=triton.next_power_of_2(G), BD=block_d, BV=block_v, BK=block_k,
-        num_warps=warps,
+        BN=triton.next_power_of_2(N), BD=block_d, BV=block_v, BK=block_k, num_warps=warps,
     )  # fmt: skip
     return o
 
@@ -125,9 +124,10 @@ def decode_kernel(
     N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
     TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr, WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
     K_MAP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
-    BN: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Grid (S * H * blocks of V). The partitions of a token are ranked best first, the shared one last; BK at once."""
+    BG: tl.constexpr = triton.next_power_of_2(G)
     blocks = (V + BV - 1) // BV
     b = (tl.program_id(0) // (blocks * H)).to(tl.int64)
     h = tl.program_id(0) // blocks % H

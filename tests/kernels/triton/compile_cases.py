@@ -47,20 +47,23 @@ def lay_out(N: int, K: int, packed: bool, states: bool, offsets: torch.dtype) ->
 
 def inputs(
     T: int, dims: tuple[int, int], dtype: torch.dtype, heads: tuple[int, int] = (2, 1), shared: bool = True,
-    partitions: int = 0, states: bool = False, delta: bool = False, **options: Any,
+    partitions: int = 0, states: bool = False, delta: bool = False, gates: torch.dtype | None = None, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Inputs with H heads of G query heads, D and V channels; `partitions`: one q, k and v for each of so many."""
+    """Inputs with H heads of G query heads, D and V channels; `partitions`: one q, k and v for each of so many;
+    `gates`: type of decays, router logits and write strengths, where it is another than that of q, k and v."""
     (H, G), (D, V), N = heads, dims, partitions or 4
 
     def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(*shape, dtype=dtype, requires_grad=not torch.is_inference_mode_enabled())
 
-    own = (N,) if partitions else ()
-    of_shared = (leaf(T, H * G, D), leaf(T, H, D), leaf(T, H, D), *([leaf(T, H, V)] if partitions else []))
+    own, gates = (N,) if partitions else (), gates or dtype
+    of_shared = (
+        leaf(T, H * G, D), leaf(T, H, D), leaf(T, H, D, dtype=gates), *([leaf(T, H, V)] if partitions else [])
+    )  # fmt: skip
     return build_inputs(
-        leaf(T, *own, H * G, D), leaf(T, *own, H, D), leaf(T, *own, H, V), leaf(T, H, D), leaf(T, N),
-        of_shared if shared else None,
-        write_strength=leaf(T, H) if delta else None,
+        leaf(T, *own, H * G, D), leaf(T, *own, H, D), leaf(T, *own, H, V), leaf(T, H, D, dtype=gates),
+        leaf(T, N, dtype=gates), of_shared if shared else None,
+        write_strength=leaf(T, H, dtype=gates) if delta else None,
         initial_state=leaf(2, N + shared, H, D, V, dtype=torch.float32) if states else None,
         cu_seqlens=torch.tensor([0, T // 2, T]), **{"top_k": 1, **options},
     )  # fmt: skip
@@ -123,10 +126,19 @@ def losses(vocabulary: int, dtype: torch.dtype, cap: float | None) -> None:
 
 
 BF16 = torch.bfloat16
+IN_LAYERS: dict[str, Any] = {
+    "gates": torch.float32,
+    "decay_normalizer": 16.0,
+    "k_scale": torch.ones(2, requires_grad=True),
+}
+"""what the operator is given by layers of two state heads in 16 bits"""
 COMPILE_CASES = {
     "rows of states": CompileCase(partial(move_rows, BF16)),
     "decode in slots": CompileCase(
-        partial(decode_in_slots, BF16, dims=(128, 128), dtype=BF16, heads=(2, 2), top_k=4, delta=True, k_map="l2")
+        partial(
+            decode_in_slots, BF16, dims=(128, 128), dtype=BF16, heads=(2, 2), top_k=4, delta=True, k_map="l2",
+            **IN_LAYERS,
+        )
     ),
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
     "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
@@ -140,7 +152,7 @@ COMPILE_CASES = {
     "aligned, 300 partitions": CompileCase(partial(lay_out, 300, 1, False, True, torch.int32), slow=True),
     "train": CompileCase(partial(train, dims=(128, 128), dtype=BF16)),
     "train as the layer does": CompileCase(
-        partial(train, dims=(128, 128), dtype=BF16, heads=(2, 2), states=True, k_map="softmax", decay_normalizer=16.0)
+        partial(train, dims=(128, 128), dtype=BF16, heads=(2, 2), states=True, k_map="softmax", **IN_LAYERS)
     ),
     "train by the delta rule": CompileCase(partial(train, dims=(128, 128), dtype=BF16, delta=True, k_map="l2")),
     "train by the delta rule with everything": CompileCase(

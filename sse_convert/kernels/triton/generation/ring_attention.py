@@ -71,7 +71,7 @@ def ring_kernel(
     g = tl.arange(0, BG)
     d = tl.arange(0, BD)
     slot = tl.maximum(tl.load(slots + r).to(tl.int64), 0)
-    newest = tl.load(past + r).to(tl.int32)
+    newest = tl.maximum(tl.load(past + r).to(tl.int32), 0)  # padding may count from anywhere
     new_column = tl.where(newest < SINKS, newest, SINKS + tl.maximum(newest - SINKS, 0) % WINDOW)
     row = rows + slot * row_stride + h * D
     low = rows.dtype.element_ty

@@ -6,7 +6,7 @@ import torch
 from sse_convert.kernels import triton_backend
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.modeling import initialise
-from sse_convert.modeling.initialise import MOST_ROWS, PreciseLinear
+from sse_convert.modeling.initialise import MOST_ROWS, PreciseProjection
 from tests.tolerance import assert_same
 
 SHAPES = (((3, 16), 5), ((1, 2, 1100), 16), ((7, 16), 300), ((2, 1), 1), ((0, 16), 4))
@@ -28,7 +28,7 @@ def test_equals_torch_in_float64(
 
 def test_the_layer_takes_it_for_few_tokens_without_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_backend, "GPU", device)
-    calls, module = [], PreciseLinear(16, 8, bias=True).to(device, torch.bfloat16)
+    calls, module = [], PreciseProjection(16, 8, bias=True).to(device, torch.bfloat16)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     real = initialise.keeps_precision

@@ -45,11 +45,14 @@ def test_equals_torch(
     assert torch.equal(ours.cpu().double().nan_to_num(), exact)
 
 
-def test_padding_writes_row_0(device: str) -> None:
-    rows = torch.zeros(3, 2, 6, 1, 16, device=device)
+@pytest.mark.parametrize("past", [0, -1], ids=["without a past", "before a past"])
+def test_padding_writes_row_0(past: int, device: str) -> None:
+    memory = torch.zeros(4, 2, 6, 1, 16, device=device)
+    rows = memory[1:]
     q, k = torch.randn(2, 2, 16, device=device), torch.randn(2, 1, 16, device=device)
-    slots, past = torch.tensor([-1, 2], device=device), torch.tensor([0, 3], device=device)
-    o = ring_attention(q, k, k, rows, slots, past, window=4, sinks=2, scale=1.0, soft_cap=None)
+    slots, pasts = torch.tensor([-1, 2], device=device), torch.tensor([past, 3], device=device)
+    o = ring_attention(q, k, k, rows, slots, pasts, window=4, sinks=2, scale=1.0, soft_cap=None)
     assert o.isfinite().all()
+    assert not memory[0].any(), "what lies before the rows is not theirs"
     assert not rows[1].any()
     assert rows[2, :, 3].any()
