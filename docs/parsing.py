@@ -51,6 +51,8 @@ def check(command: str) -> None:
 def _check_ours(arguments: Sequence[str]) -> None:
     """Typer accepts the arguments; nothing is called."""
     command, words = get_command(app), list(arguments)
+    if words[:1] in (["--install-completion"], ["--show-completion"]):
+        return
     while commands := getattr(command, "commands", {}):
         if not words or words[0] not in commands:
             raise ValueError(f"{' '.join(words[:1])!r} is no command of sse-convert")

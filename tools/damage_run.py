@@ -88,7 +88,8 @@ def make_run(folder: Path) -> dict[str, Subject]:
     }
     asked = recipe(folder / "teacher", **settings)
     api.run(asked)
-    steps = {path.name: path for path in sorted((folder / "out.stages").iterdir())}
+    inside = sorted((folder / "out.stages").iterdir())
+    steps = {path.name: path for path in inside if path.is_dir() and path.suffix != ".work"}
     in_a_fork(lambda: _killed(asked, steps["01-calibrate"], folder / "killed"))
     resumed = functools.partial(_resumed, asked, steps["01-calibrate"], _weights(steps["02-distill"]))
     found = {f"out.stages/{name}": Subject(path, verdict_of) for name, path in steps.items()}

@@ -46,6 +46,7 @@ def measure(folder: Path, changes: dict[str, Any], shards: int) -> dict[str, Any
     """
     source = checkpoint(folder / "teacher", config(changes), shards=shards)
     recipe = yaml.safe_load(Path(f"recipes/{RECIPE}.yaml").read_text("utf-8"))
+    recipe["layers"] = {"pattern": ["sse+sliding*3", "full"]}  # a choice would read weights and text
     recipe |= {"model": str(source), "export": {"dir": str(folder / "exported")}}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")

@@ -79,12 +79,13 @@ def test_likelihood_equals_scoring_every_value_in_its_own_row(models, tokenizer,
         assert result.likelihood == Accuracy(pytest.approx(expected), len(samples))
 
 
-class Parrot:
+class Parrot(torch.nn.Module):
     """Writes the answers of the rows it is given, as far as it was told to."""
 
     device = torch.device("cpu")
 
     def __init__(self, tokenizer, said):
+        super().__init__()
         self.config = self.generation_config = SimpleNamespace(eos_token_id=tokenizer.eos_token_id, model_type="llama")
         self._tokenizer, self._said = tokenizer, iter(said)
 

@@ -117,9 +117,15 @@ def complaint(text: str) -> str:
     return text.partition("expected")[0]
 
 
+STEPPED = {"generated"}
+"""of steps of one token, whose sums have another order since states change in place"""
+
+
 def assert_same(found: Results, expected: Results) -> None:
     assert found.keys() == expected.keys()
-    assert not [name for name in expected if not torch.equal(found[name], expected[name])]
+    assert not [name for name in expected.keys() - STEPPED if not torch.equal(found[name], expected[name])]
+    for name in expected.keys() & STEPPED:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -35,7 +35,8 @@ def test_all_controls_are_run_measured_and_compared(recipe, tmp_path, monkeypatc
     report = run_recipe(recipe("all"), command="sse-convert run r.yaml")
     folder = tmp_path / "out.controls"
     steps = {
-        path.name.removesuffix(".stages"): sorted(p.name for p in path.iterdir()) for path in folder.glob("*.stages")
+        path.name.removesuffix(".stages"): sorted(p.name for p in path.iterdir() if p.suffix not in (".work", ".yaml"))
+        for path in folder.glob("*.stages")
     }
     assert steps == {
         "teacher_tuned": ["00-convert", "01-uptrain", "02-eval"],
@@ -107,6 +108,6 @@ def test_the_teacher_is_tuned_by_answers_of_the_row(make, text_folder, tmp_path)
     settings = {"data": {"train": text, "valid": text, "needles": needles}, "eval": {"lengths": [32], "tokens": 256}}
     run_recipe(make(("distill", TINY), controls=["teacher_tuned"], calibrate={"enabled": False}, **settings))
     stages = tmp_path / "out.controls" / "teacher_tuned.stages"
-    assert sorted(path.name for path in stages.iterdir()) == ["00-convert", "01-distill", "02-eval"]
+    assert sorted(path.name for path in stages.iterdir() if not path.suffix) == ["00-convert", "01-distill", "02-eval"]
     before, tuned = (load_pretrained(stages / name) for name in ("00-convert", "01-distill"))
     assert not tuned.lm_head.weight.equal(before.lm_head.weight)

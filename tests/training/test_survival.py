@@ -252,8 +252,8 @@ def test_a_signal_while_a_checkpoint_is_read_comes_out_as_itself(train, killed, 
 def test_a_signal_while_the_last_step_is_saved_is_obeyed(signalled, monkeypatch, capsys):
     real = Checkpoints.save
 
-    def save(self, step, *args):
-        real(self, step, *args)
+    def save(self, step, *args, **options):
+        real(self, step, *args, **options)
         signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
