@@ -139,7 +139,11 @@ def way_on(
     """The simplest way to train a recipe on GPUs of any number and memory; None if nothing fits.
 
     Args:
-        recipe, teacher, geometry, mixers, layers: as of `costs_of`.
+        recipe: as of `costs_of`, like `teacher`, `geometry`, `mixers` and `layers`.
+        teacher: its weights and config.
+        geometry: its sizes.
+        mixers: by name.
+        layers: the mixer of each layer.
         gpus: how many.
         gib: memory of each.
     """

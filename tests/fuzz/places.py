@@ -65,9 +65,13 @@ def _layer_types(family: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def copied(root: Path, *names: str) -> Iterator[Path]:
-    """A new working folder with copies of some of what `build` made, and the text; gone afterwards."""
+    """A new working folder with copies of some of what `build` made, and the text; gone afterwards.
+
+    It stands alone in its parent: a case that names `..` as its text must not read the machine's temporary files.
+    """
     with tempfile.TemporaryDirectory(prefix="case-", ignore_cleanup_errors=True) as made:
-        folder = Path(made)
+        folder = Path(made) / "work"
+        folder.mkdir()
         for name in ("train.txt", *names):
             (shutil.copytree if (root / name).is_dir() else shutil.copyfile)(root / name, folder / name)
         with _inside(folder):
