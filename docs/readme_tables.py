@@ -58,11 +58,11 @@ def quality() -> str:
             "windows alone: loss, needles", "cache at 128K tokens (teacher)")  # fmt: skip
     notes = (
         "Loss is in nats per token, in rows of 8K tokens (32K in row four, 2K in row five).",
-        "Rows one and two are medians and ranges of five seeds, row four of three runs. The others are one seed with its "
-        "95% interval.",
+        "Rows one and two are medians and ranges of five seeds, row four of three runs. The others are one seed with "
+        "its 95% interval.",
         "Windows of row two were trained with AdamW in steps of 16K tokens, the hybrid with Muon in steps of 8K.",
-        "One NVIDIA H200, but for the hybrid's needles in row five (a CPU). `benchmarks/quality/results.csv` has commits, "
-        "seeds and commands.",
+        "One NVIDIA H200, but for the hybrid's needles in row five (a CPU). `benchmarks/quality/results.csv` has "
+        "commits, seeds and commands.",
     )
     return "\n".join([*table(head, [_line(line) for line in LINES]), "", *notes])
 
