@@ -24,6 +24,7 @@ def place(tmp_path_factory):
     """A folder with a space in its name, and a model in it."""
     folder = tmp_path_factory.mktemp("has") / "a space"
     save_source(folder / "my model")
+    (folder / "my text.txt").write_text("He came to the harbor.")
     report = api.convert(recipe_file(folder / "r.yaml", folder / "my model"), folder / "my hybrid")
     assert typed(report.lines()[-1]) == ["sse-convert", "verify", str(folder / "my hybrid")]
     return folder
