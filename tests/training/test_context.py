@@ -23,7 +23,7 @@ from sse_convert.training.context import ROW_POSITIONS, Place, choose_attention,
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
 from tests.modeling.tiny import tiny_source
-from tests.training.conftest import losses, make_llama, recipe_for
+from tests.training.conftest import losses, recipe_for
 from tests.training.launched import CONTINUED, forked_stages, fresh_accelerate
 
 SIZE = {"micro_batch": 1, "batch_tokens": 64, "seq_len": 64, "tokens": 256, "lr": {"mixers": 3e-4, "rest": 1e-4}}
@@ -42,15 +42,6 @@ STAGES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def other_teacher(tmp_path_factory, tokenizer):
-    """A wider teacher, whose embedding is padded."""
-    folder = tmp_path_factory.mktemp("other")
-    make_llama(hidden=48, layers=2, vocab=352, seed=7).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def build(teacher_folder, text_folder):
     """Builds the recipe for a number of processes that hold a row together."""
@@ -62,13 +53,9 @@ def build(teacher_folder, text_folder):
     return build
 
 
-def test_two_processes_with_half_of_each_row(build, other_teacher, text_folder, tmp_path):
-    """All three losses, one interrupted and continued; answers alone, from another teacher, half of them in no part."""
-    path = tmp_path / "chat.jsonl"
-    turns = [("who walked down to the harbor before dawn?" * 2, "the keeper did"), ("who wrote?", "the keeper " * 12)]
-    talks = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in turns]
-    path.write_text("\n".join(json.dumps({"messages": talks[i % 2]}) for i in range(100)))
-    data = {"train": [{"path": str(path), "kind": "chat"}, {"path": str(text_folder)}]}
+def test_two_processes_with_half_of_each_row(build, other_teacher, chats, text_folder, tmp_path):
+    """All three losses, one interrupted and continued; answers alone, learned from another teacher."""
+    data = {"train": [chats, {"path": str(text_folder)}]}
     taught = {**SIZE, "name": "taught", "loss_mask": "assistant", "teacher": str(other_teacher)}
     one, two = (build(parts, [*STAGES, ("distill", taught)], data=data) for parts in (1, 2))
     convert_checkpoint(one, tmp_path / "converted")

@@ -20,34 +20,11 @@ from sse_convert.surgery.plan import make_plan
 from sse_convert.training import stage
 from sse_convert.training.held_out import Looks
 from sse_convert.training.prefetch import with_targets
-from tests.training.conftest import MIXERS, losses, make_llama
+from tests.training.conftest import MIXERS, losses
 
 V = 320
 UNBALANCED = {"sse": {**MIXERS["sse"], "balance": "none"}, "sliding": MIXERS["sliding"]}
 """the balance loss is no sum over tokens"""
-
-
-def talk(question, answer):
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    """Source of conversations; every third asks so long that some rows of 32 tokens hold no answer."""
-    path = tmp_path_factory.mktemp("chats") / "chat.jsonl"
-    asked = ["who walked down?", "who wrote?", "the keeper walked down to the harbor before dawn and wrote " * 4]
-    lines = [json.dumps({"messages": talk(asked[i % 3], "the keeper did")}) for i in range(200)]
-    path.write_text("\n".join(lines))
-    return {"path": str(path), "kind": "chat"}
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory, tokenizer):
-    """A wider teacher with the same tokens, whose embedding is padded."""
-    folder = tmp_path_factory.mktemp("large")
-    make_llama(hidden=48, layers=2, vocab=V + 32, seed=7).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def first_rows(recipe, tokenizer, mask="all"):
@@ -113,10 +90,10 @@ def test_looks_at_held_out_text_are_of_assistant_turns(make, train, converted, t
 @pytest.mark.parametrize("padded", ["teacher", "student"])
 @pytest.mark.parametrize("settings", [{}, {"offline": {"top_k": 256}}], ids=["online", "offline"])
 def test_another_teacher_is_what_the_student_learns(
-    make, train, teacher_folder, large, tokenizer, text_folder, tmp_path, padded, settings
+    make, train, teacher_folder, other_teacher, tokenizer, text_folder, tmp_path, padded, settings
 ):
     """A model of another width, one embedding larger than the other; predictions beside the student and from disk."""
-    model, teacher = (teacher_folder, large) if padded == "teacher" else (large, teacher_folder)
+    model, teacher = (teacher_folder, other_teacher) if padded == "teacher" else (other_teacher, teacher_folder)
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
     own = {"teacher": str(teacher), "tokens": 4096, **settings}
     recipe = make(("distill", own), data=data, train={"validate_every": 2048}, model=str(model))
@@ -131,16 +108,16 @@ def test_another_teacher_is_what_the_student_learns(
     assert any(line.startswith(told) for line in report.lines())
 
 
-def test_a_stage_with_another_teacher_goes_by_that_teacher(train, large, teacher_folder, tmp_path):
+def test_a_stage_with_another_teacher_goes_by_that_teacher(train, other_teacher, teacher_folder, tmp_path):
     """What was trained with one is not continued with another, and predictions of two are not mixed."""
     cache = {"offline": {"top_k": 8, "dir": str(tmp_path / "cache")}, "tokens": 128}
-    train("distill", "first", teacher=str(large), tokens=128)
-    moved = shutil.copytree(large, tmp_path / "moved")
+    train("distill", "first", teacher=str(other_teacher), tokens=128)
+    moved = shutil.copytree(other_teacher, tmp_path / "moved")
     assert train("distill", "first", teacher=str(moved), tokens=128)[1].already_done
     for other in ({"teacher": str(teacher_folder)}, {}):
         with pytest.raises(TrainingError, match="teacher was "):
             train("distill", "first", tokens=128, **other)
-    train("distill", "cached", teacher=str(large), **cache)
+    train("distill", "cached", teacher=str(other_teacher), **cache)
     with pytest.raises(TrainingError, match="teacher was "):
         train("distill", "other", teacher=str(teacher_folder), **cache)
 
@@ -152,10 +129,10 @@ def test_stages_without_one_have_the_inputs_of_earlier_versions(train):
     assert "teacher" not in inputs["stage"]
 
 
-def test_a_teacher_with_other_tokens_is_refused(make, train, large, tokenizer, tmp_path, monkeypatch):
+def test_a_teacher_with_other_tokens_is_refused(make, train, other_teacher, tokenizer, tmp_path, monkeypatch):
     """By its tokenizer, when planning and before training, with the first token that differs."""
     monkeypatch.setattr(stage, "load_student", lambda *args: pytest.fail("loaded"))
-    other = shutil.copytree(large, tmp_path / "other")
+    other = shutil.copytree(other_teacher, tmp_path / "other")
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     rules["model"]["vocab"] = {("zzz" if i == 17 else token): i for token, i in rules["model"]["vocab"].items()}
     rules["model"]["merges"] = []
@@ -168,8 +145,8 @@ def test_a_teacher_with_other_tokens_is_refused(make, train, large, tokenizer, t
         make_plan(make(("distill", own)))
 
 
-def test_teachers_that_cannot_be_used(make, train, converted, large, tmp_path):
-    short = shutil.copytree(large, tmp_path / "short")
+def test_teachers_that_cannot_be_used(make, train, converted, other_teacher, tmp_path):
+    short = shutil.copytree(other_teacher, tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
     with pytest.raises(RecipeError, match=r"seq_len is 32, its teacher .* has 16 positions"):
@@ -206,15 +183,15 @@ def test_a_revision_stands_behind_the_name(make, text, name, revision):
     assert stage_teacher(recipe, recipe.stages[0]) == StageTeacher(name, revision)
 
 
-def test_the_plan_counts_the_teacher(make, large, teacher_folder):
+def test_the_plan_counts_the_teacher(make, other_teacher, teacher_folder):
     """Its weights in memory and download, its passes in the hours; and it says what evaluation compares with."""
-    alone, taught = (make_plan(make(("distill", own))) for own in ({}, {"teacher": str(large)}))
+    alone, taught = (make_plan(make(("distill", own))) for own in ({}, {"teacher": str(other_teacher)}))
     assert taught.stages[0].memory_bytes > alone.stages[0].memory_bytes
     assert taught.stages[0].flops != alone.stages[0].flops
-    size = (large / "model.safetensors").stat().st_size
+    size = (other_teacher / "model.safetensors").stat().st_size
     assert taught.costs.weight_bytes == alone.costs.weight_bytes + size
     assert taught.costs.download_bytes == 0
     assert taught.costs.disk_bytes == alone.costs.disk_bytes
-    assert taught.stages[0].teacher == str(large)
-    assert f"note: stage distill: learns from {large}" in "\n".join(taught.lines())
+    assert taught.stages[0].teacher == str(other_teacher)
+    assert f"note: stage distill: learns from {other_teacher}" in "\n".join(taught.lines())
     assert f"evaluation compares with {teacher_folder}" in "\n".join(taught.lines())
