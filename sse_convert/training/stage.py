@@ -348,10 +348,11 @@ class _StageRun:
         """The looks at held-out text, None for none."""
         if (looks := Looks.of(self.recipe, self.stage)) is None:
             return None
-        if not (rows := held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator)):
+        read = held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator, self.vocabulary)
+        if not read:
             return None
         size = self.chosen.micro_batch
-        return HeldOut(objective, looks, rows, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
+        return HeldOut(objective, looks, read, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
 
     def _take_best(self, objective: Objective, now: Progress, held_out: HeldOut | None) -> None:
         """Where the recipe wants them, put the best weights in the place of the last."""
