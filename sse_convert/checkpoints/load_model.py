@@ -122,14 +122,17 @@ def stored_tokenizer(files: CheckpointFiles) -> "PreTrainedTokenizerBase":
     `load_tokenizer`."""
     from transformers import AutoTokenizer
 
-    with refusing(
-        f"{files.name} has no tokenizer that loads",
-        expected="tokenizer.json and tokenizer_config.json beside config.json",
-        fix="copy them from the original model",
-    ):
+    wanted = {
+        "expected": "tokenizer.json and tokenizer_config.json beside config.json",
+        "fix": "copy them from the original model",
+    }
+    with refusing(f"{files.name} has no tokenizer that loads", **wanted):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             files.folder, trust_remote_code=trusts_code()
         )
+        ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
+    if not ordinary:  # transformers makes an empty one where the files are missing
+        raise CheckpointError(f"{files.name} has no tokenizer: it knows no word", **wanted)
     return tokenizer
 
 

@@ -1,6 +1,7 @@
 """A checkpoint that can be converted: its family, sizes and tensors, checked against each other from headers alone."""
 
 import dataclasses as dc
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,8 @@ def quantised(files: CheckpointFiles, method: str) -> CheckpointError:
     if files.model_type.startswith(SSE_PREFIX):
         fix = "name the converted folder that this was made from; eval, generate and chat take a quantised one"
     elif method in DEQUANTISED:
-        fix = f"make a bfloat16 copy and convert that: sse-convert dequantize {files.name} -o FOLDER, and model: FOLDER"
+        command = f"sse-convert dequantize {shlex.quote(files.name)} -o FOLDER"
+        fix = f"make a bfloat16 copy and convert that: {command}, and model: FOLDER"
     elif method == "bitsandbytes":
         fix = (
             "convert the original model and quantise the result; without it, on a GPU: AutoModelForCausalLM."

@@ -6,6 +6,7 @@ family is loaded.
 
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -109,7 +110,7 @@ def load_pretrained(
         raise CheckpointError(
             f"{path}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
             expected="a causal language model checkpoint with config.json and safetensors weights",
-            fix=f"sse-convert verify {path}",
+            fix=f"sse-convert verify {shlex.quote(str(path))}",
         ) from error
     if model_type.removeprefix(SSE_PREFIX) in ARCHITECTURES | IMAGE_TEXT:
         further = further_tokens(model.config)
@@ -123,7 +124,7 @@ def load_pretrained(
         raise CheckpointError(
             f"{path}: {'; '.join(problems)}",
             expected="exactly the tensors of the model",
-            fix=f"sse-convert verify {path}",
+            fix=f"sse-convert verify {shlex.quote(str(path))}",
         )
     return (model if device is None else model.to(device)).eval()
 

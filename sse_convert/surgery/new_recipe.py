@@ -2,6 +2,7 @@
 
 import dataclasses as dc
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def write_new_recipe(
     """Write the recipe of a model to a file. Arguments and errors as of `api.recipes_new`."""
     title = Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
     target = recipe_target(to, title.lower(), overwrite=overwrite)
-    wanted = Wanted(model=model, name=title.lower(), title=title, command=str(target))
+    wanted = Wanted(model=model, name=title.lower(), title=title, command=shlex.quote(str(target)))
     if text or held_out:
         valid = _text_sources(held_out) or ({"kind": "teacher"},)
         wanted = dc.replace(wanted, train=_text_sources(text) or HUB_TRAIN, valid=valid)
@@ -144,7 +145,7 @@ def write_new_recipe(
         lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
     way = None if made.way is None else dc.asdict(made.way)
     data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
-    return TextReport(data, [*lines, f"next: sse-convert plan {target}"])
+    return TextReport(data, [*lines, f"next: sse-convert plan {wanted.command}"])
 
 
 def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:

@@ -4,12 +4,14 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 """
 
 import dataclasses as dc
+from pathlib import Path
 
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.checkpoints.vocabulary import has_tokenizer
+from sse_convert.data.rows import is_local
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
@@ -95,7 +97,7 @@ def build_plan(
         stages=[_stage_row(recipe, stage, geometry, by_layer, sizes.get(stage.name)) for stage in recipe.stages],
         costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added, others, sizes),
         next_step=_next_step(recipe, teacher),
-        notes=[*_teacher_notes(teacher, others), *_notes(recipe, teacher, by_layer)],
+        notes=[*_teacher_notes(teacher, others), *_notes(recipe, teacher, names, by_layer)],
     )
 
 
@@ -253,8 +255,21 @@ def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
     ]
 
 
-def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
-    notes = []
+def _not_used_or_missing(recipe: Recipe, names: list[str]) -> list[str]:
+    """What the recipe names and no layer uses, or this machine lacks."""
+    layers = recipe.layers
+    pattern = [part.partition("*")[0].strip() for part in layers.pattern or ()]
+    used = {*names, *pattern, *(layers.ratio or ()), *layers.overrides.values()}
+    sources = (source for source in (*recipe.data.train, *recipe.data.valid) if is_local(source))
+    missing = {source.path: None for source in sources if not Path(source.path or "").expanduser().exists()}
+    return [
+        *(f"mixers.{name} is the mixer of no layer" for name in recipe.mixers if name not in used),
+        *(f"{path} does not exist here: `run` needs it" for path in missing),
+    ]
+
+
+def _notes(recipe: Recipe, teacher: Teacher, names: list[str], mixers: Mixers) -> list[str]:
+    notes = _not_used_or_missing(recipe, names)
     for i, mixer in enumerate(mixers):
         if isinstance(mixer, WindowMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")

@@ -136,6 +136,16 @@ def test_names_with_or_without_suffix():
     assert caught.value.fix == "did you mean qwen3-4b?"
 
 
+@pytest.mark.parametrize("given", ["folder", "configuration", "hub id"])
+def test_a_model_in_the_place_of_a_recipe(given, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    named = {"folder": tmp_path, "configuration": tmp_path / "config.json", "hub id": "Qwen/Qwen3-4B"}[given]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(named)
+    model = named if given == "hub id" else tmp_path
+    assert caught.value.fix.endswith(f"write a recipe for it: sse-convert recipes new {model}")
+
+
 def test_copying(tmp_path):
     written = copy_preset("qwen3-4b", tmp_path / "mine.yaml")
     assert written.read_text() == preset_text("qwen3-4b")

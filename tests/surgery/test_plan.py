@@ -24,7 +24,7 @@ STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 
 
 
 def plan_of(config, **changes):
-    data = {"data": {"train": [{"path": "x"}]}, "calibrate": {"enabled": False}, **changes}
+    data = {"data": {"train": [{"path": "some/dataset"}]}, "calibrate": {"enabled": False}, **changes}
     return make_plan(
         recipe_from_dict(models.recipe_data("m", **data)), teacher=synthetic.teacher_from_config(config, "m")
     )
@@ -149,6 +149,22 @@ def test_native_windows_are_counted():
     assert plan.cache[0].teacher_bytes == 3 * 2 * 2 * 8 * 99 * 2
 
 
+def test_what_no_layer_uses_or_is_not_here_is_said(tmp_path):
+    text = tmp_path / "here.txt"
+    text.write_text("a")
+    plan = plan_of(
+        synthetic.LLAMA,
+        layers={"pattern": ["sse*2", "full"]},
+        mixers={"sse": {"num_partitions": 4}, "sse+sliding": {"window": 64}},
+        data={"train": [{"path": str(text)}, {"path": "nope.txt"}], "valid": [{"path": "nope.txt"}]},
+    )
+    assert plan.notes[:2] == [
+        "mixers.sse+sliding is the mixer of no layer",
+        "nope.txt does not exist here: `run` needs it",
+    ]
+    assert "does not exist" not in str(plan.notes[2:])
+
+
 def test_notes():
     config = {
         **synthetic.LLAMA,
@@ -270,7 +286,8 @@ def test_rows_that_a_window_covers_whole_are_noted(seq_len, idle):
     notes = [note for note in plan.notes if "SSE beside such a window learns nothing" in note]
     assert len(notes) == idle
     assert all(note.startswith("stage s: rows of 132 tokens lie within") and "(132 tokens" in note for note in notes)
-    assert not plan_of(synthetic.LLAMA, layers={"pattern": ["sliding", "sse", "full"]}, stages=[stage]).notes
+    alone = plan_of(synthetic.LLAMA, layers={"pattern": ["sliding", "sse", "full"]}, mixers={}, stages=[stage])
+    assert not alone.notes
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,6 @@ With b the cumulative log decays of a chunk's slots (base 2), they write in slot
 
 Decays factorise around the chunk's first row up to the row where they exceed FAST_BITS; the rows from there on go
 through halving levels, whose factors never exceed 1. A row depends on no later row either way.
-
-Grid: chunks x query heads / Q. Bytes for a slot and head, in bfloat16: 2 D G (q) + 2 D (k) + 4 D (decays, float32),
-then 2 D G (qd) + 2 C G (A) + 2 D (kd) and, for a backward pass, 2 D (falls). Half of D at a time, loaded a step
-ahead: exponents are float32, so a tile of 64 x 64 takes 32 registers of 4 warps. Two query heads of one state share
-its keys and decays, as 128 rows of one product, on 8 warps.
 """
 
 import triton
@@ -41,8 +36,13 @@ def prepare_kernel(
     scale, normalizer, T, S, num_shared,
     shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, ROW: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Works through D in blocks of BD; ROW >= D. packed_q and packed_k are qt and kt without the rows of segments that
-    do not read (leave) the chunk's state, if segments share chunks."""
+    """qd, kd and A of one chunk and Q query heads. packed_q and packed_k are qt and kt without the rows of segments
+    that do not read (leave) the chunk's state, if segments share chunks. ROW >= D.
+
+    Grid (chunks * query heads / Q). Bytes of a slot and head, in bfloat16: 2 D G (q) + 2 D (k) + 4 D (decays, float32),
+    then 2 D G (qd) + 2 C G (A) + 2 D (kd) and, for a backward pass, 2 D (falls). Tiles: half of D at a time, loaded a
+    step ahead; exponents are float32, so 64 x 64 of them take 32 registers of 4 warps. Two query heads of one state
+    share its keys and decays, as 128 rows of one product, on 8 warps."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D
@@ -139,8 +139,11 @@ def strong_products_kernel(
     scale, normalizer, T, S, num_shared, tasks,
     shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """A few programs look through the flags of all tasks, chunks * query heads, and compute the masked products where
-    decays are strong."""
+    """A of the rows where decays are strong, in halving levels. A few programs look through the flags of all tasks.
+
+    Grid (programs), each of which takes every so many of the chunks * query heads. Bytes of a task: 4 (its flag); of a
+    slot where it is set: 2 D (q) + 2 D (k) + 4 D (decays) + 2 C (A). Tiles: 32 channels at a time, since the factors of
+    a level and the sums of all levels, 64 x 64 in float32, are in registers beside them."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D
