@@ -13,6 +13,7 @@ from sse_convert.data import RowReader, stack
 from sse_convert.data.packing import IGNORED
 from sse_convert.errors import CheckpointError, RecipeError, TrainingError
 from sse_convert.modeling.auto import load_pretrained
+from sse_convert.pipeline import run_recipe
 from sse_convert.recipe.schema import Source
 from sse_convert.recipe.stage_teacher import StageTeacher, stage_teacher
 from sse_convert.surgery.convert import convert_checkpoint
@@ -195,3 +196,19 @@ def test_the_plan_counts_the_teacher(make, other_teacher, teacher_folder):
     assert taught.stages[0].teacher == str(other_teacher)
     assert f"note: stage distill: learns from {other_teacher}" in "\n".join(taught.lines())
     assert f"evaluation compares with {teacher_folder}" in "\n".join(taught.lines())
+
+
+def test_a_whole_run_with_another_teacher(make, other_teacher, tmp_path):
+    """The result is still the model's; its card names the teacher and its recipe no path of this machine."""
+    recipe = make(
+        ("distill", {"tokens": 128, "teacher": str(other_teacher)}),
+        calibrate={"enabled": False},
+        export={"dir": str(tmp_path / "out"), "license": "mit"},
+    )
+    run_recipe(recipe)
+    assert load_pretrained(tmp_path / "out").config.vocab_size == V
+    assert (
+        f"`distill` learned from the predictions of `{other_teacher.name}`" in (tmp_path / "out/README.md").read_text()
+    )
+    assert f"teacher: ./{other_teacher.name}" in (tmp_path / "out/recipe.yaml").read_text()
+    assert run_recipe(recipe).steps[1]["report"]["teacher"] == str(other_teacher)
