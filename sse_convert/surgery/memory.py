@@ -192,11 +192,12 @@ def stage_memory(
     checkpointing: bool,
     cuda_graphs: bool,
     compiled: bool = False,
+    teacher: Geometry | None = None,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
 
     Args:
-        geometry: the teacher's sizes.
+        geometry: the model's sizes.
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
         lora: LoRA settings of the recipe.
@@ -204,6 +205,7 @@ def stage_memory(
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.
+        teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
@@ -216,7 +218,7 @@ def stage_memory(
     copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
-    teacher = geometry.parameters * element if beside else 0
+    other = teacher or geometry
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
         kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
@@ -227,13 +229,16 @@ def stage_memory(
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
-    masked = (geometry.document_masks or no_kernel) and stage.context_parallel == 1
+    document_masks = geometry.document_masks or (beside and other.document_masks)
+    masked = (document_masks or no_kernel) and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
+    if teacher is not None and beside:  # its pass comes first; of it the last hidden states stay
+        kept = max(kept, _layer_bytes(teacher.at(0), None, element)) + element * teacher.dims.hidden
     return StageMemory(
-        weights=weights * 4 + copies + trained * 12 + teacher,
+        weights=weights * 4 + copies + trained * 12 + other.parameters * element * beside,
         copies=copies,
         gathered=_gathered_bytes(
-            geometry, added, element, beside=beside, alone=alone, all_trained=stage.train == "all"
+            geometry, added, element, other if beside else None, alone=alone, all_trained=stage.train == "all"
         ),
         buckets=4 * trained,
         head=0 if stage.loss == "layer_mse" else head,
@@ -254,27 +259,32 @@ def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, check
 
 def _layer_parameters(geometry: Geometry, added: int) -> int:
     """Mean of the decoder layers."""
-    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    return (geometry.parameters - around + added) // geometry.layers
+    return (geometry.parameters - _around(geometry) + added) // geometry.layers
 
 
 def _gathered_bytes(
-    geometry: Geometry, added: int, element: int, *, beside: bool, alone: bool, all_trained: bool
+    geometry: Geometry, added: int, element: int, teacher: Geometry | None, *, alone: bool, all_trained: bool
 ) -> int:
     """Bytes that a process has whole at a time under FSDP; see the top of this file.
 
     Args:
-        geometry: the teacher's sizes.
+        geometry: the model's sizes.
         added: new parameters.
         element: bytes of a gathered weight.
-        beside: a teacher runs as well.
+        teacher: sizes of the teacher that runs as well, if one does.
         alone: of the student, converted layers' attention is on the GPU alone.
         all_trained: embedding and head are trained too.
     """
-    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    layer = _layer_parameters(geometry, added)
-    own = 0 if alone else around * (element + 4 * all_trained)
-    return own + around * element * beside + layer * (2 * element + element + 4)
+    own = 0 if alone else _around(geometry) * (element + 4 * all_trained)
+    layers = _layer_parameters(geometry, added) * (2 * element + element + 4)
+    if teacher is None:
+        return own + layers
+    return own + _around(teacher) * element + max(layers, _layer_parameters(teacher, 0) * 2 * element)
+
+
+def _around(geometry: Geometry) -> int:
+    """Parameters of embedding and head."""
+    return geometry.embedding_parameters * (1 if geometry.tied else 2)
 
 
 def offline_bytes(stage: Stage) -> int:
