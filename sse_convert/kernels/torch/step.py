@@ -5,6 +5,7 @@ a field but the first two has R, it may have 1 instead, for all of them.
 """
 
 import dataclasses as dc
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,9 @@ from torch import Tensor
 from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.routing import best_partitions, route
+
+LARGE = 1 << 17
+"""bytes of a partition's state from which it is changed where it is, one by one: copies cost more than operators"""
 
 
 @dc.dataclass(slots=True, kw_only=True)
@@ -66,29 +70,47 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
         read_gate: weigh what is read.
         scale: multiplies q.
     """
-    (B, M), (B, R) = state_BMHDV.shape[:2], x.weight_BR.shape
+    (B, M, H), R, weight_BR11 = state_BMHDV.shape[:3], x.weight_BR.shape[1], x.weight_BR[..., None, None]
     pages_SHDV = state_BMHDV.view(B * M, *state_BMHDV.shape[2:])
     used_BR = x.used_BR if B == 1 else x.used_BR + M * torch.arange(B, device=x.used_BR.device)[:, None]
-    slots = used_BR.view(B * R)
-    held_SHDV = pages_SHDV.index_select(0, slots)
-    held_BRHDV = held_SHDV.view(B, R, *pages_SHDV.shape[1:])
-    weight_BR11 = x.weight_BR.view(B, R, 1, 1)
-    _write(held_BRHDV.mul_(x.decay_BRHD[..., None]), x, weight_BR11 if write_gate else None)
-    pages_SHDV.index_copy_(0, slots, held_SHDV)
-    q_BRQD = x.q_BRQD * (weight_BR11 * scale if read_gate else scale)
-    o_BHGV = (q_BRQD.view(*q_BRQD.shape[:2], held_BRHDV.shape[2], -1, held_BRHDV.shape[3]) @ held_BRHDV).sum(1)
-    return o_BHGV.flatten(1, 2)
-
-
-def _write(held_BRHDV: Tensor, x: TokenInputs, weight_BR11: Tensor | None) -> None:
-    """Add what the tokens write to decayed states."""
-    k_BRHD, v_BRHV, strength_BRH = x.k_BRHD, x.v_BRHV, x.strength_BRH
-    if strength_BRH is not None:
-        strength_BRH1 = strength_BRH[..., None] if weight_BR11 is None else strength_BRH[..., None] * weight_BR11
-        v_BRHV = strength_BRH1 * (v_BRHV - (k_BRHD[..., None, :] @ held_BRHDV)[..., 0, :])
-    elif weight_BR11 is not None:
+    q_BRQD, k_BRHD, strength_BRH1 = x.q_BRQD * (weight_BR11 * scale if read_gate else scale), x.k_BRHD, None
+    if x.strength_BRH is not None:
+        strength_BRH1 = x.strength_BRH[..., None] * weight_BR11 if write_gate else x.strength_BRH[..., None]
+    elif write_gate:
         k_BRHD = k_BRHD * weight_BR11
-    held_BRHDV.addcmul_(k_BRHD[..., None], v_BRHV[..., None, :])
+    parts = x.decay_BRHD, k_BRHD, x.v_BRHV, strength_BRH1, q_BRQD.view(*q_BRQD.shape[:2], H, -1, q_BRQD.shape[3])
+    if _is_large(pages_SHDV):
+        rows = zip(*(_each(part, B, R) for part in parts), strict=True)
+        pages = zip(used_BR.flatten().tolist(), rows, strict=True)
+        o_BRHGV = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages]).unflatten(0, (B, R))
+    else:
+        held_SHDV = pages_SHDV.index_select(0, used_BR.flatten())
+        o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
+        pages_SHDV.index_copy_(0, used_BR.flatten(), held_SHDV)
+    return o_BRHGV.sum(1).flatten(1, 2)
+
+
+def _is_large(pages_SHDV: Tensor) -> bool:
+    """Whether states change faster one by one where they are than together in a copy."""
+    at_hand = pages_SHDV.device.type == "cpu" and not torch.compiler.is_compiling()
+    return at_hand and pages_SHDV[0].nbytes >= LARGE
+
+
+def _each(part: Tensor | None, sequences: int, used: int) -> list[Any]:
+    """A part [B, R or 1, ...] for each partition that each token uses."""
+    count = sequences * used
+    return [None] * count if part is None else list(part.expand(sequences, used, *part.shape[2:]).flatten(0, 1))
+
+
+def _advance(
+    held_HDV: Tensor, decay_HD: Tensor, k_HD: Tensor, v_HV: Tensor, strength_H1: Tensor | None, q_HGD: Tensor
+) -> Tensor:
+    """What is read [..., H, G, V] of states [..., H, D, V], which decay and are written first, in place."""
+    held_HDV.mul_(decay_HD[..., None])
+    if strength_H1 is not None:
+        v_HV = strength_H1 * (v_HV - (k_HD[..., None, :] @ held_HDV)[..., 0, :])
+    held_HDV.addcmul_(k_HD[..., None], v_HV[..., None, :])
+    return q_HGD @ held_HDV
 
 
 def used_partitions(e: Tensor, order: Tensor, shared: int | None, *, renormalise: bool) -> tuple[Tensor, Tensor]:
