@@ -68,13 +68,18 @@ class LayerStep:
 
     def __init__(self, layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
         self._layer, (self._dtype, self._precise) = layer, dtypes
-        first, self._then = _projections(layer, OF_INPUT), _projections(layer, OF_THESE)
-        self._watched = [p for part in (*first.values(), *self._then.values()) for p in part.parameters()]
+        first, then = _projections(layer, OF_INPUT), _projections(layer, OF_THESE)
+        self._watched = [p for part in (*first.values(), *then.values()) for p in part.parameters()]
         self._versions = [version(weight) for weight in self._watched]
         self._sizes = {name: part.out_features for name, part in first.items()}
         biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in first.values()]
         self._weight = torch.cat([part.weight.to(self._precise) for part in first.values()])
         self._bias = torch.cat([bias.to(self._precise) for bias in biases])
+        self._then = {name: self._weights(part) for name, part in then.items()}
+
+    def _weights(self, part: NewProjection) -> tuple[Tensor, Tensor | None]:
+        dtype = self._precise if isinstance(part, PreciseProjection) else self._dtype
+        return part.weight.detach().to(dtype), None if part.bias is None else part.bias.detach().to(dtype)
 
     def is_current(self, layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
         """Whether it is of this layer with the weights that it has now."""
@@ -93,7 +98,8 @@ class LayerStep:
             state: [B, M, H, D, V].
         """
         layer, mixer, dtype = self._layer, self._layer.mixer, self._precise
-        parts = F.linear(x.to(dtype), self._weight, self._bias).split(list(self._sizes.values()), -1)
+        projected = F.linear(x.to(dtype), self._weight, self._bias)
+        parts = torch.split_with_sizes(projected, list(self._sizes.values()), -1)
         made = dict(zip(self._sizes, parts, strict=True))
         e, order = best_partitions(made["sse_router"], mixer.top_k, getattr(layer, "sse_router_bias", None))
         shared = mixer.num_partitions if mixer.shared_partition else None
@@ -121,8 +127,7 @@ class LayerStep:
         layer, q, k = self._layer, flat[0], self._layer.groups(flat[1])
         if not layer.mixer.qk_rank:
             return layer.queries(q[:, None], rotation), layer.keys(k[:, None], rotation)
-        side_q, side_k = (self._up(f"sse_delta_{name}", made).to(self._dtype) for name in "qk")
-        side_k = layer.groups(side_k)
+        side_q, side_k = self._up("sse_delta_q", made), layer.groups(self._up("sse_delta_k", made))
         own_q, own_k = self._rows(q, q + side_q), self._rows(k.expand_as(side_k), k + side_k)
         return layer.queries(own_q, rotation), layer.keys(own_k, rotation)
 
@@ -143,10 +148,8 @@ class LayerStep:
 
     def _up(self, name: str, made: dict[str, Tensor]) -> Tensor:
         """What the two factors of a low rank make of the input."""
-        factor = self._then[f"{name}_up"]
-        weight, bias, down = factor.weight, factor.bias, made[f"{name}_down"]
-        dtype = self._dtype if type(factor) is NewProjection else self._precise
-        return F.linear(down.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        weight, bias = self._then[f"{name}_up"]
+        return F.linear(made[f"{name}_down"].to(weight.dtype), weight, bias)
 
     def _rows(self, own: Tensor, shared: Tensor | None) -> Tensor:
         """[B, R, ...] of what the sparse partitions have, and of what the shared one has; [B, 1, ...] for None."""
