@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache, PreTrainedModel
 
+from sse_convert.inference.cuda_graphs import graphed
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import PreciseProjection
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.token_step import LayerStep
 from tests.modeling.test_layer import KNOBS, model_with
-from tests.modeling.tiny import BESIDE, prompts, tiny_model
+from tests.modeling.tiny import BESIDE, MIXERS, prompts, tiny_model, tiny_source
 
 WITHOUT = {
     "N=1", "reads more", "reads less", "own projections", "own projections, rope", "query heads, own projections",
@@ -140,3 +142,46 @@ def test_low_precision_is_as_near(dtype: torch.dtype, steps: list[LayerStep], mo
     theirs, _ = continued(model, ids)
     near, as_near = ((x.double() - exact).abs().max() for x in (mine, theirs))
     assert near <= 1.5 * as_near
+
+
+class Operators(TorchDispatchMode):
+    """Counts what torch runs, views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(model: PreTrainedModel) -> int:
+    """Of one step, when the windows are full."""
+    ids = prompts((12, 12))[0][:1]
+    with graphed(model, slots=32):
+        _, cache = continued(model, ids)
+        with Operators() as ran:
+            model(ids[:, :1], past_key_values=cache)
+    return ran.count
+
+
+MANY = {"num_partitions": 4, "top_k": 2, "state_heads": "query"}
+RECOMMENDED = {**MANY, "update": "delta", "k_feature_map": "l2", "decay_params": "separate"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "most"),
+    [
+        ("sse", MANY, 40),
+        ("sse+sliding", MANY, 95),
+        ("sse+sliding", RECOMMENDED, 115),
+        ("sliding", {}, 5),
+    ],
+)
+@torch.no_grad()
+def test_a_layer_runs_few_operators_more_than_its_teacher(kind: str, settings: dict[str, Any], most: int) -> None:
+    plain = operators(tiny_source("qwen3"))
+    layout = (kind, "full", kind, "full")
+    mine = operators(tiny_model("qwen3", layout, {kind: {**MIXERS[kind], **settings}}, dtype=torch.float32))
+    assert mine - plain <= 2 * most

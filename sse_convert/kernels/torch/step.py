@@ -70,9 +70,11 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
         read_gate: weigh what is read.
         scale: multiplies q.
     """
-    (B, M, H), R, weight_BR11 = state_BMHDV.shape[:3], x.weight_BR.shape[1], x.weight_BR[..., None, None]
+    (B, M, H), R = state_BMHDV.shape[:3], x.weight_BR.shape[1]
+    weight_BR11 = x.weight_BR.view(B, R, 1, 1)
     pages_SHDV = state_BMHDV.view(B * M, *state_BMHDV.shape[2:])
     used_BR = x.used_BR if B == 1 else x.used_BR + M * torch.arange(B, device=x.used_BR.device)[:, None]
+    slots = used_BR.flatten()
     q_BRQD, k_BRHD, strength_BRH1 = x.q_BRQD * (weight_BR11 * scale if read_gate else scale), x.k_BRHD, None
     if x.strength_BRH is not None:
         strength_BRH1 = x.strength_BRH[..., None] * weight_BR11 if write_gate else x.strength_BRH[..., None]
@@ -81,19 +83,19 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
     parts = x.decay_BRHD, k_BRHD, x.v_BRHV, strength_BRH1, q_BRQD.view(*q_BRQD.shape[:2], H, -1, q_BRQD.shape[3])
     if _is_large(pages_SHDV):
         rows = zip(*(_each(part, B, R) for part in parts), strict=True)
-        pages = zip(used_BR.flatten().tolist(), rows, strict=True)
+        pages = zip(slots.tolist(), rows, strict=True)
         o_BRHGV = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages]).unflatten(0, (B, R))
     else:
-        held_SHDV = pages_SHDV.index_select(0, used_BR.flatten())
+        held_SHDV = pages_SHDV.index_select(0, slots)
         o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
-        pages_SHDV.index_copy_(0, used_BR.flatten(), held_SHDV)
+        pages_SHDV.index_copy_(0, slots, held_SHDV)
     return o_BRHGV.sum(1).flatten(1, 2)
 
 
 def _is_large(pages_SHDV: Tensor) -> bool:
     """Whether states change faster one by one where they are than together in a copy."""
     at_hand = pages_SHDV.device.type == "cpu" and not torch.compiler.is_compiling()
-    return at_hand and pages_SHDV[0].nbytes >= LARGE
+    return at_hand and pages_SHDV.nbytes >= LARGE * len(pages_SHDV)
 
 
 def _each(part: Tensor | None, sequences: int, used: int) -> list[Any]:
