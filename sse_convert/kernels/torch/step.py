@@ -84,7 +84,8 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
     if _is_large(pages_SHDV):
         rows = zip(*(_each(part, B, R) for part in parts), strict=True)
         pages = zip(slots.tolist(), rows, strict=True)
-        o_BRHGV = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages]).unflatten(0, (B, R))
+        o_XHGV = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages])
+        o_BRHGV = o_XHGV.view(B, R, *o_XHGV.shape[1:])
     else:
         held_SHDV = pages_SHDV.index_select(0, slots)
         o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
