@@ -273,7 +273,7 @@ class SSEBaseMixin(SSEMixin):
         if self._sse_indices:
             spec = source_spec(self.config.model_type)
             layer = getattr(self, spec.layers)[self._sse_indices[0]]
-            refuse_sharded(getattr(layer, spec.attention), self.config._attn_implementation)
+            refuse_sharded(getattr(layer, spec.attention).sse_out_scale, self.config._attn_implementation)
 
     def _documents(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.rows import is_local
+from sse_convert.data.text_files import find_files
 from sse_convert.errors import DataError
 from sse_convert.files import write_text
 from sse_convert.mixers import FULL
@@ -152,7 +153,7 @@ def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
     """Sources of a recipe.
 
     Raises:
-        DataError: one is neither here nor a name that a hub could have.
+        DataError: one is neither here nor a name that a hub could have, or a folder without text.
     """
     found: list[dict[str, Any]] = []
     for path in map(str, paths):
@@ -163,6 +164,8 @@ def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
                 expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
                 fix="correct the path",
             )
+        if here:
+            find_files(Path(path).expanduser())
         found.append({"path": path} if here else {"path": path, "streaming": True})
     return tuple(found)
 

@@ -154,10 +154,9 @@ def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> P
         CheckpointError: the folder holds no checkpoint, or weights that are not finite.
         HardwareError: the backend is not available here.
     """
-    from sse_convert.kernels.dispatch import available_backends, explain
+    from sse_convert.kernels.dispatch import require_backend
 
-    if backend not in available_backends():
-        raise HardwareError(f"backend {backend!r}: {explain(backend)}", expected=", ".join(available_backends()))
+    require_backend(backend)
     model: Any = load_pretrained(checkpoint, dtype=torch.float32, sse=sse)
     for layer in model.sse_layers().values():
         layer.backend = backend

@@ -35,7 +35,11 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
     Raises:
         TrainingError: rows and processes do not go together, or a precision does not go with the loss.
+        HardwareError: the recipe's backend is not available here.
     """
+    from sse_convert.kernels.dispatch import require_backend
+
+    require_backend(recipe.train.backend)
     Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
     if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
         raise TrainingError(

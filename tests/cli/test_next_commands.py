@@ -24,6 +24,9 @@ def place(tmp_path_factory):
     """A folder with a space in its name, and a model in it."""
     folder = tmp_path_factory.mktemp("has") / "a space"
     save_source(folder / "my model")
+    (folder / "my text.txt").write_text("He came to the harbor.")
+    report = api.convert(recipe_file(folder / "r.yaml", folder / "my model"), folder / "my hybrid")
+    assert typed(report.lines()[-1]) == ["sse-convert", "verify", str(folder / "my hybrid")]
     return folder
 
 
@@ -36,9 +39,7 @@ def test_recipes(place):
     assert typed((place / "new.yaml").read_text())[-1] == str(place / "new.yaml")
 
 
-def test_conversion_and_export(place):
-    report = api.convert(recipe_file(place / "r.yaml", place / "my model"), place / "my hybrid")
-    assert typed(report.lines()[-1]) == ["sse-convert", "verify", str(place / "my hybrid")]
+def test_export(place):
     report = ExportReport(
         out=place / "done", parameters=1, dtype="bfloat16", shards={}, files=[], evaluated=False, destroyed=False
     )
@@ -48,8 +49,12 @@ def test_conversion_and_export(place):
 def test_errors(place):
     error = quantised(open_checkpoint(place / "my model"), "fp8")
     assert typed(error.fix)[2] == str(place / "my model")
-    (place / "empty").mkdir()
-    (place / "empty" / "config.json").write_text((place / "my model" / "config.json").read_text())
-    with pytest.raises(CheckpointError) as caught:
-        load_pretrained(place / "empty")
-    assert typed(caught.value.fix)[-1] == str(place / "empty")
+    for name, fix in {"my hybrid": ["sse-convert", "verify"], "my model": ["download"]}.items():
+        empty = place / f"{name} without weights"
+        empty.mkdir()
+        (empty / "config.json").write_text((place / name / "config.json").read_text())
+        with pytest.raises(CheckpointError) as caught:
+            load_pretrained(empty)
+        words = shlex.split(caught.value.fix)
+        assert words[: len(fix)] == fix
+        assert fix == ["download"] or words[-1] == str(empty)

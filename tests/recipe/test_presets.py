@@ -18,7 +18,7 @@ from tools.packaged_recipes import MODELS, packaged_text
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 LARGEST = "llama-3.1-405b"
 """planned for its size; no recipe is"""
-LOCAL = ("stories260K", "teacher-qwen3-32m", "teacher-qwen3-32m-pure")
+LOCAL = ("teacher-qwen3-32m", "teacher-qwen3-32m-pure")
 """recipes for checkpoints in ../shared"""
 PARAMETERS = {
     "qwen3-0.6b": 596_049_920,

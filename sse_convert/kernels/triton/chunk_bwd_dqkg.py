@@ -280,7 +280,7 @@ def finish_chunk(
         phi = tl.where(inside, map_keys(keys, norm, key_scale, K_MAP), 0.0)
         dphi = unmap_keys(dphi, phi, dot, keys, key_scale, K_MAP)
         if sources.k_scale is not None:
-            scaled = tl.sum(tl.sum(tl.where(real[:, None] & inside, dphi * keys.to(tl.float32), 0.0), 1), 0)
-            tl.store(dk_scale + here * PARTS + part, scaled)
+            scaled = tl.sum(tl.where(real[:, None] & inside, dphi * keys.to(tl.float32), 0.0), 1, keep_dims=True)
+            tl.store(dk_scale + here * PARTS + part + tl.arange(0, 1), tl.sum(scaled, 0))
         dphi = dphi * key_scale
     scatter_slots(dk, dphi, slots.token, slots.out, c, h, d, H, D, C)

@@ -84,7 +84,7 @@ def prepare_kernel(
     first_query = hq % G == 0
 
     acc = tl.zeros([Q * C, C], tl.float32)
-    lowest = 0.0
+    lowest = tl.zeros([1], tl.float32)
     lane = tl.arange(0, BD)
     raw = load_source(g_base, g_row, h, lane, H, D)
     raw_k = load_source(k_base, k_row, h, lane, H, D)
@@ -102,7 +102,7 @@ def prepare_kernel(
         g = tl.where(written[:, None] & inside, log2_decay(this, normalizer), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
         total = tl.sum(tl.where(i[:, None] == C - 1, b, 0.0), 0)
-        lowest = tl.minimum(lowest, tl.min(total, 0))
+        lowest = tl.minimum(lowest, tl.min(total[None, :], 1))  # of a vector, triton 3.7 cannot for sm_100
         fall = tl.exp2(b)
         k = tl.where(inside, map_keys(this_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
         raised = k * tl.exp2(-b)
@@ -124,7 +124,7 @@ def prepare_kernel(
             tl.store(full + here * D + d, tl.exp2(total), mask=d < D)
             tl.store(decay + here * D + d, tl.where(through, tl.exp2(total), 0.0), mask=d < D)
     if first_query:
-        tl.store(strong + here, (lowest <= 1 - FAST_BITS).to(tl.int32))
+        tl.store(strong + here + tl.arange(0, 1), (lowest <= 1 - FAST_BITS).to(tl.int32))
         if K_MAP == "softmax":
             tl.store(norms + here * C + i, norm)
     acc = tl.where((r % C)[:, None] >= i[None, :], acc, 0.0)

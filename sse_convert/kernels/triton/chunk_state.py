@@ -54,9 +54,12 @@ def state_kernel(
             c = first + count - 1 - step // G
         if initial is not None:
             row = tl.load(inject + c)
-            if opening & (row >= 0):
-                state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+            begins = opening & (row >= 0)
+            begun = tl.zeros([BD, BV], tl.float32)
+            if begins:
+                begun = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
                 passed = tl.zeros([BD], tl.float32)
+            state = tl.where(begins, begun, state)  # a state that a branch replaces, triton 3.7 breaks for sm_100
         here = tl.cast(c, tl.int64) * H + h
         if STORE:
             at = chunk_states + mine + (c - first) * (H * D * V) + tile
