@@ -33,6 +33,7 @@ BEARABLE_IN_FLOAT32 = {
     "finish_strong_kernel": 896,
     "finish_kernel by slot": 2432,
     "inverse_kernel": 368,
+    "state_kernel": 8,
     "correct_kernel": 3968,
     "correct_backward_kernel": 6144,
 }
