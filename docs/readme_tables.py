@@ -57,12 +57,12 @@ def quality() -> str:
     head = ("what stays softmax", "layers", "training tokens", "loss above the teacher", "needles found (teacher)",
             "windows alone: loss, needles", "cache at 128K tokens (teacher)")  # fmt: skip
     notes = (
-        "Loss is in nats per token on held-out books, in rows of 8K tokens (32K in row four, 2K in row five).",
-        "Rows one and two are medians and ranges of five seeds, row four of three runs, the others one seed with its "
-        "95% interval.",
+        "Loss is in nats per token, in rows of 8K tokens (32K in row four, 2K in row five).",
+        "Rows one and two are medians and ranges of five seeds, row four of three runs. The others are one seed with "
+        "its 95% interval.",
         "Windows of row two were trained with AdamW in steps of 16K tokens, the hybrid with Muon in steps of 8K.",
-        "One NVIDIA H200, but for the hybrid's needles in row five (a CPU); commits, seeds and commands are in "
-        "`benchmarks/quality/results.csv`.",
+        "One NVIDIA H200, but for the hybrid's needles in row five (a CPU). `benchmarks/quality/results.csv` has "
+        "commits, seeds and commands.",
     )
     return "\n".join([*table(head, [_line(line) for line in LINES]), "", *notes])
 
@@ -111,7 +111,7 @@ def speed() -> str:
     )
     notes = (
         "Both sides take their fastest kernels, as CUDA graphs or compiled where that is faster; batch 1, bf16.",
-        "The hybrid has SSE in four of five layers and random weights.",
+        "The hybrid has random weights, and SSE in four of five layers.",
         f"{models['environment']['device']}, torch {models['environment']['torch']}, commits {', '.join(commits)}.",
     )
     return "\n".join([*table(("", "SSE or hybrid", "softmax attention", ""), lines), "", *notes])

@@ -252,6 +252,11 @@ def test_a_kernel_that_needs_a_gpu(place, fails, converted):
         )
         assert code == 5
         assert "backend 'triton': not available: there is no CUDA device" in message
+    code, message = fails(
+        "run", place / "r.yaml", "--set", "train.backend=triton", "--set", f"export.dir={place / 'all'}"
+    )
+    assert (code, "no CUDA device" in message) == (5, True)
+    assert not list(place.glob("all*")), "nothing is made before it is found"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -9,7 +9,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernels import operator_published as published
-from benchmarks.kernels.operator_cases import CUDNN, FLASH, GLA, GLA_TWICE, LOOP, MASK, OURS, VARLEN
+from benchmarks.kernels import operator_slots
+from benchmarks.kernels.operator_cases import (
+    CUDNN,
+    DELTA_SLOTS,
+    FLASH,
+    GLA,
+    GLA_SLOTS,
+    GLA_TWICE,
+    LOOP,
+    MASK,
+    OURS,
+    VARLEN,
+)
 from benchmarks.kernels.operator_inputs import Inputs
 from sse_convert.kernels.dispatch import sse_attention
 
@@ -40,6 +52,9 @@ def problem(candidate: str, x: Inputs) -> Problem:
         return _softmax(candidate, x)
     if candidate in (GLA, GLA_TWICE):
         return _plain(x, twice=candidate == GLA_TWICE)
+    if candidate in (GLA_SLOTS, *DELTA_SLOTS):
+        given = operator_slots.slots(candidate, x)
+        return Problem(leaves=given.leaves, d_o=given.d_o, run=given.run, exact=given.exact, kind=candidate)
     return Problem(
         leaves=x.leaves, d_o=x.d_o, run=_ours(x) if candidate == OURS else _published(candidate, x),
         exact=lambda t: sse(t, x, "varlen"), kind="sse",

@@ -13,8 +13,11 @@ VARLEN, MASK, LOOP = "published-varlen", "published-mask", "published-loop"
 GLA, GLA_TWICE = "gla", "gla-2x"
 FLASH, CUDNN = "flash", "cudnn"
 RECURRENT, FLA_STEP = "torch-recurrent", "fla-recurrent"
+GLA_SLOTS, KDA_SLOTS, GDN_SLOTS, FLASH_QLA = "gla-slots", "kda-slots", "gdn-slots", "flash-qla"
 SSE = (OURS, VARLEN, MASK, LOOP)
-CANDIDATES = (*SSE, GLA, GLA_TWICE, FLASH, CUDNN, RECURRENT, FLA_STEP)
+DELTA_SLOTS = (KDA_SLOTS, GDN_SLOTS, FLASH_QLA)
+"""of the delta rule, the last two with one decay per head"""
+CANDIDATES = (*SSE, GLA, GLA_TWICE, FLASH, CUDNN, RECURRENT, FLA_STEP, GLA_SLOTS, *DELTA_SLOTS)
 
 TARGET_TOKENS = (2**16, 2**18, 2**13, 2**10)
 """first, so that a run that is cut off has them; and 64k before all, since fla tunes its kernels on their first call"""
@@ -116,7 +119,8 @@ def _shapes() -> list[Case]:
 
 def _models() -> list[Case]:
     """What models run, one layer at a time: the recommended recipe on the hub, the paper's keys, the delta rule, more
-    partitions used and more to choose from, short documents, strong decays; beside the figure's shape."""
+    partitions used and more to choose from, short documents, strong decays; beside the figure's shape, and other
+    libraries on as many slots."""
     pair: dict[str, Any] = {"query_heads": 16, "normalizer": 16.0}
     hub: dict[str, Any] = {**pair, "k_map": "relu", "partitions": 16, "top_k": 2}
     paper: dict[str, Any] = {**pair, "k_map": "softmax"}
@@ -128,12 +132,13 @@ def _models() -> list[Case]:
         ("1% strong chunks", {"strong": 0.01}), ("all chunks strong", {"strong": 1.0}), ("delta rule", {"delta": True}),
     ]  # fmt: skip
     cases = [Case(group="models", lengths=_halves(tokens), note=note, **changes,
-                  candidates=(OURS, GLA_TWICE) if note == "figure" else (OURS,))
+                  candidates=(OURS, *(DELTA_SLOTS if "delta" in changes else (GLA_SLOTS,))))
              for tokens in (2**15, 2**13) for note, changes in settings]  # fmt: skip
     documents = next(case for case in _short()).lengths
-    cases += [Case(group="models", lengths=documents, candidates=(OURS,), note=f"{note}, short documents", **changes)
-              for note, changes in (("hub", hub), ("paper", paper))]  # fmt: skip
-    cases += [Case(group="models", lengths=_halves(2**16), candidates=(OURS,), note="delta rule", delta=True)]
+    cases += [Case(group="models", lengths=documents, candidates=(OURS, GLA_SLOTS), note=f"{note}, short documents",
+                   **changes) for note, changes in (("hub", hub), ("paper", paper))]  # fmt: skip
+    delta = (OURS, *DELTA_SLOTS)
+    cases += [Case(group="models", lengths=_halves(2**16), candidates=delta, note="delta rule", delta=True)]
     return cases
 
 
@@ -151,5 +156,5 @@ GROUPS = {
     "shapes": _shapes,
     "models": _models,
 }
-SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0, "models": 120.0}
+SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0, "models": 420.0}
 """by group: after so long nothing new starts"""

@@ -3,7 +3,8 @@
     python -m benchmarks.kernels.sse_operator --out benchmarks/kernels/operator_h200.json
 
 Peers: torch's softmax attention (flash, cuDNN), fla-core's `chunk_gla` on the same tokens and on as many slots as SSE
-has, and SSE as its authors published it, composed of fla-core's functions. Every candidate is compared with float64
+has, under the delta rule its `chunk_kda` and `chunk_gated_delta_rule` and FlashQLA, and SSE as its authors published
+it, composed of fla-core's functions. Every candidate is compared with float64
 before it is timed; one that is wrong is reported as wrong and not timed. Everything runs eagerly and, where it does not
 wait for the device, as a CUDA graph. The JSON is rewritten after every candidate; --resume goes on with an unfinished
 one, in which each cell names its commit and `earlier` keeps the surroundings of the runs before. COMMIT names the
@@ -189,6 +190,7 @@ def surroundings(device: torch.device) -> Row:
     own = {
         "command": " ".join(["python -m benchmarks.kernels.sse_operator", *sys.argv[1:]]),
         "fla_core": metadata.version("fla-core") if find_spec("fla") else None,
+        "flash_qla": metadata.version("flash-qla") if find_spec("flash_qla") else None,
         "ptxas": nvidia.ptxas.version,
         "copy_tb_per_s": round(copy_bandwidth() / 1e12, 3),
     }

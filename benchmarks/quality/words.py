@@ -1,6 +1,7 @@
 """A recipe's layers and training in words that need no knowledge of its keys."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 RULES = {"gla": "gated linear attention", "delta": "delta rule"}
@@ -60,6 +61,9 @@ def training(recipe: Mapping[str, Any], layers: Sequence[str], *, books: str | N
     parts = [f"{optimizer}, steps of {_size(stages[0]['batch_tokens'])} tokens", _rates(stages[0]["lr"])]
     if stages[-1]["seq_len"] > LONG:
         parts.append(f"then rows of {_size(stages[-1]['seq_len'])} at {_rates(stages[-1]['lr'])}")
+    parts += [f"from the predictions of {PurePath(name).name}" for name in _of(stages, "teacher")]
+    if "assistant" in _of(stages, "loss_mask"):
+        parts.append("on assistant turns")
     if set(layers) - {"full", "sliding"}:
         parts.append(f"calibrated on rows of {recipe['calibrate']['seq_len']:,}")
     if recipe["train"].get("cuda_graphs"):
@@ -67,6 +71,11 @@ def training(recipe: Mapping[str, Any], layers: Sequence[str], *, books: str | N
     if not recipe["data"]["needles"]["share"]:
         parts.append("no needles in training rows")
     return ", ".join([*parts, *([books.partition(" and ")[0]] if books else [])])
+
+
+def _of(stages: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """What stages say of a key, each once; reports of earlier versions do not have every key."""
+    return list(dict.fromkeys(str(stage[key]) for stage in stages if stage.get(key)))
 
 
 def _rates(rates: float | Mapping[str, float | None]) -> str:

@@ -50,7 +50,7 @@ def recipes_copy(name: str, to: Path = Path("."), *, overwrite: bool = False) ->
         OutputError: the target exists or cannot be written.
     """
     written = copy_preset(name, to, overwrite=overwrite)
-    return TextReport({"path": str(written)}, [f"wrote {written}; next: sse-convert plan {written}"])
+    return TextReport({"path": str(written)}, [f"wrote {written}; next: sse-convert plan {shlex.quote(str(written))}"])
 
 
 def recipes_new(

@@ -100,7 +100,7 @@ def _stage(
 
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
-    """Do it all: convert, calibrate, every stage, eval, export, then the recipe's controls. Finished steps are skipped.
+    """Do it all: choose layers, convert, calibrate, train, eval, export, controls. Finished steps are skipped.
 
     On several GPUs: accelerate launch --multi_gpu -m sse_convert run RECIPE
 

@@ -206,7 +206,7 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
         raise HubError(
             f"the hub cannot be reached for {where} ({type(error).__name__})",
             expected="a network connection, or the model in the local cache",
-            fix="check the connection, or give a local folder",
+            fix="check the connection; if a folder is meant, there is none of that name here",
         ) from error
 
 

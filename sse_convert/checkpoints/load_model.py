@@ -114,15 +114,25 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrain
 
 def tokenizer_of(files: CheckpointFiles) -> "PreTrainedTokenizerBase":
     """The tokenizer stored with an opened checkpoint. Errors as of `load_tokenizer`."""
+    return stored_tokenizer(download(files))
+
+
+def stored_tokenizer(files: CheckpointFiles) -> "PreTrainedTokenizerBase":
+    """The tokenizer among the files that are here already; no weights are downloaded for it. Errors as of
+    `load_tokenizer`."""
     from transformers import AutoTokenizer
 
-    folder = download(files).folder
-    with refusing(
-        f"{files.name} has no tokenizer that loads",
-        expected="tokenizer.json and tokenizer_config.json beside config.json",
-        fix="copy them from the original model",
-    ):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
+    wanted = {
+        "expected": "tokenizer.json and tokenizer_config.json beside config.json",
+        "fix": "copy them from the original model",
+    }
+    with refusing(f"{files.name} has no tokenizer that loads", **wanted):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            files.folder, trust_remote_code=trusts_code()
+        )
+        ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
+    if not ordinary:  # transformers makes an empty one where the files are missing
+        raise CheckpointError(f"{files.name} has no tokenizer: it knows no word", **wanted)
     return tokenizer
 
 

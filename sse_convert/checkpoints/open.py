@@ -87,7 +87,7 @@ def open_checkpoint(
         raise CheckpointError(
             f"checkpoint folder {source} does not exist",
             expected="a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B",
-            fix="correct model: in the recipe, or the path",
+            fix="correct the path (model: or teacher: of a recipe); it starts at the folder that the command runs in",
         )
     return _open_hub(str(source), revision, allow_pickle, config_enough)
 

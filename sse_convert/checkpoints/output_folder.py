@@ -16,6 +16,7 @@ from typing import Literal
 from sse_convert.checkpoints.hub import cached_blob
 from sse_convert.errors import OutputError
 from sse_convert.files import held, remove_leftovers, sync, sync_folder
+from sse_convert.report import format_bytes
 
 Link = Literal["auto", "hard", "copy"]
 """what is asked for: links into the hub cache and copies of anything else, links wherever they can be, or copies"""
@@ -180,7 +181,7 @@ def check_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if free < needed:
         raise OutputError(
-            f"{out.parent} has {free / 1e9:.1f} GB free",
-            expected=f"{needed / 1e9:.1f} GB",
+            f"{out.parent} has {format_bytes(free)} free",
+            expected=format_bytes(needed),
             fix="free space, choose another disk, or link instead of copying",
         )

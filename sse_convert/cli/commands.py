@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "name": {"autocompletion": _recipe_names},
     "source": {"metavar": "MODEL_OR_RECIPE"},
     "run": {"metavar": "RUN_DIR"},
-    "sources": {"metavar": "SOURCE..."},
+    "sources": {"metavar": "SOURCE"},
     "prompt": {"help": "Text to continue; `-` reads stdin.", "callback": _text_or_stdin},
     "overrides": {
         "metavar": "KEY=VALUE",

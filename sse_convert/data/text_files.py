@@ -68,7 +68,11 @@ def find_files(path: Path) -> list[Path]:
             )
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path} does not exist", expected="a file or a folder", fix="correct the source's path")
+        raise DataError(
+            f"{path} does not exist",
+            expected="a file or a folder",
+            fix="correct the source's path, which starts at the folder that the command runs in",
+        )
     files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
     if not files:
         raise DataError(

@@ -72,14 +72,18 @@ def _sees_images(config: dict[str, Any]) -> bool:
 def _introduction(config: dict[str, Any], recipe: dict[str, Any], parameters: int) -> str:
     layers = config["sse"]["layers"]
     converted = sum(layer != "full" for layer in layers)
-    teacher = base_model(recipe)
-    source = f"[{teacher}](https://huggingface.co/{teacher})" if teacher else f"`{Path(recipe['model']).name}`"
     return (
-        f"{source} with {converted} of its {len(layers)} softmax attention layers replaced, by `sse-convert`. "
-        f"{format_number(parameters)} parameters. SSE layers (Sparse State Expansion, "
+        f"{_linked(recipe['model'])} with {converted} of its {len(layers)} softmax attention layers replaced, by "
+        f"`sse-convert`. {format_number(parameters)} parameters. SSE layers (Sparse State Expansion, "
         "[arXiv:2507.16577](https://arxiv.org/abs/2507.16577)) are linear attention with a large, sparsely updated "
         "state: their memory does not grow with the context, and their time grows linearly." + _choice(recipe)
     )
+
+
+def _linked(model: str) -> str:
+    """A hub id, also with @REVISION, as a link; a folder by its name."""
+    named = base_model({"model": model})
+    return f"[{named}](https://huggingface.co/{named.partition('@')[0]})" if named else f"`{Path(model).name}`"
 
 
 def _choice(recipe: dict[str, Any]) -> str:
@@ -197,7 +201,18 @@ def _training(recipe: dict[str, Any]) -> str:
         (s["name"], s["loss"], format_number(s["tokens"]), s["seq_len"], format_rate(s), s["train"])
         for s in recipe["stages"]
     ]
-    return "## Training\n\n" + _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
+    table = _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
+    return "\n\n".join(["## Training", table, *_teachers(recipe)])
+
+
+def _teachers(recipe: dict[str, Any]) -> list[str]:
+    """Stages that learned from another model than the one that was converted."""
+    named = [(stage["name"], stage["teacher"]) for stage in recipe["stages"] if stage.get("teacher")]
+    if not named:
+        return []
+    lines = [f"- `{name}` learned from the predictions of {_linked(teacher)}" for name, teacher in named]
+    told = "Figures compare with the model that was converted, also where a stage learned from another:"
+    return [told, "\n".join(lines)]
 
 
 def _pictures(pictures: Sequence[tuple[str, str]]) -> str:

@@ -6,6 +6,7 @@ Weights are streamed in pieces, so a model of any size can be exported on any ma
 import contextlib
 import dataclasses as dc
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,13 @@ class ExportReport(FieldsReport):
     def lines(self) -> list[str]:
         """The result for a person."""
         size = format_bytes(sum(self.shards.values()))
-        push = "" if self.destroyed else f", or sse-convert push {self.out} USER/NAME"
+        out = shlex.quote(str(self.out))
+        push = "" if self.destroyed else f", or sse-convert push {out} USER/NAME"
         return [
             f"wrote {self.out}: {format_number(self.parameters)} parameters, {self.dtype}, {size} in "
             f"{len(self.shards)} shard{'s' if len(self.shards) > 1 else ''}",
             "the model card has " + ("the figures of the evaluation" if self.evaluated else "no figures yet"),
-            f"next: sse-convert generate {self.out} 'Once upon a time'{push}",
+            f"next: sse-convert generate {out} 'Once upon a time'{push}",
         ]
 
 

@@ -159,6 +159,18 @@ def available_backends() -> list[str]:
     return [name for name in BACKENDS if name != "triton" or unavailable_reason(_gpu(), False) is None]
 
 
+def require_backend(backend: str) -> None:
+    """Make sure that a backend can be used on this machine.
+
+    Raises:
+        HardwareError: it is not available here.
+    """
+    if backend not in (known := available_backends()):
+        raise HardwareError(
+            f"backend {backend!r}: {explain(backend)}", expected=", ".join(known), fix="set train.backend to auto"
+        )
+
+
 def explain(backend: str) -> str:
     """One line on what a backend is, or why it is not available."""
     if backend == "triton":

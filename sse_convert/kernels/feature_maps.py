@@ -10,6 +10,7 @@ from sse_convert.errors import UsageError
 
 KeyFeatureMap = Literal["softmax", "silu", "relu", "l2", "identity"]
 
+_KNOWN = get_args(KeyFeatureMap)
 NORM_EPS = 1e-6
 """added to the squared norm of a key under `l2`, whose norm so stays below 1 and has a gradient at 0"""
 
@@ -20,9 +21,8 @@ def check_key_feature_map(kind: str) -> None:
     Raises:
         UsageError: `kind` is none of `KeyFeatureMap`.
     """
-    known = get_args(KeyFeatureMap)
-    if kind not in known:
-        raise UsageError(f"key feature map is {kind!r}", expected=f"one of {', '.join(known)}")
+    if kind not in _KNOWN:
+        raise UsageError(f"key feature map is {kind!r}", expected=f"one of {', '.join(_KNOWN)}")
 
 
 def selected_rows(k: Tensor, row_top_k: int) -> Tensor:

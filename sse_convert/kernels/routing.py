@@ -71,8 +71,26 @@ def route(
         positions = torch.arange(T, device=logits_TN.device) if positions is None else positions
         gate_TN = partition_gate(logits_TN, positions, state)
     score_TN = gate_TN.detach() if router_bias is None else gate_TN.detach() + router_bias.detach().to(gate_TN.dtype)
-    order_TN = torch.sort(score_TN, dim=-1, descending=True, stable=True).indices
+    order_TN = _ranked(score_TN)[1]
     return Routing(gate_TN, order_TN[:, :top_k], order_TN[:, :read_top_k])
+
+
+def best_partitions(router_logits: Tensor, top_k: int, router_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """e and the index (int64), each [T, top_k], of the partitions that `route` lets tokens write under softmax, best
+    first; without gradients. For arguments see there."""
+    logits_TN = router_logits if router_logits.dtype == torch.float64 else router_logits.float()
+    gate_TN = torch.softmax(logits_TN, dim=-1)
+    if router_bias is None:
+        gate_TN, order_TN = _ranked(gate_TN)
+        return gate_TN[:, :top_k], order_TN[:, :top_k]
+    order_TK = _ranked(gate_TN + router_bias.to(gate_TN.dtype))[1][:, :top_k]
+    return gate_TN.gather(1, order_TK), order_TK
+
+
+def _ranked(score_TN: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores, best first, and which partitions have them."""
+    values, indices = torch.sort(score_TN, dim=-1, descending=True, stable=True)
+    return values, indices
 
 
 def load(routing: Routing, mask: Tensor | None = None) -> Tensor:

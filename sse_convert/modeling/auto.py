@@ -6,6 +6,7 @@ family is loaded.
 
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -66,6 +67,12 @@ def auto_class(model_type: str) -> Any:
     return getattr(transformers, "AutoModelForCausalLM" if spec is None else spec.auto_class)
 
 
+def _mend(path: str | Path, model_type: str) -> str:
+    """What to do about weights that do not load."""
+    converted = model_type.startswith(SSE_PREFIX)
+    return f"sse-convert verify {shlex.quote(str(path))}" if converted else "download the checkpoint again"
+
+
 def load_pretrained(
     path: str | Path,
     dtype: "torch.dtype | str | None" = None,
@@ -88,6 +95,7 @@ def load_pretrained(
     register()
     from transformers import PreTrainedConfig
 
+    model_type = ""
     try:
         model_type = str(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
         model, info = auto_class(model_type).from_pretrained(
@@ -109,7 +117,7 @@ def load_pretrained(
         raise CheckpointError(
             f"{path}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
             expected="a causal language model checkpoint with config.json and safetensors weights",
-            fix=f"sse-convert verify {path}",
+            fix=_mend(path, model_type),
         ) from error
     if model_type.removeprefix(SSE_PREFIX) in ARCHITECTURES | IMAGE_TEXT:
         further = further_tokens(model.config)
@@ -123,7 +131,7 @@ def load_pretrained(
         raise CheckpointError(
             f"{path}: {'; '.join(problems)}",
             expected="exactly the tensors of the model",
-            fix=f"sse-convert verify {path}",
+            fix=_mend(path, model_type),
         )
     return (model if device is None else model.to(device)).eval()
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Linea
 from sse_convert.errors import UsageError
 from sse_convert.modeling.compat import mark_static
 from sse_convert.modeling.key_ring import KeyRing, Pair
+from sse_convert.modeling.token_step import StepKeeper
 
 Replay = Callable[[Tensor, int], Tensor]
 """(state before a forward, tokens to keep of each row) -> state after them"""
@@ -114,23 +115,26 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, _CountingLayer):
         _CountingLayer.__init__(self, static_length=static_length)
         LinearAttentionCacheLayerMixin.__init__(self, number_of_states=1)
         self._past: list[tuple[int, Tensor, Replay]] = []
+        self.step = StepKeeper()
 
     @property
     def state(self) -> Tensor | None:
         """The state, or None before the first token."""
         return self.recurrent_states[0] if self.has_previous_state[0] else None
 
-    def write(self, state: Tensor, tokens: int, replay: Replay) -> None:
+    def write(self, state: Tensor, tokens: int, replay: Replay | None) -> None:
         """Store the state after `tokens` more tokens per row (padding included).
 
         Args:
             state: [B, partitions, H, D, V]; the layer's own tensor if it was overwritten in place.
             tokens: columns that the forward added.
-            replay: recomputes the state after fewer of them, from the state before; kept only while recording.
+            replay: recomputes the state after fewer of them, from the state before; kept, and needed, only while
+                recording.
         """
         if not self.is_recurrent_states_initialized[0]:
             self.lazy_initialization(state)
         if self.record_past:
+            assert replay is not None
             self._past.append((tokens, self.recurrent_states[0].clone(), replay))
         if state is not self.recurrent_states[0]:
             self._restore(state)

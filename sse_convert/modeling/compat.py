@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -24,6 +24,16 @@ def record_outputs(model: Any) -> None:
     """Enter a model of another class than it was made with in transformers' registry of recordable outputs, which goes
     by class name."""
     dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(model.__class__), model._can_record_outputs)
+
+
+def is_bare(module: nn.Module) -> bool:
+    """Whether a module is no more than its class says: no hook, no forward of another."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor, which is not one of inference mode, was changed in place."""
+    return int(tensor._version)
 
 
 def mark_static(tensor: Tensor) -> None:

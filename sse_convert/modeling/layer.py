@@ -31,6 +31,7 @@ from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
 from sse_convert.modeling.tensors import state_heads
+from sse_convert.modeling.token_step import takes_steps
 from sse_convert.modeling.tracing import traced
 
 NORM_EPS = 1e-6
@@ -136,7 +137,11 @@ class SSEAttention(RoutedLayer):
             )
         batch, length = hidden_states.shape[:2]
         x = sse_layout.pack(hidden_states)
-        inputs = self.operator_inputs(x, self.rotation(position_embeddings, sse_layout, batch), projected)
+        rotation, cache = self.rotation(position_embeddings, sse_layout, batch), kwargs.get(self.spec.cache_argument)
+        kept = None if cache is None else self.state_layer(cache)
+        if kept is not None and (stepped := self._step(x, rotation, sse_layout, kept, projected)) is not None:
+            return self.scaled(stepped, x, dtype), sse_layout
+        inputs = self.operator_inputs(x, rotation, projected)
         positions = kwargs.get("sse_positions", kwargs.get("position_ids"))
         if inputs["partition_gate"] is not None and positions is not None:
             inputs["positions"] = sse_layout.pack(positions.expand(batch, -1))
@@ -144,8 +149,7 @@ class SSEAttention(RoutedLayer):
         if shard is not None:
             inputs = operator_heads(inputs, shard)
         self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
-        cache = kwargs.get(self.spec.cache_argument)
-        o = self._attend(inputs, sse_layout, None if cache is None else self.state_layer(cache), length)
+        o = self._attend(inputs, sse_layout, kept, length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
@@ -192,20 +196,23 @@ class SSEAttention(RoutedLayer):
         offset_q, offset_k, offset_v = (
             self._offset(flat, x, name) for flat, name in ((flat_q, "q"), (flat_k, "k"), (flat_v, "v"))
         )
-        q, k = sparse = self._queries_and_keys(offset_q, offset_k, None, rotation)
+        groups = self.groups(flat_k)
+        q, k = sparse = self.queries(offset_q, rotation), self.keys(self.groups(offset_k), rotation)
         precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
+            if side is not None:
+                flat_q, groups = flat_q + side[0], groups + self.groups(side[1])
             same = mixer.shared_params and side is None
-            shared_q, shared_k = sparse if same else self._queries_and_keys(flat_q, flat_k, side, rotation)
+            shared_q, shared_k = sparse if same else (self.queries(flat_q, rotation), self.keys(groups, rotation))
             own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, shared_decay)
             if not mixer.shared_params:
-                shared = (*shared, self._values(flat_v))
+                shared = (*shared, self.values(flat_v))
         logits = self._router_logits(precise)
-        v = self._values(offset_v)
+        v = self.values(offset_v)
         if mixer.num_partitions > 1 and not (mixer.gate.write or mixer.gate.read):
             v = v + (0 * logits.sum()).to(v.dtype)  # e is not used: a zero gradient for the router, which DDP waits for
         return {
@@ -217,7 +224,7 @@ class SSEAttention(RoutedLayer):
             "shared": shared,
             "write_strength": self._write_strength(precise, "sse_write_strength"),
             "shared_write_strength": self._write_strength(precise, "sse_shared_write_strength"),
-            **self._mapping_options(),
+            **self.mapping_options(),
             **self._routing_options(),
         }
 
@@ -272,6 +279,25 @@ class SSEAttention(RoutedLayer):
         layer.write(final[: layout.sequences], length, Replay(inputs, layout, length, self.backend))
         return o
 
+    def _step(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        layout: SequenceLayout,
+        kept: SSECacheLayer,
+        projected: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> Tensor | None:
+        """o [T, Hq, V] of one token of each row on a CPU, in few operators; None for what is not that."""
+        state = kept.state
+        if state is None or not takes_steps(self, x, layout, state) or not self._may_overwrite(state, kept.record_past):
+            return None
+        if (step := kept.step.of(self, x)) is None:
+            return None
+        o, logits = step(x, self.project(x) if projected is None else projected, rotation, state)
+        self.remember(logits, None, None)
+        kept.write(state, 1, None)
+        return o
+
     @staticmethod
     def _may_overwrite(state: Tensor | None, recording: bool) -> bool:
         if state is None or recording or torch.is_grad_enabled():
@@ -291,32 +317,22 @@ class SSEAttention(RoutedLayer):
         weight = getattr(self, f"sse_partition_{name}").to(x.dtype)
         return flat[:, None] + torch.einsum("th,noh->tno", x, weight)
 
-    def _queries(self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """q [T, (N,) Hq, D]."""
-        if delta is not None:
-            flat = flat + (delta if flat.dim() == 2 else delta[:, None])
+    def groups(self, flat: Tensor) -> Tensor:
+        """[..., kv heads, keys that each has, D] of projected keys."""
+        heads, dim = self.dims.kv_heads, self.dims.head_dim
+        return _split(flat, heads, flat.shape[-1] // (heads * dim), dim)
+
+    def queries(self, flat: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """q [T, (N,) Hq, D] of projections."""
         if self.spec.qk_norm == "whole":
             flat = self._norm(0)(flat)
-        q = _split(flat, self.dims.query_heads, self.dims.head_dim)
-        return self._placed(q, 0, rotation)
+        return self._placed(_split(flat, self.dims.query_heads, self.dims.head_dim), 0, rotation)
 
-    def _queries_and_keys(
-        self, q: Tensor, k: Tensor, side: tuple[Tensor, Tensor] | None, rotation: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        """q [T, (N,) Hq, D] and k [T, (N,) H, D] of flat projections."""
-        delta_q, delta_k = side or (None, None)
-        return self._queries(q, delta_q, rotation), self._keys(k, delta_k, rotation)
-
-    def _keys(self, flat: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """k [T, (N,) H, D] for the operator to map; phi(k) if it is row-sparse."""
-        kv_heads, dim = self.dims.kv_heads, self.dims.head_dim
-        k = _split(flat, kv_heads, 1, dim)
-        if delta is not None:
-            side = _split(delta, kv_heads, self.state_heads // kv_heads, dim)
-            k = k + (side if k.dim() == 4 else side[:, None])
+    def keys(self, k: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """k [T, (N,) H, D] for the operator to map, of `groups`; phi(k) if it is row-sparse."""
         if self.spec.qk_norm == "whole":
             whole = self._norm(1)(k.transpose(-3, -2).flatten(-2))
-            k = _split(whole, kv_heads, dim).transpose(-3, -2)
+            k = _split(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
         k = self._per_state_head(self._placed(k.flatten(-3, -2), 1, rotation))
         if self.mixer.row_top_k is None:
             return k
@@ -336,7 +352,7 @@ class SSEAttention(RoutedLayer):
         x = _rotate(x, rotation, self.spec)
         return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
 
-    def _values(self, flat: Tensor) -> Tensor:
+    def values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
         v = self._per_state_head(value_heads(self, self.spec, self.dims, flat))
         return v.float() if v.dtype == torch.float16 else v
@@ -366,7 +382,7 @@ class SSEAttention(RoutedLayer):
         logits: Tensor = self.sse_router(x)
         return logits
 
-    def _mapping_options(self) -> dict[str, Any]:
+    def mapping_options(self) -> dict[str, Any]:
         """What the operator does to keys and decays; nothing where the layer did it."""
         mixer = self.mixer
         own_keys = mixer.row_top_k is not None

@@ -8,7 +8,7 @@ not the new tensors. The libraries' own guards look at `layer_types` and stay si
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
 from sse_convert.errors import HardwareError
 
@@ -62,15 +62,14 @@ def refuse_parallel_plan(plan: Any) -> None:
         raise refuse("tp", f"tp_plan={plan.tp_plan!r}")
 
 
-def refuse_sharded(module: nn.Module, attention_kind: str | None) -> None:
-    """Check, at run time, how a converted layer's weights are spread over devices.
+def refuse_sharded(parameter: Tensor, attention_kind: str | None) -> None:
+    """Check, at run time and by one of its parameters, how a converted layer's weights are spread over devices.
 
     Raises:
         HardwareError: a device mesh has a tensor, context or sequence dimension, or attention runs Ulysses style.
     """
     if attention_kind == "ulysses":
         raise refuse("sp", "attention implementation 'ulysses'")
-    parameter = next(module.parameters(), None)
     names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ()
     for mode in _MODES:
         if any(mode in name.split("_") for name in names):

@@ -95,7 +95,11 @@ def compare_runs(sources: Sequence[str | Path], *, out: Path | None = None) -> C
     Arguments and errors as of `api.compare`.
     """
     if len(sources) < 2:
-        raise UsageError(f"{len(sources)} to compare", expected="at least two runs, checkpoints or evaluation files")
+        raise UsageError(
+            f"nothing to set beside {sources[0]}" if sources else "nothing to compare",
+            expected="at least two runs, checkpoints or evaluation files",
+            fix="name another one",
+        )
     names = labels([str(source) for source in sources])
     found = [read_source(source) for source in sources]
     board = _board(names, found)

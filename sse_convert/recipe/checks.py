@@ -34,7 +34,7 @@ BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", 
 TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
 """RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
-_ONE_LOSS = {"offline": "kl", "rope": "ce", "stop": "layer_mse"}
+_ONE_LOSS = {"teacher": "kl", "offline": "kl", "rope": "ce", "stop": "layer_mse"}
 """stage keys that one loss alone knows"""
 ROPE_NOT_BUILT = {
     "dynamic": "its frequencies depend on the longest row seen so far, so a run could not be continued to the bit",
@@ -210,11 +210,13 @@ def _stage_budget(stage: Stage) -> Iterator[Problem]:
 
 
 def _stage_loss(stage: Stage) -> Iterator[Problem]:
-    if stage.loss_mask != "all" and stage.loss != "ce":
-        yield Problem(("loss_mask",), f"is for loss ce, this stage's loss is {stage.loss}; remove it")
+    if stage.loss_mask != "all" and stage.loss == "layer_mse":
+        yield Problem(("loss_mask",), "is for losses kl and ce, this stage's loss is layer_mse; remove it")
     for key, loss in _ONE_LOSS.items():
         if getattr(stage, key) is not None and stage.loss != loss:
             yield Problem((key,), f"is for loss {loss}, this stage's loss is {stage.loss}; remove it")
+    if (name := stage.teacher) is not None and (not name or name != name.strip("@ ")):
+        yield Problem(("teacher",), f"{shortened(repr(name))}: expected a folder, or a hub id, also with @REVISION")
     if stage.loss == "layer_mse" and stage.train != "mixers":
         yield Problem(("train",), f"'{stage.train}': loss layer_mse trains converted layers only; use train: mixers")
 

@@ -9,7 +9,8 @@ Each control is the recipe itself with other layers, so that it sees the same te
     pure_sse         SSE everywhere, no softmax layer left
 
 KL to itself gives the teacher no gradient, so `teacher_tuned` runs the stages of loss ce alone, and those of loss kl
-where planted rows tell what the teacher does not know (`data.needles.answers: row`); a recipe without any has it in
+that have a teacher of their own, or planted rows that tell what the teacher does not know
+(`data.needles.answers: row`); a recipe without any has it in
 another run, with ce for kl (`--set stages.0.loss=ce`). A window is that of the layer it replaces if there is
 one beside SSE, else that of the recipe's sliding layers, else 128 tokens and 4 sinks. Sliding layers of the recipe stay
 as they are, save in `pure_sse`; a window beside SSE stays beside what replaces SSE.
@@ -105,9 +106,11 @@ def as_gla(mixer: Mixer) -> SSEMixer:
 def _tuned(recipe: Recipe) -> Recipe | str:
     """Layers in training groups are none, so stages for converted layers alone train the whole model."""
     needles = recipe.data.needles
-    teaching = ("ce", "kl") if needles.share and needles.answers == "row" else ("ce",)
+    told = bool(needles.share) and needles.answers == "row"
     stages = [
-        dc.replace(s, train="all" if s.train == "mixers" else s.train) for s in recipe.stages if s.loss in teaching
+        dc.replace(s, train="all" if s.train == "mixers" else s.train)
+        for s in recipe.stages
+        if s.loss == "ce" or (s.loss == "kl" and (told or s.teacher is not None))
     ]
     if not stages:
         why = "no stage of loss ce, and KL to itself gives the teacher no gradient: it stays the teacher"

@@ -9,7 +9,7 @@ from sse_convert.errors import RecipeError
 from sse_convert.recipe.build import build_fields
 from sse_convert.recipe.checks import check, check_together
 from sse_convert.recipe.overrides import apply_overrides
-from sse_convert.recipe.presets import preset_names, preset_path
+from sse_convert.recipe.presets import new_recipe_command, preset_names, preset_path
 from sse_convert.recipe.problems import Path, Problem, location
 from sse_convert.recipe.retired import stored_recipe
 from sse_convert.recipe.schema import Recipe
@@ -33,6 +33,9 @@ def load_recipe(path: FilePath | str, overrides: list[str] | None = None) -> Rec
     file = _find(path)
     data, lines = parse(_read(file), str(path))
     data, sets = apply_overrides({} if data is None else data, overrides or [])
+    if isinstance(data, dict) and "model_type" in data and "model" not in data:
+        what = f"{path} is the configuration of a model"
+        raise RecipeError(what, expected="a recipe file (YAML)", fix=new_recipe_command(file.parent))
     return _checked(data, str(path), lines, sets)
 
 
@@ -95,7 +98,8 @@ def _find(path: FilePath | str) -> FilePath:
     if file.is_file():
         return file
     if file.is_dir():
-        raise RecipeError(f"{path} is a folder", expected="a recipe file (YAML)", fix="name the .yaml file in it")
+        fix = new_recipe_command(path) if (file / "config.json").is_file() else "name the .yaml file in it"
+        raise RecipeError(f"{path} is a folder", expected="a recipe file (YAML)", fix=fix)
     return preset_path(str(path))
 
 

@@ -1,6 +1,7 @@
 """`--set a.b=c`: change one value of a recipe from the command line, before it is checked."""
 
 import copy
+from difflib import get_close_matches
 from typing import Any
 
 from sse_convert.errors import UsageError
@@ -71,10 +72,11 @@ def _index(items: list[Any], key: str, path: Path, spelling: str) -> int:
         index = len(items)
     if not -len(items) <= index < len(items):
         named = [str(name) for name in names if name is not None]
+        near = get_close_matches(key, named, 1)
         bound = f"0 to {len(items) - 1}" if items else "nothing: the list is empty"
         raise UsageError(
             f"{spelling}: {dotted(path)} has no item {shortened(key)!r}",
             expected=bound + (f", or a name: {', '.join(named)}" if named else ""),
-            fix=f"set the whole list: --set '{dotted(path)}=[...]'",
+            fix=f"did you mean {near[0]}?" if near else f"set the whole list: --set '{dotted(path)}=[...]'",
         )
     return index % len(items)

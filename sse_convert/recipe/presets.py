@@ -1,10 +1,14 @@
 """The recipes that come with sse-convert: `recipes/` in a checkout, `sse_convert/recipes/` in an installed package."""
 
+import re
+import shlex
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
 
 from sse_convert.errors import OutputError, RecipeError
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)")
 
 
 def presets_folder() -> Path:
@@ -29,12 +33,18 @@ def preset_path(name: str) -> Path:
     stem = name.removesuffix(".yaml")
     if stem in known:
         return presets_folder() / f"{stem}.yaml"
-    near = get_close_matches(stem.rpartition("/")[2], known, 1)
+    near = get_close_matches(stem.rpartition("/")[2].lower(), known, 1)
+    fix = f"did you mean {near[0]}?" if near else "see `sse-convert recipes list`"
+    if _HUB_ID.fullmatch(name):
+        fix += f" If it is a model, {new_recipe_command(name)}"
     raise RecipeError(
-        f"recipe {name!r} does not exist",
-        expected="a YAML file, or the name of a packaged recipe",
-        fix=f"did you mean {near[0]}?" if near else "see `sse-convert recipes list`",
+        f"recipe {name!r} does not exist", expected="a YAML file, or the name of a packaged recipe", fix=fix
     )
+
+
+def new_recipe_command(model: Path | str) -> str:
+    """What to do with a model where a recipe is wanted."""
+    return f"write a recipe for it: sse-convert recipes new {shlex.quote(str(model))}"
 
 
 def preset_text(name: str) -> str:

@@ -119,10 +119,13 @@ class Stage:
     gradient_checkpointing: Auto | bool = "auto"
     """recompute activations in the backward pass; auto: where the GPU's memory does not hold them"""
     loss_mask: Literal["all", "assistant"] = "all"
-    """ce only: train on every token, or on assistant turns of the chat template (supervised fine-tuning)"""
+    """kl and ce: train on every token, or on assistant turns of the chat template alone"""
     stop: float | None = None
     """layer_mse only: stop a layer whose mean error over 50 steps is not lower by this share than over the 50 before,
     e.g. 0.01; null trains all for the whole budget"""
+    teacher: PathText | None = None
+    """kl only: another model to learn from, with the model's tokens: folder or hub id, with @REVISION where that
+    matters; null is the model itself"""
     offline: Offline | None = None
     """kl only: take the teacher's predictions from disk; made before training where they are missing"""
     rope: Rope | None = None

@@ -6,6 +6,7 @@ The teacher's weights are never loaded or rewritten; memory does not grow with t
 import dataclasses as dc
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ class ConvertReport(FieldsReport):
             f"{len(self.teacher_shards)} teacher shards {' and '.join(ways)}, "
             f"{self.added_tensors} new tensors with {format_number(self.added_parameters)} parameters",
             *self._unused(),
-            f"next: sse-convert verify {self.out}",
+            f"next: sse-convert verify {shlex.quote(str(self.out))}",
         ]
 
     def _unused(self) -> list[str]:

@@ -5,7 +5,7 @@
 
 import dataclasses as dc
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
@@ -83,11 +83,11 @@ class Costs:
     refused: dict[int, str]
     """number of GPUs -> why there is no way, whatever their memory"""
     weight_bytes: int
-    """of the teacher, which a hub would send"""
+    """of the model and of teachers that stages name, which a hub would send"""
     download_bytes: int
     """of these, what is not on this machine"""
     disk_bytes: int
-    """a run's folders at their largest, the teacher's own files not counted"""
+    """a run's folders at their largest, the files of model and teachers not counted"""
 
     def way(self, gpus: int, gib: int) -> Way | None:
         """The way for so many GPUs of so much memory; None if nothing fits."""
@@ -100,7 +100,14 @@ class Costs:
 
 
 def costs_of(
-    recipe: Recipe, teacher: Teacher, geometry: Geometry, mixers: dict[str, Mixer], layers: Mixers, added: int
+    recipe: Recipe,
+    teacher: Teacher,
+    geometry: Geometry,
+    mixers: dict[str, Mixer],
+    layers: Mixers,
+    added: int,
+    others: Mapping[str, Teacher],
+    sizes: Mapping[str, Geometry],
 ) -> Costs:
     """The costs of a recipe.
 
@@ -111,19 +118,25 @@ def costs_of(
         mixers: the mixers in use, by name.
         layers: mixer of each layer.
         added: new parameters.
+        others: by stage name, the teachers that stages have in its place.
+        sizes: theirs.
     """
-    stages = _Stages(recipe, teacher, geometry, mixers, layers)
-    own = sum(teacher.files.shard_bytes.values()) or teacher.files.parameters * ITEM_BYTES[teacher.dtype]
+    stages = _Stages(recipe, teacher, geometry, mixers, layers, sizes)
+    needed = list({id(one): one for one in (teacher, *others.values())}.values())
+    own = _weight_bytes(teacher)
     ways = [way for gpus in GPUS for gib in GPU_GIB if (way := stages.way(gpus, gib)) is not None]
-    away = teacher.files.remote or not teacher.files.shard_bytes
     return Costs(
         stages=[stages.cost(stage) for stage in recipe.stages],
         ways=ways,
         refused={gpus: stages.why_not(gpus) for gpus in GPUS if recipe.stages and gpus not in {w.gpus for w in ways}},
-        weight_bytes=own,
-        download_bytes=own if away else 0,
+        weight_bytes=sum(map(_weight_bytes, needed)),
+        download_bytes=sum(_weight_bytes(one) for one in needed if one.files.remote or not one.files.shard_bytes),
         disk_bytes=_disk_bytes(recipe, geometry, layers, own, added * ITEM_BYTES[teacher.dtype]),
     )
+
+
+def _weight_bytes(teacher: Teacher) -> int:
+    return sum(teacher.files.shard_bytes.values()) or teacher.files.parameters * ITEM_BYTES[teacher.dtype]
 
 
 def way_on(
@@ -136,7 +149,8 @@ def way_on(
     gpus: int,
     gib: int,
 ) -> Way | None:
-    """The simplest way to train a recipe on GPUs of any number and memory; None if nothing fits.
+    """The simplest way to train a recipe on GPUs of any number and memory; None if nothing fits. Its stages learn from
+    the model itself.
 
     Args:
         recipe: as of `costs_of`, like `teacher`, `geometry`, `mixers` and `layers`.
@@ -147,7 +161,7 @@ def way_on(
         gpus: how many.
         gib: memory of each.
     """
-    return _Stages(recipe, teacher, geometry, mixers, layers).way(gpus, gib)
+    return _Stages(recipe, teacher, geometry, mixers, layers, {}).way(gpus, gib)
 
 
 def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, new: int) -> int:
@@ -175,16 +189,22 @@ class _Stages:
     """The stages of a recipe under different launches."""
 
     def __init__(
-        self, recipe: Recipe, teacher: Teacher, geometry: Geometry, mixers: dict[str, Mixer], layers: Mixers
+        self,
+        recipe: Recipe,
+        teacher: Teacher,
+        geometry: Geometry,
+        mixers: dict[str, Mixer],
+        layers: Mixers,
+        teachers: Mapping[str, Geometry],
     ) -> None:
-        self._recipe, self._geometry, self._layers = recipe, geometry, layers
+        self._recipe, self._geometry, self._layers, self._teachers = recipe, geometry, layers, teachers
         self._problems = functools.partial(context_problems, teacher=teacher, mixers=mixers)
         self._known: dict[tuple[object, ...], StageMemory] = {}
 
     def cost(self, stage: Stage) -> StageCost:
         """What a stage costs."""
         found = {name: self._least(asked, processes) for name, asked, processes in self._launches(stage)}
-        hours = gpu_hours(stage, self._geometry, self._layers)
+        hours = self._hours(stage)
         return StageCost(name=stage.name, gpu_hours=hours, bytes={name: round(n) for name, n in found.items() if n})
 
     def way(self, gpus: int, gib: int) -> Way | None:
@@ -222,8 +242,11 @@ class _Stages:
             sharded=processes.sharded,
             overrides=tuple(overrides),
             bytes=round(max(one.bytes for one in fitted)),
-            gpu_hours=sum(gpu_hours(one.stage, self._geometry, self._layers) for one in fitted),
+            gpu_hours=sum(self._hours(one.stage) for one in fitted),
         )
+
+    def _hours(self, stage: Stage) -> float:
+        return gpu_hours(stage, self._geometry, self._layers, self._teachers.get(stage.name))
 
     def _launches(self, stage: Stage) -> Iterator[tuple[str, Stage, Processes]]:
         """The columns of memory: name, stage, processes."""
@@ -286,6 +309,7 @@ class _Stages:
             checkpointing=checkpointing,
             cuda_graphs=train.cuda_graphs,
             compiled=memory.compiles_layers(stage, train, sharded=sharded),
+            teacher=self._teachers.get(stage.name),
         )
 
 

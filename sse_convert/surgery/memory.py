@@ -4,8 +4,8 @@ Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autoc
 with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
 AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
 where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
-hold a chunk of logits and the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a
-row.
+hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax layers
+of packed rows have a mask of all pairs of tokens of a row.
 
 Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
 but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
@@ -20,8 +20,9 @@ kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
     window (w, s sinks)     4 a q + (2 a q s / w) + a (2 w + s) beside that: two copies of keys and values, and the mask
                             of a block, which is once more kept for all layers, with a byte for each entry
     SSE                     see `_sse_bytes`
-With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
-each layer's input and target (2 a d) and one layer's activations. CUDA graphs, where there are any, have activations
+With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time, when the loss and
+its chunk of logits are done with: the larger of the two counts. `layer_mse` keeps each layer's input and target (2 a d)
+and one layer's activations. CUDA graphs, where there are any, have activations
 of their own, beside those of plain passes. Where several processes hold a row, each keeps its part of all this, but for
 the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. The constants were fitted to what
 autograd saves (tests/surgery/test_memory.py holds them to it).
@@ -79,12 +80,16 @@ class StageMemory:
     """bytes of DDP's buckets"""
     head: int
     """bytes of the head's gradient, which the losses hold whole"""
+    chunked_by: int
+    """bytes per logit that chunks are cut for"""
     per_logit: int
-    """bytes per logit of a chunk"""
+    """bytes per logit that a chunk takes"""
     vocabulary: int
     """logits per token"""
     per_token: float
-    """activation bytes per token"""
+    """activation bytes per token that are kept from the forward to the backward pass"""
+    again: float = 0
+    """activation bytes per token, beside those, of one layer that is computed when no logits are there"""
     per_pair: int
     """bytes per pair of tokens of a row: the mask of packed rows"""
     ranks: int = 1
@@ -108,9 +113,9 @@ class StageMemory:
         """
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
-        logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
-        passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.fixed(processes) + self.per_logit * logits + passes
+        logits = min(logits_at_once(gpu_bytes, self.chunked_by), some) if self.chunked_by else 0
+        kept = tokens * (self.per_token + self.per_pair * seq_len)
+        return self.fixed(processes) + kept + max(self.per_logit * logits, tokens * self.again)
 
     def least(self, seq_len: int, rows: int, processes: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
@@ -192,11 +197,12 @@ def stage_memory(
     checkpointing: bool,
     cuda_graphs: bool,
     compiled: bool = False,
+    teacher: Geometry | None = None,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
 
     Args:
-        geometry: the teacher's sizes.
+        geometry: the model's sizes.
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
         lora: LoRA settings of the recipe.
@@ -204,6 +210,7 @@ def stage_memory(
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.
+        teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
@@ -216,30 +223,38 @@ def stage_memory(
     copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
-    teacher = geometry.parameters * element if beside else 0
+    other = teacher or geometry
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
-        kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
+        kept, again = 2.0 * element * geometry.dims.hidden * len(layers), max(layers)
     else:
         layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
-        kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
-        kept *= COMPILED_SHARE if compiled and not checkpointing else 1
+        share = COMPILED_SHARE if compiled else 1
+        inputs = 4.0 * geometry.dims.hidden * len(layers)
+        kept, again = (inputs, max(layers)) if checkpointing else (share * sum(layers), 0.0)
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
-    masked = (geometry.document_masks or no_kernel) and stage.context_parallel == 1
+    document_masks = geometry.document_masks or (beside and other.document_masks)
+    masked = (document_masks or no_kernel) and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
+    if teacher is not None and beside:  # its pass comes first; of it the last hidden states stay
+        again = max(again, _layer_bytes(teacher.at(0), None, element) - kept)
+        kept += element * teacher.dims.hidden
+    chunked_by, per_logit = _logit_bytes(stage, element)
     return StageMemory(
-        weights=weights * 4 + copies + trained * 12 + teacher,
+        weights=weights * 4 + copies + trained * 12 + other.parameters * element * beside,
         copies=copies,
         gathered=_gathered_bytes(
-            geometry, added, element, beside=beside, alone=alone, all_trained=stage.train == "all"
+            geometry, added, element, other if beside else None, alone=alone, all_trained=stage.train == "all"
         ),
         buckets=4 * trained,
         head=0 if stage.loss == "layer_mse" else head,
-        per_logit=_logit_bytes(stage),
+        chunked_by=chunked_by,
+        per_logit=per_logit,
         vocabulary=geometry.vocabulary,
         per_token=sets * (kept / stage.context_parallel + masks),
+        again=again / stage.context_parallel,
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
@@ -254,27 +269,32 @@ def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, check
 
 def _layer_parameters(geometry: Geometry, added: int) -> int:
     """Mean of the decoder layers."""
-    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    return (geometry.parameters - around + added) // geometry.layers
+    return (geometry.parameters - _around(geometry) + added) // geometry.layers
 
 
 def _gathered_bytes(
-    geometry: Geometry, added: int, element: int, *, beside: bool, alone: bool, all_trained: bool
+    geometry: Geometry, added: int, element: int, teacher: Geometry | None, *, alone: bool, all_trained: bool
 ) -> int:
     """Bytes that a process has whole at a time under FSDP; see the top of this file.
 
     Args:
-        geometry: the teacher's sizes.
+        geometry: the model's sizes.
         added: new parameters.
         element: bytes of a gathered weight.
-        beside: a teacher runs as well.
+        teacher: sizes of the teacher that runs as well, if one does.
         alone: of the student, converted layers' attention is on the GPU alone.
         all_trained: embedding and head are trained too.
     """
-    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    layer = _layer_parameters(geometry, added)
-    own = 0 if alone else around * (element + 4 * all_trained)
-    return own + around * element * beside + layer * (2 * element + element + 4)
+    own = 0 if alone else _around(geometry) * (element + 4 * all_trained)
+    layers = _layer_parameters(geometry, added) * (2 * element + element + 4)
+    if teacher is None:
+        return own + layers
+    return own + _around(teacher) * element + max(layers, _layer_parameters(teacher, 0) * 2 * element)
+
+
+def _around(geometry: Geometry) -> int:
+    """Parameters of embedding and head."""
+    return geometry.embedding_parameters * (1 if geometry.tied else 2)
 
 
 def offline_bytes(stage: Stage) -> int:
@@ -283,11 +303,13 @@ def offline_bytes(stage: Stage) -> int:
     return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
 
 
-def _logit_bytes(stage: Stage) -> int:
-    """Bytes per logit of a chunk."""
+def _logit_bytes(stage: Stage, element: int) -> tuple[int, int]:
+    """Bytes per logit that chunks are cut for, and that one takes: in one kernel, the student's and a teacher's."""
     if stage.loss == "layer_mse":
-        return 0
-    return FUSED_BYTES if stage.offline is None else KL_BYTES
+        return 0, 0
+    if stage.offline is not None:
+        return KL_BYTES, KL_BYTES
+    return FUSED_BYTES, element * (1 if stage.loss == "ce" else 2)
 
 
 def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses as dc
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.rows import is_local
+from sse_convert.data.text_files import find_files
 from sse_convert.errors import DataError
 from sse_convert.files import write_text
 from sse_convert.mixers import FULL
@@ -126,7 +128,7 @@ def write_new_recipe(
     """Write the recipe of a model to a file. Arguments and errors as of `api.recipes_new`."""
     title = Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
     target = recipe_target(to, title.lower(), overwrite=overwrite)
-    wanted = Wanted(model=model, name=title.lower(), title=title, command=str(target))
+    wanted = Wanted(model=model, name=title.lower(), title=title, command=shlex.quote(str(target)))
     if text or held_out:
         valid = _text_sources(held_out) or ({"kind": "teacher"},)
         wanted = dc.replace(wanted, train=_text_sources(text) or HUB_TRAIN, valid=valid)
@@ -144,14 +146,14 @@ def write_new_recipe(
         lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
     way = None if made.way is None else dc.asdict(made.way)
     data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
-    return TextReport(data, [*lines, f"next: sse-convert plan {target}"])
+    return TextReport(data, [*lines, f"next: sse-convert plan {wanted.command}"])
 
 
 def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
     """Sources of a recipe.
 
     Raises:
-        DataError: one is neither here nor a name that a hub could have.
+        DataError: one is neither here nor a name that a hub could have, or a folder without text.
     """
     found: list[dict[str, Any]] = []
     for path in map(str, paths):
@@ -162,6 +164,8 @@ def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
                 expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
                 fix="correct the path",
             )
+        if here:
+            find_files(Path(path).expanduser())
         found.append({"path": path} if here else {"path": path, "streaming": True})
     return tuple(found)
 

@@ -4,11 +4,14 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 """
 
 import dataclasses as dc
+from pathlib import Path
 
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.checkpoints.vocabulary import has_tokenizer
+from sse_convert.data.rows import is_local
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
@@ -22,6 +25,7 @@ from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import hours, training_flops
+from sse_convert.surgery.stage_teachers import open_stage_teachers
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
@@ -41,10 +45,12 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
     draft = draft_recipe(recipe, teacher.num_layers)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
-    return build_plan(recipe, teacher, names, mixers)
+    return build_plan(recipe, teacher, names, mixers, open_stage_teachers(recipe, teacher))
 
 
-def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer]) -> Plan:
+def build_plan(
+    recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer], others: dict[str, Teacher]
+) -> Plan:
     """The plan for given mixers per layer.
 
     Args:
@@ -52,8 +58,9 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         teacher: the opened teacher.
         names: mixer name of each layer.
         mixers: the mixers in use.
+        others: by stage name, the teachers that stages have in its place.
     """
-    geometry = geometry_of(teacher)
+    geometry, sizes = geometry_of(teacher), {name: geometry_of(other) for name, other in others.items()}
     by_layer: Mixers = [None if name == FULL else mixers[name] for name in names]
     rows = [_layer_row(geometry, i, name, mixer) for i, (name, mixer) in enumerate(zip(names, by_layer, strict=True))]
     plain: Mixers = [None] * len(names)
@@ -87,11 +94,24 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
             }
             for name, length in budget.LENGTHS.items()
         },
-        stages=[_stage_row(recipe, stage, geometry, by_layer) for stage in recipe.stages],
-        costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
+        stages=[_stage_row(recipe, stage, geometry, by_layer, sizes.get(stage.name)) for stage in recipe.stages],
+        costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added, others, sizes),
         next_step=_next_step(recipe, teacher),
-        notes=_notes(recipe, teacher, by_layer),
+        notes=[*_teacher_notes(teacher, others), *_notes(recipe, teacher, names, by_layer)],
     )
+
+
+def _teacher_notes(model: Teacher, others: dict[str, Teacher]) -> list[str]:
+    """Stages that learn from another model, and what their figures then compare with."""
+    notes = []
+    for name, other in others.items():
+        size = format_number(other.files.parameters)
+        told = "" if has_tokenizer(other.files) and has_tokenizer(model.files) else "; no tokenizer to compare here"
+        notes.append(
+            f"stage {name}: learns from {other.files.name} ({size} parameters, frozen), which its memory and hours "
+            f"count; evaluation compares with {model.files.name}{told}"
+        )
+    return notes
 
 
 def geometry_of(teacher: Teacher) -> Geometry:
@@ -168,7 +188,7 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
     )
 
 
-def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers) -> StageRow:
+def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None) -> StageRow:
     plain, checkpointed = (
         memory.stage_memory(
             geometry,
@@ -179,6 +199,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
             compiled=memory.compiles_layers(stage, recipe.train, sharded=stage.context_parallel > 1),
+            teacher=teacher,
         )
         for checkpointing in (False, True)
     )
@@ -186,10 +207,11 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
     return StageRow(
         name=stage.name,
         loss=stage.loss,
+        teacher=stage.teacher,
         tokens=stage.tokens,
         steps=-(-stage.tokens // stage.batch_tokens),
         seq_len=stage.seq_len,
-        flops=stage.tokens * training_flops(stage, geometry, mixers),
+        flops=stage.tokens * training_flops(stage, geometry, mixers, teacher),
         trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         offline_bytes=memory.offline_bytes(stage),
@@ -233,8 +255,21 @@ def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
     ]
 
 
-def _notes(recipe: Recipe, teacher: Teacher, mixers: Mixers) -> list[str]:
-    notes = []
+def _not_used_or_missing(recipe: Recipe, names: list[str]) -> list[str]:
+    """What the recipe names and no layer uses, or this machine lacks."""
+    layers = recipe.layers
+    pattern = [part.partition("*")[0].strip() for part in layers.pattern or ()]
+    used = {*names, *pattern, *(layers.ratio or ()), *layers.overrides.values()}
+    sources = (source for source in (*recipe.data.train, *recipe.data.valid) if is_local(source))
+    missing = {source.path: None for source in sources if not Path(source.path or "").expanduser().exists()}
+    return [
+        *(f"mixers.{name} is the mixer of no layer" for name in recipe.mixers if name not in used),
+        *(f"{path} does not exist here: `run` needs it" for path in missing),
+    ]
+
+
+def _notes(recipe: Recipe, teacher: Teacher, names: list[str], mixers: Mixers) -> list[str]:
+    notes = _not_used_or_missing(recipe, names)
     for i, mixer in enumerate(mixers):
         if isinstance(mixer, WindowMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")

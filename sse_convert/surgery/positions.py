@@ -95,14 +95,15 @@ def _check_accepted(config: Any, stage: Stage) -> None:
 
 
 def stage_limits(recipe: Recipe, limit: int) -> list[int]:
-    """Longest row of each stage: the teacher's positions where the teacher takes part, else the student's by then.
+    """Longest row of each stage: the model's positions where it is the teacher as well, else the student's by then.
 
     Args:
         recipe: stages.
-        limit: the teacher's positions.
+        limit: the model's positions.
     """
     student = _student_limits(recipe, limit)
-    return [own if stage.loss == "ce" else limit for stage, own in zip(recipe.stages, student, strict=True)]
+    alone = [stage.loss == "ce" or stage.teacher is not None for stage in recipe.stages]
+    return [own if free else limit for free, own in zip(alone, student, strict=True)]
 
 
 def stretched_context(recipe: Recipe, limit: int) -> int:

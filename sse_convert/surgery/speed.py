@@ -64,15 +64,16 @@ def measured_line() -> str:
     )
 
 
-def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
+def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:
     """Hours of one GPU of the measured kind for all tokens of a stage, several GPUs losing nothing.
 
     Args:
         stage: loss, tokens, lengths, what is trained.
-        geometry: the teacher's sizes.
+        geometry: the model's sizes.
         mixers: mixer of each layer.
+        teacher: sizes of another model that the stage learns from; None is the model itself.
     """
-    return hours(stage.tokens * training_flops(stage, geometry, mixers), LOSS_LIKE[stage.loss])
+    return hours(stage.tokens * training_flops(stage, geometry, mixers, teacher), LOSS_LIKE[stage.loss])
 
 
 def hours(flops: float, loss: str = "kl") -> float:
@@ -85,17 +86,17 @@ def hours(flops: float, loss: str = "kl") -> float:
     return flops / measured_speeds()[loss].flops_per_second / 3600
 
 
-def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
-    """FLOPs per training token of a stage.
+def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:
+    """FLOPs per training token of a stage; arguments as of `gpu_hours`.
 
     F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
     activations, and F for those of its weights (only the trained share of it), and F again with gradient checkpointing
     where the stage says so outright.
     `layer_mse` runs and trains the converted layers' attention alone.
     """
-    length = stage.seq_len
-    plain: Mixers = [None] * len(mixers)
-    teacher = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
+    length, other = stage.seq_len, teacher or geometry
+    plain: Mixers = [None] * other.layers
+    beside = _TEACHER_PASS[stage.loss] * budget.forward_flops(other, plain, length)
     attention = sum(
         2 * geometry.at(i).attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
         for i, mixer in enumerate(mixers)
@@ -103,4 +104,4 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     )
     student = attention if stage.loss == "layer_mse" else budget.forward_flops(geometry, mixers, length)
     weights = student if stage.train == "all" else attention
-    return teacher + student * (2 + (stage.gradient_checkpointing is True)) + weights
+    return beside + student * (2 + (stage.gradient_checkpointing is True)) + weights

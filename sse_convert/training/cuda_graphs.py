@@ -50,6 +50,7 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
     reasons = {
         "there is no CUDA device": accelerator.device.type != "cuda",
         "a loss of ce picks its targets": stage.loss == "ce",
+        "loss_mask picks its tokens": stage.loss_mask != "all",
         "data-parallel wrappers exchange gradients": accelerator.distributed_type != DistributedType.NO,
         "fp16 scales its loss anew": accelerator.mixed_precision == "fp16",
         "gradient_checkpointing repeats forwards": stage.gradient_checkpointing is True,

@@ -3,6 +3,10 @@
 Loss: KL(teacher || student) per token, plus the balance loss. With `data.needles.answers: row`, answers that the
 teacher does not know are learned from the row, by cross entropy. With `offline` the teacher's predictions come with the
 batch, cut to the likeliest tokens, and no teacher is there.
+
+A teacher of the stage's own may have another embedding than the student, padded to another size: logits of both are cut
+to the tokens that both have. With `loss_mask: assistant` the divergence is that of the tokens that predict an assistant
+turn.
 """
 
 from typing import Any
@@ -12,6 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
@@ -23,12 +28,22 @@ from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
 
 
 class DistillLoss(nn.Module):
-    """Student, teacher and loss in one forward; the teacher is not registered, so nobody wraps, moves or saves it."""
+    """Student, teacher and loss in one forward; the teacher is not registered, so nobody wraps, moves or saves it.
 
-    def __init__(self, student: PreTrainedModel, teacher: Frozen) -> None:
+    Args:
+        student: the converted model.
+        teacher: what it learns from.
+        picks: only tokens that have targets count.
+        vocabulary: tokens of the vocabulary that both models have; None where they have the same.
+    """
+
+    def __init__(
+        self, student: PreTrainedModel, teacher: Frozen, *, picks: bool = False, vocabulary: int | None = None
+    ) -> None:
         super().__init__()
         self.student = student
         self._teacher = (teacher,)
+        self._picks, self._vocabulary = picks, vocabulary
 
     def forward(
         self,
@@ -41,14 +56,17 @@ class DistillLoss(nn.Module):
         held_out: bool = False,
     ) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each. For held-out text `held_out_sums`."""
-        known = None if answers is None else answers.flatten()
         with torch.no_grad():
-            teacher_hidden, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
+            told, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+        head, teacher_head = Head.of(self.student), teacher_head.first(self._vocabulary)
         if held_out:
-            return held_out_sums(hidden, Head.of(self.student), targets, (teacher_hidden, teacher_head))
-        loss = linear_kl(hidden.flatten(0, 1), Head.of(self.student), teacher_hidden.flatten(0, 1), teacher_head, known)
-        return {"loss": loss, "balance": balance}
+            return held_out_sums(hidden, head, targets, (told, teacher_head))
+        flat, told, known = hidden.flatten(0, 1), told.flatten(0, 1), None if answers is None else answers.flatten()
+        if self._picks:
+            kept = targets.flatten() != IGNORED
+            flat, told, known = flat[kept], told[kept], None if known is None else known[kept]
+        return {"loss": linear_kl(flat, head.first(self._vocabulary), told, teacher_head, known), "balance": balance}
 
 
 class Distill(WholeModel):
@@ -57,9 +75,10 @@ class Distill(WholeModel):
     Args:
         accelerator: of the stage.
         student: the converted model.
-        teacher: the original model.
+        teacher: the original model, or the stage's own.
         stage: settings.
         train: LoRA settings, and whether layers are compiled.
+        vocabulary: tokens of the vocabulary that both models have; None where they have the same.
     """
 
     judged = "valid_kl"
@@ -71,19 +90,22 @@ class Distill(WholeModel):
         teacher: PreTrainedModel,
         stage: Stage,
         train: Train,
+        vocabulary: int | None = None,
     ) -> None:
         if train.compile is True:
             compile_layers(teacher)
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
-        super().__init__(accelerator, student, DistillLoss(student, frozen), stage, train)
+        loss = DistillLoss(student, frozen, picks=stage.loss_mask != "all", vocabulary=vocabulary)
+        super().__init__(accelerator, student, loss, stage, train)
 
 
 class OfflineDistillLoss(nn.Module):
-    """Student and loss in one forward."""
+    """Student and loss in one forward. Arguments as of `DistillLoss`."""
 
-    def __init__(self, student: PreTrainedModel) -> None:
+    def __init__(self, student: PreTrainedModel, *, picks: bool = False, vocabulary: int | None = None) -> None:
         super().__init__()
         self.student = student
+        self._picks, self._vocabulary = picks, vocabulary
 
     def forward(
         self,
@@ -98,11 +120,14 @@ class OfflineDistillLoss(nn.Module):
         """`loss`, summed over tokens, and `balance`; 0-d each. For held-out text, which needs `targets` and no teacher,
         `held_out_sums`."""
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+        flat, head = hidden.flatten(0, 1), Head.of(self.student)
         if held_out and targets is not None:
-            return held_out_sums(hidden, Head.of(self.student), targets)
+            return held_out_sums(hidden, head, targets)
         assert teacher is not None, "training has the teacher's predictions"
-        loss = linear_truncated_kl(hidden.flatten(0, 1), Head.of(self.student), teacher)
-        return {"loss": loss, "balance": balance}
+        if self._picks and targets is not None:
+            kept = targets != IGNORED
+            flat, teacher = flat[kept.flatten()], teacher.at(kept)
+        return {"loss": linear_truncated_kl(flat, head.first(self._vocabulary), teacher), "balance": balance}
 
 
 class OfflineDistill(WholeModel):
@@ -113,12 +138,21 @@ class OfflineDistill(WholeModel):
         student: the converted model.
         stage: settings.
         train: LoRA settings, and whether layers are compiled.
+        vocabulary: tokens of the vocabulary that both models have; None where they have the same.
     """
 
-    def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:
-        super().__init__(accelerator, student, OfflineDistillLoss(student), stage, train)
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        student: PreTrainedModel,
+        stage: Stage,
+        train: Train,
+        vocabulary: int | None = None,
+    ) -> None:
+        loss = OfflineDistillLoss(student, picks=stage.loss_mask != "all", vocabulary=vocabulary)
+        super().__init__(accelerator, student, loss, stage, train)
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """Tokens, and the teacher's predictions of them as one object."""
-        tokens = {name: batch[name] for name in ("input_ids", "position_ids", OFFSETS) if name in batch}
+        tokens = {name: batch[name] for name in ("input_ids", "targets", "position_ids", OFFSETS) if name in batch}
         return {**tokens, "teacher": Truncated.of_batch(batch)}

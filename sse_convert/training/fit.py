@@ -17,6 +17,7 @@ from sse_convert.compat import compile_error
 from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
+from sse_convert.surgery.budget import Geometry
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.memory import USABLE, Processes, compiles_layers, even_parts, most_rows, stage_memory
 from sse_convert.surgery.plan import geometry_of
@@ -68,6 +69,7 @@ class Fit:
         accelerator: of the stage.
         files: the converted checkpoint.
         match: its layers.
+        teacher: sizes of another model that the stage learns from; None is the model itself.
     """
 
     stage: Stage
@@ -75,6 +77,7 @@ class Fit:
     accelerator: Accelerator
     files: CheckpointFiles
     match: Match
+    teacher: Geometry | None = None
 
     def choose(self, before: dict[str, Any] | None) -> Chosen:
         """The choices of this start; every process must call it.
@@ -151,6 +154,7 @@ class Fit:
             checkpointing=checkpointing,
             cuda_graphs=self.train.cuda_graphs,
             compiled=compiled,
+            teacher=self.teacher,
         )
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
         processes = Processes(self.accelerator.num_processes, sharded)

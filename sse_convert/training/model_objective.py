@@ -49,6 +49,7 @@ class WholeModel(Objective):
         super().__init__(accelerator)
         self.student = student
         self._lora = stage.train == "lora"
+        self._picks = stage.loss == "ce" or stage.loss_mask != "all"
         prepare_parameters(student, stage, train)
         if stage.gradient_checkpointing is True:
             recompute_activations(student)
@@ -67,6 +68,10 @@ class WholeModel(Objective):
         module, prepared = accelerator.prepare(loss, optimizer)
         self.parts = [Part("model", module, prepared, rates)]
         self._recorded = self._recorder(stage) if train.cuda_graphs else None
+
+    def count(self, batch: Batch) -> int:
+        """Tokens that the loss is averaged over: those that predict something, or all."""
+        return int((batch["targets"] != IGNORED).sum()) if self._picks else super().count(batch)
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """What the loss's forward takes of a micro batch."""
@@ -141,7 +146,8 @@ def held_out_arguments(batch: Batch) -> dict[str, Any]:
 def held_out_sums(
     hidden: Tensor, head: Head, targets: Tensor, teacher: tuple[Tensor, Head] | None = None
 ) -> dict[str, Tensor]:
-    """`loss`, the cross entropy, `tokens`, and with a teacher `kl`, over the tokens that predict something; 0-d.
+    """`loss`, the cross entropy, `tokens`, and with a teacher `kl`, over the tokens that predict something; 0-d. The
+    divergence is over the vocabulary of the teacher's head, which may be cut to what both have.
 
     Args:
         hidden: [B, T, D] final hidden states.
@@ -153,7 +159,8 @@ def held_out_sums(
     kept = wanted != IGNORED
     sums = {"loss": linear_cross_entropy(flat, head, wanted), "tokens": kept.sum()}
     if teacher is not None:
-        sums["kl"] = linear_kl(flat[kept], head, teacher[0].flatten(0, 1)[kept], teacher[1])
+        common = head.first(teacher[1].weight.shape[0])
+        sums["kl"] = linear_kl(flat[kept], common, teacher[0].flatten(0, 1)[kept], teacher[1])
     return sums
 
 

@@ -73,7 +73,14 @@ class TeacherCache:
         shards = [range(first, min(first + size, self._rows)) for first in range(0, self._rows, size)]
         return [shard for shard in shards if self._stored_rows(self._path(shard.start)) < len(shard)]
 
-    def fill(self, accelerator: Accelerator, rows: Iterator[Row], load: Callable[[], Frozen], micro_batch: int) -> None:
+    def fill(
+        self,
+        accelerator: Accelerator,
+        rows: Iterator[Row],
+        load: Callable[[], Frozen],
+        micro_batch: int,
+        vocabulary: int | None = None,
+    ) -> None:
         """Write what is missing, shared out over the processes; every process must call it.
 
         Args:
@@ -81,6 +88,7 @@ class TeacherCache:
             rows: training rows from the first one on.
             load: makes the teacher; not called if nothing is missing.
             micro_batch: rows of one forward pass.
+            vocabulary: tokens that are predicted; None means all of the teacher's.
 
         Raises:
             OutputError: the disk has too little room, or cannot be written.
@@ -92,7 +100,8 @@ class TeacherCache:
                 return
             self._check_space(sum(map(len, missing)) * self._seq_len * self._offline.bytes_per_token)
             if own := missing[accelerator.process_index :: accelerator.num_processes]:
-                self._write(own, rows, Predictor(load(), accelerator, self._offline), micro_batch)
+                predict = Predictor(load(), accelerator, self._offline, vocabulary)
+                self._write(own, rows, predict, micro_batch)
             accelerator.wait_for_everyone()
 
     def read(self, rows: Sequence[int]) -> dict[str, Tensor]:
@@ -210,10 +219,13 @@ class Predictor:
         teacher: the frozen teacher.
         accelerator: its precision is that of the stage.
         offline: tokens kept.
+        vocabulary: tokens that are predicted; None means all of the teacher's.
     """
 
-    def __init__(self, teacher: Frozen, accelerator: Accelerator, offline: Offline) -> None:
-        self._teacher, self._accelerator, self._offline = teacher, accelerator, offline
+    def __init__(
+        self, teacher: Frozen, accelerator: Accelerator, offline: Offline, vocabulary: int | None = None
+    ) -> None:
+        self._teacher, self._accelerator, self._offline, self._vocabulary = teacher, accelerator, offline, vocabulary
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
@@ -222,7 +234,7 @@ class Predictor:
         with self._accelerator.autocast():
             hidden, head = self._teacher(moved["input_ids"], moved["position_ids"])
             flat = hidden.flatten(0, 1).to(compute_dtype(hidden))
-            head = head.in_dtype(flat.dtype)
+            head = head.first(self._vocabulary).in_dtype(flat.dtype)
             parts = [
                 self._stored(Truncated.of(head.logits(flat[part]), self._offline.top_k))
                 for part in token_chunks(flat.shape[0], head.weight.shape[0], flat.device)

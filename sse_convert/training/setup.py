@@ -26,7 +26,8 @@ from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.parallel import refuse
-from sse_convert.recipe.schema import Recipe, Stage, Train
+from sse_convert.recipe.schema import Stage, Train
+from sse_convert.recipe.stage_teacher import StageTeacher
 from sse_convert.surgery.positions import stretch
 from sse_convert.training.lora import add_lora, lora_targets
 
@@ -153,10 +154,9 @@ def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> P
         CheckpointError: the folder holds no checkpoint, or weights that are not finite.
         HardwareError: the backend is not available here.
     """
-    from sse_convert.kernels.dispatch import available_backends, explain
+    from sse_convert.kernels.dispatch import require_backend
 
-    if backend not in available_backends():
-        raise HardwareError(f"backend {backend!r}: {explain(backend)}", expected=", ".join(available_backends()))
+    require_backend(backend)
     model: Any = load_pretrained(checkpoint, dtype=torch.float32, sse=sse)
     for layer in model.sse_layers().values():
         layer.backend = backend
@@ -176,20 +176,20 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
         backbone.rotary_emb = type(backbone.rotary_emb)(config=decoder_config(model.config))
 
 
-def load_teacher(recipe: Recipe, accelerator: Accelerator, *, whole: bool = False) -> PreTrainedModel:
-    """The recipe's model, frozen, on this process's device; on the CPU under FSDP, which shards it (unless `whole`).
+def load_teacher(source: StageTeacher, accelerator: Accelerator, *, whole: bool = False) -> PreTrainedModel:
+    """A stage's teacher, frozen, on this process's device; on the CPU under FSDP, which shards it (unless `whole`).
 
     Raises:
         CheckpointError: it cannot be loaded, or has weights that are not finite.
         HubError: the hub refused or cannot be reached.
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
-    folder = download(open_checkpoint(recipe.model, recipe.revision)).folder
+    folder = download(open_checkpoint(source.name, source.revision)).folder
     sharded = accelerator.distributed_type == DistributedType.FSDP and not whole
     model = load_pretrained(
         folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device
     )
-    require_finite(model, recipe.model)
+    require_finite(model, source.name)
     return model.requires_grad_(False)
 
 

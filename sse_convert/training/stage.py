@@ -27,8 +27,10 @@ from sse_convert.checkpoints.teacher import refuse_quantised
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.plan import geometry_of
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
@@ -46,7 +48,14 @@ from sse_convert.training.prefetch import Background, Step, steps
 from sse_convert.training.router_collapse import collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
-from sse_convert.training.stage_inputs import check_stage, stage_inputs, stage_reader, teacher_cache
+from sse_convert.training.stage_inputs import (
+    check_stage,
+    common_vocabulary,
+    other_teacher,
+    stage_inputs,
+    stage_reader,
+    teacher_cache,
+)
 from sse_convert.training.stage_record import HISTORY, changes, finished, refuse_changes, write_record
 from sse_convert.training.stage_report import AVERAGED, StageReport, rises
 from sse_convert.training.uptrain import Uptrain
@@ -126,8 +135,17 @@ class _StageRun:
         files = open_checkpoint(checkpoint)
         refuse_quantised(files)
         self.match = match_recipe(recipe, files)
-        self.fit = Fit(stage=stage, train=recipe.train, accelerator=self.accelerator, files=files, match=self.match)
-        self.reader = stage_reader(recipe, stage, checkpoint)
+        other = other_teacher(recipe, stage, files)
+        self.vocabulary = common_vocabulary(files, other)
+        self.fit = Fit(
+            stage=stage,
+            train=recipe.train,
+            accelerator=self.accelerator,
+            files=files,
+            match=self.match,
+            teacher=None if other is None else geometry_of(other),
+        )
+        self.reader = stage_reader(recipe, stage, checkpoint, self.vocabulary)
         self.inputs = stage_inputs(recipe, stage, checkpoint, self.reader, self.match)
 
     def finished(self) -> StageReport | None:
@@ -163,7 +181,9 @@ class _StageRun:
         self.cache = None
         if self.stage.offline is not None:
             precision = self.accelerator.mixed_precision
-            self.cache = teacher_cache(self.recipe, self.stage, self.checkpoint, self.reader, precision)
+            self.cache = teacher_cache(
+                self.recipe, self.stage, self.checkpoint, self.reader, precision, self.vocabulary
+            )
         before = read_sealed(self.work / INPUTS)
         if before is not None and any(self.work.glob("step-*")):  # else there is nothing to lose
             self._check_inputs(before)
@@ -251,7 +271,8 @@ class _StageRun:
             say(f"{self.stage.name}: {short}")
         self.reader.prepare()
         if self.cache is not None:
-            self.cache.fill(self.accelerator, self.reader.rows(), self._whole_teacher, self.chosen.micro_batch)
+            rows, size = self.reader.rows(), self.chosen.micro_batch
+            self.cache.fill(self.accelerator, rows, self._whole_teacher, size, self.vocabulary)
 
     def train(self) -> tuple[Objective, StageReport]:
         """Train to the end; anew with other choices where the first step of this start shows that they do not work."""
@@ -327,10 +348,11 @@ class _StageRun:
         """The looks at held-out text, None for none."""
         if (looks := Looks.of(self.recipe, self.stage)) is None:
             return None
-        if not (rows := held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator)):
+        read = held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator, self.vocabulary)
+        if not read:
             return None
         size = self.chosen.micro_batch
-        return HeldOut(objective, looks, rows, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
+        return HeldOut(objective, looks, read, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
 
     def _take_best(self, objective: Objective, now: Progress, held_out: HeldOut | None) -> None:
         """Where the recipe wants them, put the best weights in the place of the last."""
@@ -377,7 +399,7 @@ class _StageRun:
         return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
 
     def _whole_teacher(self) -> Frozen:
-        teacher = load_teacher(self.recipe, self.accelerator, whole=True)
+        teacher = load_teacher(stage_teacher(self.recipe, self.stage), self.accelerator, whole=True)
         return Frozen(self._attending(teacher, dc.replace(self.stage, context_parallel=1)))
 
     def _attending(self, model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
@@ -391,10 +413,11 @@ class _StageRun:
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
         if self.cache is not None:
-            return OfflineDistill(self.accelerator, student, self.stage, self.train_settings)
-        teacher = self._attending(load_teacher(self.recipe, self.accelerator), self.stage)
+            return OfflineDistill(self.accelerator, student, self.stage, self.train_settings, self.vocabulary)
+        source = stage_teacher(self.recipe, self.stage)
+        teacher = self._attending(load_teacher(source, self.accelerator), self.stage)
         if self.stage.loss == "kl":
-            return Distill(self.accelerator, student, teacher, self.stage, self.train_settings)
+            return Distill(self.accelerator, student, teacher, self.stage, self.train_settings, self.vocabulary)
         first = next(self._steps(None)).batches if memory is None else []
         return Align(self.accelerator, student, teacher, self.stage, first=first, memory=memory)
 
@@ -432,5 +455,6 @@ class _StageRun:
             chosen=dc.asdict(self.chosen),
             extended=self.extensions,
             held_out=held_out,
+            teacher=self.stage.teacher,
             kept=self.recipe.train.keep,
         )

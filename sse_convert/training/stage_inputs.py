@@ -8,14 +8,18 @@ from accelerate import Accelerator
 
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import load_tokenizer
-from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.teacher import Teacher, open_teacher, source_view
+from sse_convert.checkpoints.vocabulary import check_same_tokens
 from sse_convert.data.rows import RowReader, text_digests
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
+from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
+from sse_convert.surgery.stage_teachers import check_reads
 from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stage_record import KEEP
@@ -31,7 +35,11 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
     Raises:
         TrainingError: rows and processes do not go together, or a precision does not go with the loss.
+        HardwareError: the recipe's backend is not available here.
     """
+    from sse_convert.kernels.dispatch import require_backend
+
+    require_backend(recipe.train.backend)
     Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
     if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
         raise TrainingError(
@@ -43,7 +51,7 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
 def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
-    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
+    settings = {key: value for key, value in dc.asdict(stage).items() if key not in (*_FREE, "teacher")}
     if stage.offline is not None:
         settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
     train = dc.asdict(recipe.train)
@@ -64,8 +72,14 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     if match.training:
         inputs["mixers"] = match.training
     if stage.loss != "ce":
-        inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
+        inputs |= _teacher_identity(recipe, stage)
     return inputs
+
+
+def _teacher_identity(recipe: Recipe, stage: Stage) -> dict[str, str]:
+    """What tells the teacher of a stage apart: the recipe's `model`, or the stage's own `teacher`."""
+    source = stage_teacher(recipe, stage)
+    return {"model" if stage.teacher is None else "teacher": checkpoint_identity(source.name, source.revision)}
 
 
 def _needles(recipe: Recipe, stage: Stage) -> Needles:
@@ -81,8 +95,30 @@ def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     return {key: data[key] for key in ("train", "needles", "seed")}
 
 
-def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
-    """The training rows of a stage.
+def other_teacher(recipe: Recipe, stage: Stage, checkpoint: CheckpointFiles) -> Teacher | None:
+    """The model that a stage learns from in place of the recipe's, opened; None for the recipe's.
+
+    Raises:
+        RecipeError: it has other tokens than the checkpoint, or cannot read the stage's rows.
+        CheckpointError: it cannot be opened, or is of no known family, quantised or converted.
+        HubError: the hub refused or cannot be reached.
+    """
+    if stage.teacher is None:
+        return None
+    source = stage_teacher(recipe, stage)
+    teacher = open_teacher(source.name, source.revision)
+    check_reads(stage, teacher)
+    check_same_tokens(checkpoint, teacher.files, stage.name)
+    return teacher
+
+
+def common_vocabulary(checkpoint: CheckpointFiles, teacher: Teacher | None) -> int | None:
+    """Tokens that the embeddings of a converted checkpoint and another teacher have both; None without one."""
+    return None if teacher is None else min(source_view(checkpoint).text.vocab_size, teacher.text.vocab_size)
+
+
+def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path, vocabulary: int | None = None) -> RowReader:
+    """The training rows of a stage. `vocabulary`: tokens that all its models embed; None means the checkpoint's.
 
     Raises:
         RecipeError: rows are longer than the model's context, or its family refuses the stage's rope.
@@ -93,7 +129,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
     if stage.rope is not None:
         limit = position_limit(_stretched_config(checkpoint, stage))
     check_row_length(stage, limit)
-    if stage.loss != "ce":  # an earlier stage may have stretched the student
+    if stage.loss != "ce" and stage.teacher is None:  # an earlier stage may have stretched the student
         check_row_length(stage, position_limit(open_checkpoint(recipe.model, recipe.revision).config))
     return RowReader(
         recipe.data.train,
@@ -103,7 +139,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
         needles=_needles(recipe, stage),
         loss_mask=stage.loss_mask,
         teacher=SamplingTeacher(recipe.model, recipe.revision),
-        vocab_size=config.get("vocab_size"),
+        vocab_size=vocabulary or config.get("vocab_size"),
     )
 
 
@@ -117,7 +153,9 @@ def _stretched_config(checkpoint: Path, stage: Stage) -> Any:
     return config
 
 
-def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, precision: str) -> TeacherCache:
+def teacher_cache(
+    recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, precision: str, vocabulary: int | None = None
+) -> TeacherCache:
     """The cache of the teacher's predictions that a stage with `offline` reads.
 
     Args:
@@ -126,14 +164,15 @@ def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRea
         checkpoint: has the tokenizer.
         reader: the rows.
         precision: autocast type.
+        vocabulary: tokens that the stage's own teacher and the student have both; None where it has none.
 
     Raises:
         TrainingError: the folder the stage names was made from other inputs.
         RecipeError: `top_k` is more than the vocabulary, or teacher and student have different ones.
     """
     assert stage.offline is not None
-    theirs = open_checkpoint(recipe.model, recipe.revision).config.get("vocab_size")
-    own = open_checkpoint(checkpoint).config.get("vocab_size")
+    own = vocabulary or open_checkpoint(checkpoint).config.get("vocab_size")
+    theirs = own if stage.teacher else open_checkpoint(recipe.model, recipe.revision).config.get("vocab_size")
     if theirs != own:
         raise RecipeError(
             f"stage {stage.name}: the student predicts {own} tokens, the teacher {theirs}",
@@ -147,11 +186,13 @@ def teacher_cache(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRea
             fix="lower offline.top_k",
         )
     schedule = Schedule.of(stage)
-    inputs = {
-        "model": checkpoint_identity(recipe.model, recipe.revision),
+    inputs: dict[str, Any] = {
+        **_teacher_identity(recipe, stage),
         "tokenizer": tokenizer_identity(load_tokenizer(checkpoint)),
         "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
         "mixed_precision": precision,
     }
+    if vocabulary is not None:
+        inputs["vocabulary"] = vocabulary
     return TeacherCache(stage.offline, inputs, rows=schedule.steps * schedule.rows, seq_len=stage.seq_len)

@@ -44,6 +44,10 @@ class Truncated:
         """What a batch holds under `NAMES`."""
         return Truncated(*(batch[name] for name in NAMES))
 
+    def at(self, kept: Tensor) -> "Truncated":
+        """Those of the tokens where a mask [...] is true, in one row."""
+        return Truncated(self.index[kept], self.log_p[kept], self.log_rest[kept])
+
     def flat(self, dtype: torch.dtype) -> "Truncated":
         """One row per token, index int64 and the rest in `dtype`, with masses that sum to 1 in spite of rounding."""
         log_p, log_rest = self.log_p.flatten(0, -2).to(dtype), self.log_rest.flatten().to(dtype)

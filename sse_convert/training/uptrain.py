@@ -4,12 +4,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_cross_entropy
 from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
-from sse_convert.training.objective import Batch
 
 
 class UptrainLoss(nn.Module):
@@ -42,7 +40,3 @@ class Uptrain(WholeModel):
 
     def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:
         super().__init__(accelerator, student, UptrainLoss(student), stage, train)
-
-    def count(self, batch: Batch) -> int:
-        """Tokens that are predicted."""
-        return int((batch["targets"] != IGNORED).sum())

@@ -1,5 +1,6 @@
 """The operator benchmark: its peers compute what they should, its checks catch errors, its tables follow the JSON."""
 
+import dataclasses as dc
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import operator_published as published
-from benchmarks.kernels import plot_operator, sse_operator
-from benchmarks.kernels.operator_candidates import Problem, gla, sse
+from benchmarks.kernels import operator_slots, plot_operator, sse_operator
+from benchmarks.kernels.operator_candidates import Problem, gla, problem, sse
 from benchmarks.kernels.operator_cases import FLASH, GLA, GROUPS, OURS, VARLEN, Case
 from benchmarks.kernels.operator_check import HUGE, WRONG, Exact, outcome
 from benchmarks.kernels.operator_decode import Step, sse_step
@@ -21,7 +22,7 @@ from tests.tolerance import assert_same, relative_error
 
 CPU = torch.device("cpu")
 FLOAT32_GATES = 1e-6
-"""the published operator's softmax is in float32 whatever it is given"""
+"""the published operator's softmax is in float32 whatever it is given, and so are the log decays of libraries"""
 
 
 def case(**changes: Any) -> Case:
@@ -83,6 +84,39 @@ def test_plain_attention_has_its_reference() -> None:
     x = doubles(case())
     leaves = {name: x.leaves[name] for name in ("q", "k", "v", "log_decay")}
     assert_same(gla(leaves, x.cu_seqlens), attend(*leaves.values(), x.cu_seqlens, None)[0], "o")
+
+
+def attend_slots(
+    q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, cu_seqlens: Tensor, beta: Tensor | None = None
+) -> tuple[Tensor, None]:
+    """The recurrence of all the libraries, token by token."""
+    scaled, decay, rows = q[0] * q.shape[-1] ** -0.5, (g[0] if g.dim() == 4 else g[0][..., None]).exp(), []
+    for t in range(len(scaled)):
+        if t in cu_seqlens:
+            state = k.new_zeros(*k.shape[2:], v.shape[3])
+        state = decay[t][..., None] * state
+        value = v[0, t] if beta is None else beta[0, t, :, None] * (v[0, t] - (k[0, t, :, None] @ state)[:, 0])
+        state = state + k[0, t][..., None] * value[:, None]
+        rows.append((scaled[t, :, None] @ state)[:, 0])
+    return torch.stack(rows)[None], None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=f"{case.note}, {case.tokens}") for case in GROUPS["models"]() if case.tokens == 2**15],
+)
+def test_libraries_get_as_many_slots_as_models_have(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row of what models run, of few tokens and small heads, with each of its peers."""
+    monkeypatch.setattr(operator_slots, "library", lambda name: attend_slots)
+    small = dc.replace(case, lengths=(5, 3), heads=2, query_heads=2 * case.query_heads // case.heads, dim=4)
+    x = doubles(small)
+    for candidate in set(case.candidates) - {OURS}:
+        p = problem(candidate, x)
+        assert len(p.d_o) == 8 * (case.top_k + 1)
+        errors = Exact(small).errors(p)
+        assert errors is not None
+        assert set(errors) == {"o", *(f"d {name}" for name in p.leaves)}
+        assert max(errors.values()) <= FLOAT32_GATES, (candidate, errors)
 
 
 @pytest.mark.parametrize("tokens", [64, 2**14])

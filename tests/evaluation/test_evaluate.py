@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
+from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer, tokenizer_of
+from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
 from sse_convert.evaluation import evaluate as evaluation
@@ -194,6 +195,15 @@ def test_a_checkpoint_without_tokenizer_is_named(student_folder, tmp_path):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(CheckpointError, match="has no tokenizer that loads"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3"])
+def test_an_empty_tokenizer_is_none(model_type, tmp_path):
+    """For some families transformers makes a tokenizer without words where the files are missing."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    files = CheckpointFiles(name="mine", folder=tmp_path, config={}, tensors={}, shard_bytes={})
+    with pytest.raises(CheckpointError, match="mine has no tokenizer"):
+        tokenizer_of(files)
 
 
 def test_context_limit(student_folder, teacher_folder):

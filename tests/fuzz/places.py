@@ -34,6 +34,7 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
             {
                 "name": "distill",
                 "loss": "kl",
+                "teacher": "qwen3",
                 "lr": {"mixers": 0.001, "rest": 1e-05},
                 "offline": {"top_k": 8},
                 **lengths,

@@ -65,7 +65,7 @@ def test_nothing_in_common(made, place, edit):
 @pytest.mark.parametrize(
     ("sources", "code", "what"),
     [
-        (["out"], 2, "1 to compare"),
+        (["out"], 2, "nothing to set beside"),
         (["out", "out"], 2, "is given twice"),
         (["out", "none"], 2, "does not exist"),
         (["out", "text.txt"], 4, "cannot be read"),

@@ -48,6 +48,13 @@ def test_layers_of_each_control():
     assert [found[name].calibrate.enabled for name in ("window", "window_trained", "gla")] == [False, False, True]
 
 
+def test_a_teacher_of_a_stage_gives_the_model_itself_something_to_learn():
+    taught = {**CE, "name": "taught", "loss": "kl", "teacher": "someone/larger"}
+    own = {**CE, "name": "own", "loss": "kl"}
+    _, found = controls(stages=[own, taught])
+    assert [stage.name for stage in found["teacher_tuned"].stages] == ["taught"]
+
+
 @pytest.mark.parametrize(("lengths", "possible"), [([512], True), ([768], True), ([512, 1024], False), ([], True)])
 def test_an_untrained_control_knows_the_teacher_s_positions_alone(lengths, possible):
     longer = {**CE, "name": "longer", "seq_len": 1024, "rope": {"rope_theta": 1e6}}

@@ -203,15 +203,15 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"stages": [{**STAGE, "min_lr": 2}]}, "stages.0.min_lr: 2.0 is too large, expected 1 or less"),
         ({"stages": [{**STAGE, "clip": 0}]}, "stages.0.clip: 0.0 is too small, expected more than 0"),
         (
-            {"stages": [{**STAGE, "loss_mask": "assistant"}]},
-            "stages.0.loss_mask: is for loss ce, this stage's loss is kl",
+            {"stages": [{**STAGE, "loss": "layer_mse", "train": "mixers", "loss_mask": "assistant"}]},
+            "stages.0.loss_mask: is for losses kl and ce, this stage's loss is layer_mse",
         ),
         (
             {"stages": [{**STAGE, "loss": "layer_mse", "train": "lora"}]},
             "stages.0.train: 'lora': loss layer_mse trains",
         ),
         (
-            {"stages": [{**STAGE, "loss": "ce", "loss_mask": "assistant"}]},
+            {"stages": [{**STAGE, "loss_mask": "assistant"}]},
             "data.train: loss_mask: assistant needs a source",
         ),
         ({"stages": [{**STAGE, "needle_keys": []}]}, "stages.0.needle_keys: is empty, name at least one"),

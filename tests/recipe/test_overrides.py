@@ -70,6 +70,7 @@ def test_problems_name_the_override(tmp_path, override, problem):
         ("stages..lr=3", "not of the form path=value"),
         ("stages.2.lr=1", "stages has no item '2'\nexpected: 0 to 1, or a name: align, distill"),
         ("stages.alin.lr=1", "stages has no item 'alin'"),
+        ("stages.alin.lr=1", "or a name: align, distill\nfix: did you mean align?"),
         ("model.name=x", "model is 'some/model' and has no keys"),
         ("layers.keep.0=1", "layers.keep has no item '0'"),
     ],

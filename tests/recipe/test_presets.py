@@ -18,7 +18,7 @@ from tools.packaged_recipes import MODELS, packaged_text
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 LARGEST = "llama-3.1-405b"
 """planned for its size; no recipe is"""
-LOCAL = ("stories260K", "teacher-qwen3-32m", "teacher-qwen3-32m-pure")
+LOCAL = ("teacher-qwen3-32m", "teacher-qwen3-32m-pure")
 """recipes for checkpoints in ../shared"""
 SCRATCH = ("paper-600m",)
 """recipes that train from random weights: no teacher, and no layer need stay"""
@@ -150,6 +150,16 @@ def test_names_with_or_without_suffix():
     with pytest.raises(RecipeError, match=r"recipe 'qwen3-4' does not exist") as caught:
         preset_path("qwen3-4")
     assert caught.value.fix == "did you mean qwen3-4b?"
+
+
+@pytest.mark.parametrize("given", ["folder", "configuration", "hub id"])
+def test_a_model_in_the_place_of_a_recipe(given, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    named = {"folder": tmp_path, "configuration": tmp_path / "config.json", "hub id": "Qwen/Qwen3-4B"}[given]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(named)
+    model = named if given == "hub id" else tmp_path
+    assert caught.value.fix.endswith(f"write a recipe for it: sse-convert recipes new {model}")
 
 
 def test_copying(tmp_path):

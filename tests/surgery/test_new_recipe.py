@@ -109,6 +109,7 @@ def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
     [
         ("nowhere-at-all/", (), CheckpointError, "nowhere-at-all"),
         (TEACHER, ("no-such-folder/texts/x",), DataError, "no-such-folder/texts/x does not exist"),
+        (TEACHER, (str(Path(__file__).parents[2] / "recipes"),), DataError, "recipes holds no text"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(tmp_path, model, text, error, match):

@@ -11,7 +11,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
-from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES
+from sse_convert.modeling.logits import KL_BYTES
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.costs_report import time_in_words
 from sse_convert.surgery.plan import make_plan
@@ -24,7 +24,7 @@ STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 
 
 
 def plan_of(config, **changes):
-    data = {"data": {"train": [{"path": "x"}]}, "calibrate": {"enabled": False}, **changes}
+    data = {"data": {"train": [{"path": "some/dataset"}]}, "calibrate": {"enabled": False}, **changes}
     return make_plan(
         recipe_from_dict(models.recipe_data("m", **data)), teacher=synthetic.teacher_from_config(config, "m")
     )
@@ -149,6 +149,22 @@ def test_native_windows_are_counted():
     assert plan.cache[0].teacher_bytes == 3 * 2 * 2 * 8 * 99 * 2
 
 
+def test_what_no_layer_uses_or_is_not_here_is_said(tmp_path):
+    text = tmp_path / "here.txt"
+    text.write_text("a")
+    plan = plan_of(
+        synthetic.LLAMA,
+        layers={"pattern": ["sse*2", "full"]},
+        mixers={"sse": {"num_partitions": 4}, "sse+sliding": {"window": 64}},
+        data={"train": [{"path": str(text)}, {"path": "nope.txt"}], "valid": [{"path": "nope.txt"}]},
+    )
+    assert plan.notes[:2] == [
+        "mixers.sse+sliding is the mixer of no layer",
+        "nope.txt does not exist here: `run` needs it",
+    ]
+    assert "does not exist" not in str(plan.notes[2:])
+
+
 def test_notes():
     config = {
         **synthetic.LLAMA,
@@ -247,7 +263,7 @@ def test_planning_reads_headers_alone(tmp_path, capsys, monkeypatch):
 
 def test_predictions_on_disk():
     layers = {"pattern": ["sse", "full"]}
-    distill = {**STAGE, "loss": "kl", "seq_len": 512}
+    distill = {**STAGE, "loss": "kl", "seq_len": 512, "gradient_checkpointing": False}
     align = {**STAGE, "seq_len": 512, "loss": "layer_mse", "train": "mixers", "name": "t"}
     stages = [{**distill, "offline": {"top_k": 20}}, align]
     plan = plan_of(synthetic.LLAMA, layers=layers, mixers={"sse": {"kind": "sse", "qk_rank": 4}}, stages=stages)
@@ -259,7 +275,7 @@ def test_predictions_on_disk():
     assert plan.notes == ["stage s: the teacher's predictions take 124 bytes per token, 130 MB in all (top_k 20)"]
     assert "note: stage s: the teacher's predictions" in "\n".join(plan.lines())
     logits = 512 * synthetic.LLAMA["vocab_size"]
-    fused = (KL_BYTES - FUSED_BYTES) * logits
+    fused = (KL_BYTES - 2 * 2) * logits  # of student and teacher, in bfloat16
     assert beside.stages[0].memory_bytes - plan.stages[0].memory_bytes == 2 * plan.parameters - fused
 
 
@@ -270,7 +286,8 @@ def test_rows_that_a_window_covers_whole_are_noted(seq_len, idle):
     notes = [note for note in plan.notes if "SSE beside such a window learns nothing" in note]
     assert len(notes) == idle
     assert all(note.startswith("stage s: rows of 132 tokens lie within") and "(132 tokens" in note for note in notes)
-    assert not plan_of(synthetic.LLAMA, layers={"pattern": ["sliding", "sse", "full"]}, stages=[stage]).notes
+    alone = plan_of(synthetic.LLAMA, layers={"pattern": ["sliding", "sse", "full"]}, mixers={}, stages=[stage])
+    assert not alone.notes
 
 
 @pytest.mark.parametrize(

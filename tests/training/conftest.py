@@ -1,3 +1,4 @@
+import json
 import os
 import random
 
@@ -87,6 +88,26 @@ def teacher_folder(tmp_path_factory, tokenizer):
     make_llama(tie=True).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def other_teacher(tmp_path_factory, tokenizer):
+    """A wider teacher with the same tokens, whose embedding is padded."""
+    folder = tmp_path_factory.mktemp("other")
+    make_llama(hidden=48, layers=2, vocab=352, seed=7).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory):
+    """A source of conversations; every third asks so long that some rows of 32 tokens hold no answer."""
+    path = tmp_path_factory.mktemp("chats") / "chat.jsonl"
+    asked = ["who walked down?", "who wrote?", "the keeper walked down to the harbor before dawn and wrote " * 4]
+    talks = [[("user", asked[i % 3]), ("assistant", "the keeper did")] for i in range(200)]
+    turns = [[{"role": role, "content": text} for role, text in talk] for talk in talks]
+    path.write_text("\n".join(json.dumps({"messages": talk}) for talk in turns))
+    return {"path": str(path), "kind": "chat"}
 
 
 @pytest.fixture(autouse=True)

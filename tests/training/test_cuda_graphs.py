@@ -167,6 +167,7 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
         ({"mixed_precision": "fp16"}, "fp16"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"loss": "ce"}, "ce"),
+        ({"loss_mask": "assistant"}, "loss_mask picks"),
         ({"balance": "bias"}, "balance: bias"),
         ({"attention_dropout": 0.1}, "drops out"),
         ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
@@ -179,7 +180,7 @@ def test_why_a_stage_is_not_recorded(change, why):
     """One object in the part of all those that are asked."""
     everything = SimpleNamespace(
         device=torch.device("cuda"), distributed_type=DistributedType.NO, mixed_precision="bf16", loss="kl",
-        gradient_checkpointing=False, balance="aux_loss", attention_dropout=0.0, backend="auto",
+        loss_mask="all", gradient_checkpointing=False, balance="aux_loss", attention_dropout=0.0, backend="auto",
         rope_parameters={"rope_type": "yarn"}, model_type="sse_llama", modules=lambda: [torch.nn.Dropout(0.0)],
     )  # fmt: skip
     everything.sse_layers = lambda: {0: everything}

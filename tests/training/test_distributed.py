@@ -101,6 +101,15 @@ def windows(build, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def taught(build, converted, other_teacher, chats):
+    """A stage that learns answers alone from another teacher, and what it starts from; passes of one row, some without
+    an answer, which only one of two processes may have."""
+    own = {**SIZE, "tokens": 512, "lr": GENTLE, "teacher": str(other_teacher), "loss_mask": "assistant"}
+    data = {"train": [chats], "valid": [chats]}
+    return build(stages=[("distill", own)], data=data), converted
+
+
+@pytest.fixture(scope="module")
 def bf16(build, tmp_path_factory):
     """The recipe in mixed precision, and what it starts from."""
     return with_converted(build(**BF16), tmp_path_factory.mktemp("bf16"))
@@ -127,11 +136,11 @@ def alone(recipe, converted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched(how, build, recipe, windows, bf16, context, converted, tmp_path_factory):
+def launched(how, build, recipe, windows, taught, bf16, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
     early = build(stages=early_stages(folder / "cache"))
-    runs = {"early": (early, converted), "windows": windows, "all": (recipe, converted)}
+    runs = {"early": (early, converted), "windows": windows, "taught": taught, "all": (recipe, converted)}
     if "--use_fsdp" in how:
         runs |= {OLDEST: bf16, "context": context}
     assert launch(runs, folder, *how) == [2, 2]
@@ -237,6 +246,15 @@ def test_windows_beside_sse_in_two_processes(windows, launched, tmp_path):
     for stage in recipe.stages:
         run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
         expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (tmp_path, launched / "windows"))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_answers_from_another_teacher_in_two_processes(taught, launched, tmp_path):
+    recipe, checkpoint = taught
+    run_stage(recipe, recipe.stages[0], checkpoint, tmp_path / "distill")
+    for key in ("loss", "grad_norm", "predicted"):
+        expected, found = (torch.tensor(losses(at / "distill", key)) for at in (tmp_path, launched / "taught"))
+        assert len(expected) == 4
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 

@@ -1,15 +1,40 @@
 """One new token for each sequence, in as few operators as there are: what decoding on a CPU waits for is their number.
 
-Shape letters: B sequences, K partitions that a token uses, R those and the shared one, M partitions in the state.
+Shape letters: B sequences, K partitions that a token uses, R those and the shared one, M partitions in the state. Where
+a field but the first two has R, it may have 1 instead, for all of them.
 """
+
+import dataclasses as dc
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sse_convert.kernels.feature_maps import key_feature_map
+from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.routing import route
+from sse_convert.kernels.routing import best_partitions, route
+
+LARGE = 1 << 17
+"""bytes of a partition's state from which it is changed where it is, one by one: copies cost more than operators"""
+
+
+@dc.dataclass(slots=True, kw_only=True)
+class TokenInputs:
+    """What new tokens bring, one of each sequence, in the dtype of the state."""
+
+    used_BR: Tensor
+    """int64, the partitions that each token uses"""
+    weight_BR: Tensor
+    """their weights, 1 for the shared one"""
+    q_BRQD: Tensor
+    k_BRHD: Tensor
+    """scaled and mapped"""
+    v_BRHV: Tensor
+    decay_BRHD: Tensor
+    """or one for all D"""
+    strength_BRH: Tensor | None
+    """of the delta rule, under no weight; None for gated linear attention"""
 
 
 def can_step(x: Inputs) -> bool:
@@ -31,83 +56,129 @@ def sse_attention_step(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tenso
     """
     assert x.initial_state is not None
     state_BMHDV = x.initial_state if inplace_state else x.initial_state.clone()
-    (B, M), (H, D) = state_BMHDV.shape[:2], x.k.shape[2:]
-    slots_R, weight_BR = _slots(x, M)
+    o_BQV = advance_states(state_BMHDV, _tokens(x), write_gate=x.write_gate, read_gate=x.read_gate, scale=x.scale)
+    return o_BQV.to(x.v.dtype), state_BMHDV
+
+
+def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, read_gate: bool, scale: float) -> Tensor:
+    """Outputs [B, Hq, V]; the states are overwritten.
+
+    Args:
+        state_BMHDV: the states, in one piece.
+        x: the tokens.
+        write_gate: weigh what is written.
+        read_gate: weigh what is read.
+        scale: multiplies q.
+    """
+    (B, M, H), R = state_BMHDV.shape[:3], x.weight_BR.shape[1]
+    weight_BR11 = x.weight_BR.view(B, R, 1, 1)
     pages_SHDV = state_BMHDV.view(B * M, *state_BMHDV.shape[2:])
-    held_BRHDV = pages_SHDV.index_select(0, slots_R).view(*weight_BR.shape, *pages_SHDV.shape[1:])
-    held_BRHDV.mul_(_decay(x)[..., None])
-    _write(x, held_BRHDV, weight_BR)
-    q_BRQD = _rows(x, "q") * _wide(weight_BR * x.scale if x.read_gate else x.scale)
-    o_BHGV = (q_BRQD.view(*q_BRQD.shape[:2], H, -1, D) @ held_BRHDV).sum(1)
-    pages_SHDV.index_copy_(0, slots_R, held_BRHDV.flatten(0, 1))
-    return o_BHGV.flatten(1, 2).to(x.v.dtype), state_BMHDV
+    used_BR = x.used_BR if B == 1 else x.used_BR + M * torch.arange(B, device=x.used_BR.device)[:, None]
+    slots = used_BR.flatten()
+    q_BRQD, k_BRHD, strength_BRH1 = x.q_BRQD * (weight_BR11 * scale if read_gate else scale), x.k_BRHD, None
+    if x.strength_BRH is not None:
+        strength_BRH1 = x.strength_BRH[..., None] * weight_BR11 if write_gate else x.strength_BRH[..., None]
+    elif write_gate:
+        k_BRHD = k_BRHD * weight_BR11
+    parts = x.decay_BRHD, k_BRHD, x.v_BRHV, strength_BRH1, q_BRQD.view(*q_BRQD.shape[:2], H, -1, q_BRQD.shape[3])
+    if _is_large(pages_SHDV):
+        rows = zip(*(_each(part, B, R) for part in parts), strict=True)
+        pages = zip(slots.tolist(), rows, strict=True)
+        outputs = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages])
+        o_BRHGV = outputs.view(B, R, *outputs.shape[1:])
+    else:
+        held_SHDV = pages_SHDV.index_select(0, slots)
+        o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
+        pages_SHDV.index_copy_(0, slots, held_SHDV)
+    return o_BRHGV.sum(1).flatten(1, 2)
 
 
-def _slots(x: Inputs, states: int) -> tuple[Tensor, Tensor]:
-    """Where the states are that the tokens use, int64 [B * R], and their weights [B, R], 1 for the shared one."""
-    gate, positions = x.partition_gate, _positions(x)
-    routing = route(x.router_logits, x.top_k, None, x.router_bias, partition_gate=gate, positions=positions)
-    used_BR = routing.write_TK
-    weight_BR = x.renormalised(routing.gate_TN.gather(1, used_BR)).to(x.dtype)
-    if x.shared is not None:
-        used_BR = F.pad(used_BR, (0, 1), value=x.num_partitions)
-        weight_BR = F.pad(weight_BR, (0, 1), value=1.0)
-    if x.num_sequences > 1:
-        used_BR = used_BR + torch.arange(x.num_sequences, device=used_BR.device)[:, None] * states
-    return used_BR.flatten(), weight_BR
+def _is_large(pages_SHDV: Tensor) -> bool:
+    """Whether states change faster one by one where they are than together in a copy."""
+    at_hand = pages_SHDV.device.type == "cpu" and not torch.compiler.is_compiling()
+    return at_hand and bool(pages_SHDV.nbytes >= LARGE * len(pages_SHDV))
 
 
-def _positions(x: Inputs) -> Tensor | None:
+def _each(part: Tensor | None, sequences: int, used: int) -> list[Any]:
+    """A part [B, R or 1, ...] for each partition that each token uses."""
+    count = sequences * used
+    return [None] * count if part is None else list(part.expand(sequences, used, *part.shape[2:]).flatten(0, 1))
+
+
+def _advance(
+    held_HDV: Tensor, decay_HD: Tensor, k_HD: Tensor, v_HV: Tensor, strength_H1: Tensor | None, q_HGD: Tensor
+) -> Tensor:
+    """What is read [..., H, G, V] of states [..., H, D, V], which decay and are written first, in place."""
+    held_HDV.mul_(decay_HD[..., None])
+    if strength_H1 is not None:
+        v_HV = strength_H1 * (v_HV - (k_HD[..., None, :] @ held_HDV)[..., 0, :])
+    held_HDV.addcmul_(k_HD[..., None], v_HV[..., None, :])
+    return q_HGD @ held_HDV
+
+
+def used_partitions(e: Tensor, order: Tensor, shared: int | None, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """`TokenInputs.used_BR` and `TokenInputs.weight_BR`.
+
+    Args:
+        e: [B, K] of the sparse partitions used.
+        order: int64 [B, K], which they are.
+        shared: index of the shared one; None for none.
+        renormalise: divide e by their sum.
+    """
+    weight = e / e.sum(1, keepdim=True) if renormalise else e
+    return (order, weight) if shared is None else (F.pad(order, (0, 1), value=shared), F.pad(weight, (0, 1), value=1.0))
+
+
+def mapped_keys(k: Tensor, k_map: KeyFeatureMap, k_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """phi(k) in `dtype` of keys [..., H, D] that k_scale [H] multiplies."""
+    k = k.to(dtype)
+    return key_feature_map(k if k_scale is None else k * k_scale.to(dtype)[:, None], k_map)
+
+
+def decays(logits: Tensor, normalizer: float | None, dtype: torch.dtype) -> Tensor:
+    """The decay in `dtype`, of its natural log, or of gate logits if there is a normalizer."""
+    logits = logits.to(dtype)
+    return (logits if normalizer is None else F.logsigmoid(logits) / normalizer).exp()
+
+
+def _tokens(x: Inputs) -> TokenInputs:
+    """The inputs of one token each, row by row."""
+    if x.partition_gate is None:
+        e, order = best_partitions(x.router_logits, x.top_k, x.router_bias)
+    else:
+        routing = route(
+            x.router_logits, x.top_k, None, x.router_bias, partition_gate=x.partition_gate, positions=_positions(x)
+        )
+        e, order = routing.gate_TN.gather(1, routing.write_TK), routing.write_TK
+    used_BR, weight_BR = used_partitions(
+        e.to(x.dtype), order, x.num_partitions if x.shared else None, renormalise=x.renormalise
+    )
+    return TokenInputs(
+        used_BR=used_BR,
+        weight_BR=weight_BR,
+        q_BRQD=_rows(x, "q").to(x.dtype),
+        k_BRHD=mapped_keys(_rows(x, "k"), x.k_map, x.k_scale, x.dtype),
+        v_BRHV=_rows(x, "v").to(x.dtype),
+        decay_BRHD=decays(_rows(x, "log_decay"), x.decay_normalizer, x.dtype),
+        strength_BRH=None if x.write_strength is None else _rows(x, "write_strength").to(x.dtype),
+    )
+
+
+def _positions(x: Inputs) -> Tensor:
     """Of each token in its sequence, of which it is the first unless positions are given."""
-    if x.partition_gate is None or x.positions is not None:
-        return x.positions
-    return torch.zeros(x.num_tokens, dtype=torch.int64, device=x.router_logits.device)
+    first = torch.zeros(x.num_tokens, dtype=torch.int64, device=x.router_logits.device)
+    return first if x.positions is None else x.positions
 
 
 def _rows(x: Inputs, name: str) -> Tensor:
-    """One of q, k and v [B, R or 1, heads, dim] for the partitions that a token uses."""
-    own: Tensor = getattr(x, name).to(x.dtype)
-    if x.shared is None or (name == "v" and not x.shared.own_values):
+    """An input [B, R or 1, ...] for the partitions that a token uses."""
+    own: Tensor = getattr(x, name)
+    own = own if name in ("q", "k", "v") else own[:, None]
+    shared: Tensor | None = None if x.shared is None else getattr(x.shared, name)
+    if (
+        shared is None
+        or shared is getattr(x, name)
+        or (name == "v" and x.shared is not None and not x.shared.own_values)
+    ):
         return own
-    shared = getattr(x.shared, name).to(x.dtype)
-    return torch.cat([own.expand(-1, x.top_k, -1, -1), shared[:, None]], 1)
-
-
-def _decay(x: Inputs) -> Tensor:
-    """[B, R or 1, H, D]."""
-    logits = x.log_decay[:, None]
-    if x.shared is not None and x.shared.log_decay is not x.log_decay:
-        logits = torch.cat([logits.expand(-1, x.top_k, -1, -1), x.shared.log_decay[:, None]], 1)
-    logits = logits.to(x.dtype)
-    return (logits if x.decay_normalizer is None else F.logsigmoid(logits) / x.decay_normalizer).exp()
-
-
-def _write(x: Inputs, held_BRHDV: Tensor, weight_BR: Tensor) -> None:
-    """Add what the tokens write to decayed states."""
-    k_BRHD = _rows(x, "k")
-    if x.k_scale is not None:
-        k_BRHD = k_BRHD * x.k_scale.to(x.dtype)[:, None]
-    k_BRHD, v_BRHV = key_feature_map(k_BRHD, x.k_map), _rows(x, "v")
-    strength_BRH = _strength(x)
-    if strength_BRH is not None:
-        strength_BRH = strength_BRH * weight_BR[..., None] if x.write_gate else strength_BRH
-        v_BRHV = strength_BRH[..., None] * (v_BRHV - (k_BRHD[..., None, :] @ held_BRHDV)[..., 0, :])
-    elif x.write_gate:
-        k_BRHD = k_BRHD * _wide(weight_BR)
-    held_BRHDV.addcmul_(k_BRHD[..., None], v_BRHV[..., None, :])
-
-
-def _strength(x: Inputs) -> Tensor | None:
-    """[B, R or 1, H] of the delta rule, under no weight; None without."""
-    if x.write_strength is None:
-        return None
-    own = x.write_strength[:, None].to(x.dtype)
-    shared = None if x.shared is None else x.shared.write_strength
-    if shared is None or shared is x.write_strength:
-        return own
-    return torch.cat([own.expand(-1, x.top_k, -1), shared[:, None].to(x.dtype)], 1)
-
-
-def _wide(weight: Tensor | float) -> Tensor | float:
-    """Weights [B, R] for tensors [B, R, heads, dim]."""
-    return weight[..., None, None] if isinstance(weight, Tensor) else weight
+    return torch.cat([own.expand(-1, x.top_k, *[-1] * (own.dim() - 2)), shared[:, None]], 1)

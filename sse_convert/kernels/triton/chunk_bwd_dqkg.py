@@ -4,16 +4,8 @@ With X = do S^T, Y = v dS^T and P, R the products of dA = do v^T with the decaye
 dk = 2^-b R + 2^(total-b) Y, and the decay of token i is the sum of what crosses it: d log a_i = sum over j >= i of (q
 dq - k dk within the chunk) + sum over j < i of k dk (through the state) + rows of S * dS when the state passes
 through (the second sum is taken as the whole less the rest). q dq and k dk use the same rounded operands, so that
-what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length.
-
-Grid: chunks x H x blocks of D; a program goes through V once for all Q = G query heads of its state, or for each Q of
-them and once more. Bytes for a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V / C
-(S, dS), 2 D (gate logits) and, but for keys that are mapped already, 2 D (keys); then 2 D G (dq) and 4 D (dk, dg; 6 D
-where decays are float32). Keys are read as they decayed to the chunk's end, so 2^total comes out of the sums and is
-never divided out of a key. With one or two query heads a quarter of D at a time, so that four programs (three, with two
-heads as 128 rows) share a multiprocessor; what all programs of a chunk read comes from the L2 cache but once. With more
-heads half of D, in a pass for each. dA^T is dA through shared memory, not a second product; storing dA in
-`chunk_bwd_dv` costs more there than it saves here, and rounds it.
+what should cancel does; nothing is summed over more than one chunk, so errors do not grow with length. Keys are read as
+they decayed to the chunk's end, so 2^total comes out of the sums and is never divided out of a key.
 """
 
 import triton
@@ -56,7 +48,15 @@ def finish_kernel(
 
     grads are the results, one row per slot: dq [slots, Hq, D], dk and dg [slots, H, D], and if wanted dgate [blocks,
     slots, H] and dk_scale [chunks, H, PARTS]. value_dots [DOTS, slots, H] holds v dv of each slot, which equals k dk.
-    states and dstates hold group_chunks places for each of the groups."""
+    states and dstates hold group_chunks places for each of the groups.
+
+    Grid (chunks * H * blocks of D); a program goes through V once for all Q = G query heads of its state, or for each Q
+    of them and once more. Bytes of a slot and head, in bfloat16: 2 (D + V) G (q, do) + 4 D (k, falls) + 2 V (v) + 4 D V
+    / C (S, dS), 2 D (gate logits) and, but for keys that are mapped already, 2 D (keys); then 2 D G (dq) and 4 D (dk,
+    dg; 6 D where decays are float32). Tiles: with one or two query heads a quarter of D at a time, so that four
+    programs (three, with two heads as 128 rows) share a multiprocessor; what all programs of a chunk read comes from
+    the L2 cache but once. With more heads half of D, in a pass for each. dA^T is dA through shared memory, not a second
+    product; storing dA in `chunk_bwd_dv` costs more there than it saves here, and rounds it."""
     H: tl.constexpr = shape.H
     BLOCKS: tl.constexpr = (shape.D + BD - 1) // BD
     place = tl.program_id(0) // (H * BLOCKS)
@@ -85,7 +85,11 @@ def finish_strong_kernel(
     shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DOTS: tl.constexpr,
     PARTS: tl.constexpr, BY_SLOT: tl.constexpr, STRICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places."""
+    """As `finish_kernel`, for the chunks with strong decays: a few programs look for them in all places.
+
+    Grid (programs), each of which takes every so many of the places * H. Bytes of a place: 4 (its flag), and where it
+    is set those of `finish_kernel`. Tiles: a quarter of D and of V at a time, since the factors of a halving level,
+    made anew for queries and keys, are in registers beside the sums."""
     H: tl.constexpr = shape.H
     for task in range(tl.program_id(0), places * H, tl.num_programs(0)):
         place = task // H
@@ -276,7 +280,7 @@ def finish_chunk(
         phi = tl.where(inside, map_keys(keys, norm, key_scale, K_MAP), 0.0)
         dphi = unmap_keys(dphi, phi, dot, keys, key_scale, K_MAP)
         if sources.k_scale is not None:
-            scaled = tl.sum(tl.sum(tl.where(real[:, None] & inside, dphi * keys.to(tl.float32), 0.0), 1), 0)
-            tl.store(dk_scale + here * PARTS + part, scaled)
+            scaled = tl.sum(tl.where(real[:, None] & inside, dphi * keys.to(tl.float32), 0.0), 1, keep_dims=True)
+            tl.store(dk_scale + here * PARTS + part + tl.arange(0, 1), tl.sum(scaled, 0))
         dphi = dphi * key_scale
     scatter_slots(dk, dphi, slots.token, slots.out, c, h, d, H, D, C)

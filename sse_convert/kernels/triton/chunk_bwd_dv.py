@@ -2,9 +2,7 @@
 
     dv_j = kd_j dS + sum over i >= j of A_ij do_i        then        dS <- decay dS + qd^T do
 
-Grid: groups x H x blocks of V. Bytes for a slot and head, in bfloat16: 2 D G (qd) + 2 D (kd) + 2 C G (A) + 2 V G (do)
-+ 2 V (dv) and 2 D V / C (dS of each chunk). As in `chunk_fwd_o`, a state of 128 x 128 takes half of the registers of
-4 warps; with several query heads to load for each chunk, half of V at a time leaves shared memory for two chunks.
+with qd, kd, A and the decay from `chunk_fwd_intra`, summed over the query heads of the state.
 """
 
 import triton
@@ -19,8 +17,13 @@ def value_gradient_kernel(
     S, num_shared, num_slots, first_group, group_chunks,
     shape: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups, H, V blocks), chunks in reverse. dv is [slots, H, V]; dstates [chunks, H, D, V] is the gradient of
-    the state leaving each chunk; value_dots [V blocks, slots, H], if wanted, the sum of v * dv."""
+    """dv [slots, H, V]; dstates [chunks, H, D, V], the gradient of the state leaving each chunk; and, if wanted, the
+    sum of v * dv, value_dots [V blocks, slots, H].
+
+    Grid (groups, H, blocks of V). Bytes of a slot and head, in bfloat16: 2 D G (qd) + 2 D (kd) + 2 C G (A) + 2 V G (do)
+    + 2 V (dv) and 2 D V / C (dS of each chunk). Tiles: as in `chunk_fwd_o`, a state of 128 x 128 takes half of the
+    registers of 4 warps; with several query heads to load for each chunk, half of V at a time leaves shared memory for
+    two chunks."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D

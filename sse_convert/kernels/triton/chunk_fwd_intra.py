@@ -6,11 +6,6 @@ With b the cumulative log decays of a chunk's slots (base 2), they write in slot
 
 Decays factorise around the chunk's first row up to the row where they exceed FAST_BITS; the rows from there on go
 through halving levels, whose factors never exceed 1. A row depends on no later row either way.
-
-Grid: chunks x query heads / Q. Bytes for a slot and head, in bfloat16: 2 D G (q) + 2 D (k) + 4 D (decays, float32),
-then 2 D G (qd) + 2 C G (A) + 2 D (kd) and, for a backward pass, 2 D (falls). Half of D at a time, loaded a step
-ahead: exponents are float32, so a tile of 64 x 64 takes 32 registers of 4 warps. Two query heads of one state share
-its keys and decays, as 128 rows of one product, on 8 warps.
 """
 
 import triton
@@ -41,8 +36,13 @@ def prepare_kernel(
     scale, normalizer, T, S, num_shared,
     shape: tl.constexpr, mapping: tl.constexpr, Q: tl.constexpr, ROW: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Works through D in blocks of BD; ROW >= D. packed_q and packed_k are qt and kt without the rows of segments that
-    do not read (leave) the chunk's state, if segments share chunks."""
+    """qd, kd and A of one chunk and Q query heads. packed_q and packed_k are qt and kt without the rows of segments
+    that do not read (leave) the chunk's state, if segments share chunks. ROW >= D.
+
+    Grid (chunks * query heads / Q). Bytes of a slot and head, in bfloat16: 2 D G (q) + 2 D (k) + 4 D (decays, float32),
+    then 2 D G (qd) + 2 C G (A) + 2 D (kd) and, for a backward pass, 2 D (falls). Tiles: half of D at a time, loaded a
+    step ahead; exponents are float32, so 64 x 64 of them take 32 registers of 4 warps. Two query heads of one state
+    share its keys and decays, as 128 rows of one product, on 8 warps."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D
@@ -84,7 +84,7 @@ def prepare_kernel(
     first_query = hq % G == 0
 
     acc = tl.zeros([Q * C, C], tl.float32)
-    lowest = 0.0
+    lowest = tl.zeros([1], tl.float32)
     lane = tl.arange(0, BD)
     raw = load_source(g_base, g_row, h, lane, H, D)
     raw_k = load_source(k_base, k_row, h, lane, H, D)
@@ -102,7 +102,7 @@ def prepare_kernel(
         g = tl.where(written[:, None] & inside, log2_decay(this, normalizer), 0.0)
         b = sum_rows(i[:, None] >= i[None, :], g, IEEE)
         total = tl.sum(tl.where(i[:, None] == C - 1, b, 0.0), 0)
-        lowest = tl.minimum(lowest, tl.min(total, 0))
+        lowest = tl.minimum(lowest, tl.min(total[None, :], 1))  # of a vector, triton 3.7 cannot for sm_100
         fall = tl.exp2(b)
         k = tl.where(inside, map_keys(this_k, norm, key_scale, K_MAP) * write[:, None], 0.0)
         raised = k * tl.exp2(-b)
@@ -124,7 +124,7 @@ def prepare_kernel(
             tl.store(full + here * D + d, tl.exp2(total), mask=d < D)
             tl.store(decay + here * D + d, tl.where(through, tl.exp2(total), 0.0), mask=d < D)
     if first_query:
-        tl.store(strong + here, (lowest <= 1 - FAST_BITS).to(tl.int32))
+        tl.store(strong + here + tl.arange(0, 1), (lowest <= 1 - FAST_BITS).to(tl.int32))
         if K_MAP == "softmax":
             tl.store(norms + here * C + i, norm)
     acc = tl.where((r % C)[:, None] >= i[None, :], acc, 0.0)
@@ -139,8 +139,11 @@ def strong_products_kernel(
     scale, normalizer, T, S, num_shared, tasks,
     shape: tl.constexpr, mapping: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """A few programs look through the flags of all tasks, chunks * query heads, and compute the masked products where
-    decays are strong."""
+    """A of the rows where decays are strong, in halving levels. A few programs look through the flags of all tasks.
+
+    Grid (programs), each of which takes every so many of the chunks * query heads. Bytes of a task: 4 (its flag); of a
+    slot where it is set: 2 D (q) + 2 D (k) + 4 D (decays) + 2 C (A). Tiles: 32 channels at a time, since the factors of
+    a level and the sums of all levels, 64 x 64 in float32, are in registers beside them."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D

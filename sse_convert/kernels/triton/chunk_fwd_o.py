@@ -2,14 +2,7 @@
 
     o_i = qd_i S + sum over j <= i of A_ij v_j        then        S <- decay S + kd^T v
 
-with qd, kd, A and the decay from `chunk_fwd_intra`. Grid: groups x query heads / Q x blocks of V.
-
-Bytes for a slot and head, in bfloat16: 2 D (qd) + 2 D / Q (kd) + 2 C (A) + 2 V / Q (v) + 2 V (o). A state tile of 128
-x 128 takes 128 registers of 4 warps, so with what two steps load (112 KB) one program fills a multiprocessor. Two
-query heads of one state share its update, as 128 rows of a product on 8 warps. Then there are registers to know the
-rows to gather a chunk ahead, so that their loads wait for no table; and the sparse partitions go first, so that the
-program of a shared chunk adds what its tokens read there, and nobody sums over slots. With one head both cost more
-than they save.
+with qd, kd, A and the decay from `chunk_fwd_intra`.
 """
 
 import triton
@@ -25,8 +18,16 @@ def output_kernel(
     shape: tl.constexpr, K: tl.constexpr, PART: tl.constexpr, Q: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """PART "all" and "sparse" write o [ranks * T, Hq, V], one row per slot, of all chunks or of those without the
-    shared partition. "shared" adds the K slots of each token that are there already, and writes total [T, Hq, V]."""
+    """o_i = qd_i S + A_i v. PART "all" and "sparse" write o [ranks * T, Hq, V], one row per slot, of all chunks or of
+    those without the shared partition. "shared" adds the K slots of each token that are there already, and writes total
+    [T, Hq, V].
+
+    Grid (groups, query heads / Q, blocks of V). Bytes of a slot and query head, in bfloat16: 2 D (qd) + 2 D / Q (kd) +
+    2 C (A) + 2 V / Q (v) + 2 V (o). Tiles: 128 x 128 of a state take 128 registers of 4 warps, so with what two steps
+    load (112 KB) one program fills a multiprocessor. Two query heads of one state share its update, as 128 rows of a
+    product on 8 warps. Then there are registers to know the rows to gather a chunk ahead, so that their loads wait for
+    no table; and the sparse partitions go first, so that the program of a shared chunk adds what its tokens read there,
+    and nobody sums over slots. With one head both cost more than they save."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D

@@ -2,7 +2,8 @@
 the state of every chunk.
 
 One recurrence serves both directions. Forward: S <- decay S + kd^T v. Backward, over chunks in reverse, with dS the
-gradient of the state that leaves a chunk: dS <- decay dS + sum over query heads of qd^T do.
+gradient of the state that leaves a chunk: dS <- decay dS + sum over query heads of qd^T do. Below, x is kd or qd and y
+is v or do.
 """
 
 import triton
@@ -17,8 +18,13 @@ def state_kernel(
     S, num_shared, first_group, group_chunks,
     shape: tl.constexpr, REVERSE: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups, H, V blocks). Without `chunk_states` a group starts from zero and writes its own state to `local`
-    and its decay to `carry`; with them it starts from `local`, then the state entering it, and writes each chunk's."""
+    """S <- decay S + x^T y over the chunks of a group. Without `chunk_states` it starts from zero and writes its own
+    state to `local` and its decay to `carry`; with them it starts from `local`, then the state entering it, and writes
+    each chunk's.
+
+    Grid (groups, H, blocks of V). Bytes of a slot and head, in bfloat16: 2 D G (x) + 2 V G (y), and 2 D V / C for
+    states of chunks; 4 D V of a group. Tiles: 128 x 128 of a state take 64 registers of 8 warps, so that two programs
+    share a multiprocessor and one computes while the other waits for its loads, asked for two steps ahead."""
     H: tl.constexpr = shape.H
     G: tl.constexpr = shape.G
     D: tl.constexpr = shape.D
@@ -48,9 +54,12 @@ def state_kernel(
             c = first + count - 1 - step // G
         if initial is not None:
             row = tl.load(inject + c)
-            if opening & (row >= 0):
-                state = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+            begins = opening & (row >= 0)
+            begun = tl.zeros([BD, BV], tl.float32)
+            if begins:
+                begun = tl.load(initial + (row.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
                 passed = tl.zeros([BD], tl.float32)
+            state = tl.where(begins, begun, state)  # a state that a branch replaces, triton 3.7 breaks for sm_100
         here = tl.cast(c, tl.int64) * H + h
         if STORE:
             at = chunk_states + mine + (c - first) * (H * D * V) + tile
@@ -75,7 +84,11 @@ def scan_kernel(
     local, carry, groups,
     shape: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (H, blocks of ROWS of D). Replaces each group's own state in `local` by the state entering it."""
+    """S <- decay S + own, group by group: replaces each group's own state in `local` by the state entering it.
+
+    Grid (H, blocks of ROWS of D). Bytes of a group and head: 8 D V (state, read and written) + 4 D (decay). Tiles:
+    groups follow each other, so programs come from rows of states alone: 8 rows each, which are asked for three steps
+    ahead."""
     H: tl.constexpr = shape.H
     D: tl.constexpr = shape.D
     V: tl.constexpr = shape.V

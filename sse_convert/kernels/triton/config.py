@@ -16,6 +16,8 @@ MAX_DIM = 256
 """largest head dim"""
 LARGE = 227 * 1024
 """bytes of shared memory that the larger tiles are for: Hopper, and Blackwell in servers"""
+TENSOR_MEMORY = 10
+"""major compute capability of devices whose products add up in tensor memory: no property of a device tells"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Config:
 
 
 @functools.cache
-def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: int) -> Config:
+def config_for(
+    dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: int, tensor_memory: bool
+) -> Config:  # fmt: skip
     """The launches for head dims D and V.
 
     Args:
@@ -62,6 +66,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         groups: G, query heads per state head.
         ieee: float32 products instead of bf16 ones.
         shared_bytes: shared memory that a program may ask for.
+        tensor_memory: whether products add up in tensor memory.
     """
     d, v = block(dim), block(value_dim)
     scan = Launch(8, v, 4, 4)
@@ -76,7 +81,7 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
     finish = {1: Launch(32, min(v, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
-    return Config(
+    large = Config(
         prepare=Launch(32 if dim % 64 else 64, 0, 4 * pairs, heads=pairs),
         strong_products=Launch(min(d, 32), 0),
         states=Launch(d, wide, 8, 3, registers=128) if d == 128 else Launch(d, half, 4, 3),
@@ -86,6 +91,21 @@ def config_for(dim: int, value_dim: int, groups: int, ieee: bool, shared_bytes: 
         values=Launch(d, wide, 4, 3) if groups == 1 else Launch(d, half, 4, 2 if groups == 2 else 1),
         finish=finish.get(groups, Launch(min(d, 64), 32, 4, 3)),
         finish_strong=strong,
+    )
+    return _in_tensor_memory(large, groups) if tensor_memory else large
+
+
+def _in_tensor_memory(large: Config, groups: int) -> Config:
+    """Tiles of a device with tensor memory, whose registers take what they read from there besides what they compute:
+    smaller ones or more warps, so that nothing spills and no thread need be held to fewer registers."""
+    half = min(large.output.block_v, 64)
+    return dc.replace(
+        large,
+        prepare=dc.replace(large.prepare, block_d=32),
+        states=dc.replace(large.states, block_v=half, warps=4, registers=None),
+        output=dc.replace(large.output, block_v=half if large.output.heads > 1 else large.output.block_v, warps=8),
+        values=dc.replace(large.values, warps=8),
+        finish=dc.replace(large.finish, registers=None),
     )
 
 
@@ -105,3 +125,9 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return LARGE
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def tensor_memory(device: torch.device) -> bool:
+    """Whether products add up in tensor memory on a device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == TENSOR_MEMORY

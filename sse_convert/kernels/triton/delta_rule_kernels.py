@@ -21,8 +21,11 @@ from sse_convert.kernels.triton.tiles import level_masks, load_source, matmul, s
 
 @triton.jit
 def inverse_kernel(products, beta, slots, inverse, shape: tl.constexpr):
-    """Grid (chunks, H). The inverse of I + diag(beta) times the products below the diagonal, by halves: that of two
-    neighbouring blocks is their inverses and, below, what these make of the products between the blocks."""
+    """(I + diag(beta) A)^-1 by halves: that of two neighbouring blocks is their inverses and, below, what these make of
+    the products between the blocks.
+
+    Grid (chunks, H). Bytes of a slot and head, in bfloat16: 4 C (A, float32) + 4 (beta) + 2 C (inverse). Tiles: all of
+    a chunk, as float32 32 registers of 4 warps: each level multiplies what the one before left there."""
     H: tl.constexpr = shape.H
     C: tl.constexpr = shape.C
     IEEE: tl.constexpr = shape.IEEE
@@ -64,8 +67,13 @@ def correct_kernel(
     k_start, k_end, inverse, beta, values, values_shared, decay, slots, initial, entering, u, S, num_shared, groups,
     shape: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups, H, V blocks). The program of a segment's first group walks through all its groups; it writes u of
-    each slot and the state that enters each group."""
+    """U = inverse diag(beta) (V - K S), then S <- decay S + K_end^T U. The program of a segment's first group walks
+    through all its groups; it writes u of each slot and the state that enters each group.
+
+    Grid (groups, H, blocks of V). Bytes of a slot, head and block, in bfloat16: 4 D (K, K_end) + 2 C (inverse), and
+    once 2 V (v) + 2 V (u) + 4 (beta); 4 D V of a group. Tiles: chunks follow each other, so programs come from heads
+    and blocks of V alone: 32 columns each. What the blocks read alike comes from the L2 cache but once. A chunk's slots
+    are known a step ahead, so that its loads wait for no table."""
     H: tl.constexpr = shape.H
     D: tl.constexpr = shape.D
     V: tl.constexpr = shape.V
@@ -95,9 +103,11 @@ def correct_kernel(
             next_place = tl.load(slots.out + following * C + i)
             next_strength = strength_of(beta, next_place, h, H)
             if initial is not None:
-                begun = tl.load(slots.load + c)
-                if begun >= 0:
-                    state = tl.load(initial + (begun.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+                source = tl.load(slots.load + c)
+                begun = tl.zeros([BD, BV], tl.float32)
+                if source >= 0:
+                    begun = tl.load(initial + (source.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+                state = tl.where(source >= 0, begun, state)  # as in `chunk_state`
             here = tl.cast(c, tl.int64) * H + h
             v_base = values
             if VALUE_P > 0:
@@ -138,9 +148,12 @@ def correct_backward_kernel(
     k_start, k_end, inverse, beta, u, du, decay, slots, leaving, d_read, d_beta, d_initial, num_slots, groups,
     shape: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups, H, V blocks). The program of a segment's last group walks back through all its groups. Per slot it
-    writes -dv to d_read [slots, H, V] and the part of its V block to d_beta [blocks, slots, H]; besides, the gradient
-    of the state that leaves each group and of initial states."""
+    """G = inverse^T (dU + K_end dS), then dS <- decay dS - K^T diag(beta) G. The program of a segment's last group
+    walks back through all its groups. Per slot it writes -dv to d_read [slots, H, V] and the part of its V block to
+    d_beta [blocks, slots, H]; besides, the gradient of the state that leaves each group and of initial states.
+
+    Grid (groups, H, blocks of V). Bytes of a slot, head and block, in bfloat16: 4 D (K, K_end) + 2 C (inverse) + 4 (d
+    beta), and once 4 V (u, du) + 2 V (dv) + 4 (beta); 4 D V of a group. Tiles: as `correct_kernel`."""
     H: tl.constexpr = shape.H
     D: tl.constexpr = shape.D
     V: tl.constexpr = shape.V

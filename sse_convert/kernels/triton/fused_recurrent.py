@@ -1,8 +1,11 @@
 """The decode step: one token for each of many sequences, in one launch that touches the used partitions' states only.
 
 Each program owns a block of V of one head of one sequence: it routes the token, loads the states of the partitions that
-the token uses, decays, writes and reads them, and stores them where they were. It moves 8 bytes per state element of
-top_k + 1 partitions, whatever the number of partitions.
+the token uses, and stores them where they were, after, for each of them,
+
+    S <- decay S + gate phi(k)^T v        then        o = sum over partitions of gate scale q S
+
+or by the delta rule S <- decay S + gate beta phi(k)^T (v - phi(k) decay S).
 
 Shape letters: S sequences = tokens, N partitions, K = max(top_k, read_top_k), H state heads, G query heads per state
 head, D key dim, V value dim, P = 1 when partitions share q, k and v, else N.
@@ -126,7 +129,11 @@ def decode_kernel(
     K_MAP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S * H * blocks of V). The partitions of a token are ranked best first, the shared one last; BK at once."""
+    """The partitions of a token are ranked best first, the shared one last; BK at once.
+
+    Grid (S * H * blocks of V). Bytes of a sequence and head: 8 D V (4 D V of pages in bfloat16) for each of its K + 1
+    partitions, whatever N is. Tiles: at most 8192 elements of states at once, 64 registers of 4 warps; 32 columns of V,
+    or 16 where there are so few states that not all multiprocessors would work."""
     BG: tl.constexpr = triton.next_power_of_2(G)
     blocks = (V + BV - 1) // BV
     b = (tl.program_id(0) // (blocks * H)).to(tl.int64)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.triton.config import CHUNK, Config, config_for, shared_memory
+from sse_convert.kernels.triton.config import CHUNK, Config, config_for, shared_memory, tensor_memory
 from sse_convert.kernels.triton.routing import SlotLayout
 
 
@@ -153,8 +153,9 @@ class ChunkProblem:
     @property
     def config(self) -> Config:
         """How the kernels are launched."""
-        H, V = self.v.shape[-2:]
-        return config_for(self.q.shape[-1], V, self.q.shape[2] // H, self.ieee, shared_memory(self.q.device))
+        (H, V), device = self.v.shape[-2:], self.q.device
+        groups = self.q.shape[2] // H
+        return config_for(self.q.shape[-1], V, groups, self.ieee, shared_memory(device), tensor_memory(device))
 
     @property
     def ranks(self) -> int:

@@ -309,7 +309,10 @@ def select_kernel(
     logits, bias, used, gate, T,
     N: tl.constexpr, K: tl.constexpr, HAS_BIAS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """K times the highest score of each token."""
+    """gate = softmax(logits) of the K partitions with the highest gate + bias.
+
+    Grid (blocks of tokens). Bytes of a token: 4 N (logits in float32) + 8 K (used, gate). Tiles: 1024 logits, 8 to a
+    thread of 4 warps; a token's logits side by side, since each choice looks at all of them."""
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     n = tl.arange(0, BN)
     e = _softmax_rows(logits, t, n, T, N)
@@ -331,7 +334,10 @@ def select_kernel(
 def select_backward_kernel(
     logits, used, d_gate, d_logits, T, N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr
 ):
-    """Backward of softmax, for gates that are zero outside the used partitions."""
+    """d logits = e (d e - sum(e d e)) with e = softmax(logits), and d e = 0 outside the used partitions.
+
+    Grid (blocks of tokens). Bytes of a token: 8 N (logits and their gradient, float32) + 8 K (used, d gate). Tiles: as
+    `select_kernel`."""
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     n = tl.arange(0, BN)
     e = _softmax_rows(logits, t, n, T, N)

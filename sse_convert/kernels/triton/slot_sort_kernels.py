@@ -44,7 +44,10 @@ def count_kernel(
     used, cu, counts, T, S, search_steps, pieces,
     N: tl.constexpr, K: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """counts [N, pieces]: slots of each partition in each piece."""
+    """counts [N, pieces] = slots of each partition in each piece.
+
+    Grid (pieces). Bytes of a piece: 4 of each slot + 4 N. Tiles: 128 slots compared with 32 partitions at once, 32
+    registers of 4 warps, so that registers suffice for any N."""
     b = tl.program_id(0)
     _, first, end = _piece(cu, b, T, S, search_steps, BLOCK_TOKENS)
     at = first * K + tl.arange(0, BLOCK)
@@ -61,8 +64,11 @@ def sum_kernel(
     N: tl.constexpr, M: tl.constexpr, BLOCK_TOKENS: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per partition. before [N, pieces + 1]: slots of the partition before each piece. When aligned also
-    table [3, M, S + 1]: chunks and groups of the partition before each sequence, and slots in the sequence."""
+    """before [N, pieces + 1] = slots of the partition before each piece. When aligned also table [3, M, S + 1]: chunks
+    and groups of the partition before each sequence, and slots in the sequence.
+
+    Grid (M), a program per partition. Bytes of a partition: 8 of each piece (counts, before) and, when aligned, 8 + 12
+    of each sequence (before, table) besides its offset. Tiles: 1024 counts or sequences, one scan of 4 warps."""
     m = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     row = before + m * (pieces + 1)
@@ -105,7 +111,12 @@ def scatter_kernel(
     N: tl.constexpr, K: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr, M: tl.constexpr,
     PACKED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write each slot of a piece to its place."""
+    """token, out, segment [place] = those of each slot of a piece; its place = what is before its piece in its
+    partition + earlier slots of the piece with this partition + what earlier partitions take.
+
+    Grid (pieces). Bytes of a slot: 4 (used) + 12 (token, out, segment), and what `before` and `table` hold of each
+    partition. Tiles: 128 slots compared with 16 others, then with 32 partitions at once: with 32 others the scatter of
+    64 partitions spills."""
     b = tl.program_id(0)
     s, first, end = _piece(cu, b, T, S, search_steps, BLOCK_TOKENS)
     i = tl.arange(0, BLOCK)
@@ -141,7 +152,12 @@ def aligned_chunks_kernel(
     T, S, search_steps, chunks, groups, num_shared, group_chunks,
     N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STATES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Everything about a chunk, the groups that start in it, its padding, and the slots of the shared partition."""
+    """Everything about a chunk, the groups that start in it, its padding, and the slots of the shared partition. With
+    local = its number in its partition: sequence = the last with chunks before it <= local, group = groups before +
+    local's place in the sequence / group_chunks.
+
+    Grid (blocks of chunks). Bytes of a chunk: 16 (head, tail, load, store) and 12 of each slot that is shared or
+    padding; 8 N of a program (table). Tiles: 8 chunks of 64 slots, four to a thread of 4 warps."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = M * (S + 1)
     shared = c < num_shared
@@ -217,7 +233,12 @@ def packed_chunks_kernel(
     T, S, search_steps, chunks, groups, num_shared, group_chunks,
     N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STATES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Everything about a chunk, the group that starts at it, its padding, and the slots of the shared partition."""
+    """Everything about a chunk, the group that starts at it, its padding, and the slots of the shared partition: head =
+    its first slot's segment where the slot before has the same, tail = its last one's where the slot after has, else
+    -2.
+
+    Grid (blocks of chunks). Bytes of a chunk: 16 + 16 (segments at its borders; head, tail, load, store) and 12 of each
+    slot that is shared or padding. Tiles: 8 chunks of 64 slots, four to a thread of 4 warps."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < chunks
     shared = c < num_shared

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sse_convert.kernels import dispatch
+from sse_convert.kernels.torch import step
 from sse_convert.kernels.torch.step import sse_attention_step
 from tests.covering import covering_array
 from tests.kernels.cases import Case, run
@@ -28,16 +29,18 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """One entry for each call of the step."""
     calls: list[bool] = []
 
-    def step(*args, **kwargs):
+    def counted(*args, **kwargs):
         calls.append(True)
         return sse_attention_step(*args, **kwargs)
 
-    monkeypatch.setattr(dispatch, "sse_attention_step", step)
+    monkeypatch.setattr(dispatch, "sse_attention_step", counted)
     return calls
 
 
 @pytest.mark.parametrize("settings", covering_array(SETTINGS), ids=str)
-def test_equals_the_reference(settings: dict, steps: list[bool]) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_equals_the_reference(large: bool, settings: dict, steps: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "LARGE", 0 if large else step.LARGE)
     rest = dict(settings)
     (partitions, top_k), inplace = rest.pop("routing"), rest.pop("inplace")
     case = Case(num_partitions=partitions, top_k=top_k, **rest)

@@ -24,6 +24,8 @@ SHARED_LIMIT = {
     120: 99 * 1024,
 }
 """bytes of shared memory a block may ask for, by compute capability"""
+TENSOR_MEMORY = (100, 103)
+"""whose products add up in tensor memory"""
 
 Report = dict[str, Any]
 """capability, case, and either error or kernels: name, registers, stack, local and shared bytes, warps, constants"""
@@ -60,6 +62,7 @@ class Compiler:
 
         self.capability = 0
         problem.shared_memory = lambda device: SHARED_LIMIT[self.capability]
+        problem.tensor_memory = lambda device: self.capability in TENSOR_MEMORY
         self.seen: dict[str, Report] = {}
         self.launched: dict[str, Report] = {}
         triton.runtime.driver.set_active(self)

@@ -51,7 +51,10 @@ def rms_norm_kernel(
     x, weight, o, eps, rows,
     SETS: tl.constexpr, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, ROUNDS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of rows)."""
+    """o = x / sqrt(mean(x^2) + eps) * (weight + offset) of BR rows.
+
+    Grid (blocks of rows). Bytes of a row, in bfloat16: 2 D (x) + 2 D (o). Tiles: all channels of a row, so that it is
+    read once; of a prefill's short rows as many as make 2048 channels, of a step's one, for more programs."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     d = tl.arange(0, BD)
     inside = (row < rows)[:, None] & (d < D)[None, :]

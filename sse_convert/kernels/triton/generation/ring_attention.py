@@ -61,10 +61,12 @@ def ring_kernel(
     WINDOW: tl.constexpr, SINKS: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     BG: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, H): all query heads of a key head, as rows of a product (16 at least). Bytes for each, in bfloat16:
-    4 C D (keys and values, once) + 4 D (written) + 4 D G (q, o). 64 columns of 128 channels at a time: two such steps
-    fit into the shared memory of any device, and a window of 128 takes three. The new key and value come into the tile
-    from registers, so nothing waits for what is written."""
+    """All query heads of a key head, as rows of a product (16 at least).
+
+    Grid (R, H). Bytes of a request and key head, in bfloat16: 4 C D (keys and values, once) + 4 D (written) + 4 D G (q,
+    o). Tiles: 64 columns of 128 channels at a time: two such steps fit into the shared memory of any device, and a
+    window of 128 takes three. The new key and value come into the tile from registers, so nothing waits for what is
+    written."""
     C: tl.constexpr = SINKS + WINDOW
     r = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)

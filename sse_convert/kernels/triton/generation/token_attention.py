@@ -70,7 +70,13 @@ def attend_kernel(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * H * splits). Each program attends to `chunk` slots; sums are relative to the largest one's exp2."""
+    """part = sum_j exp2(z_j - top) v_j and total = sum_j exp2(z_j - top) over `chunk` slots j, z = scale log2(e) q k_j,
+    top the largest z.
+
+    Grid (B * H * splits). Bytes of a key head, in bfloat16: 2 (D + V) of each visible slot, 1 of each (mask), 4 (V + 2)
+    G of each split. Tiles: 64 slots of 128 channels, 32 KB, of which two steps are under way while one is used; query
+    heads of a key head are rows of one product, 16 at least. As many splits as make four programs per
+    multiprocessor."""
     split = tl.program_id(0) % splits
     h = tl.program_id(0) // splits % H
     b = (tl.program_id(0) // (splits * H)).to(tl.int64)
@@ -106,7 +112,10 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def combine_kernel(part, top, total, o, splits, V: tl.constexpr, BV: tl.constexpr, BS: tl.constexpr):
-    """Grid (B * Hq): joins the splits of one query."""
+    """o = (sum_s w_s part_s) / (sum_s w_s total_s), w_s = exp2(top_s - top), over the splits s of one query.
+
+    Grid (B * Hq). Bytes of a query: 4 (V + 2) of each split, and 2 V. Tiles: all splits, 64 at most, since both sums
+    need the largest top."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BS)
     dv = tl.arange(0, BV)
