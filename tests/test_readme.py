@@ -50,3 +50,19 @@ def test_its_tree_is_that_of_the_folders():
     rooms = [Path(entry).stem for entry in entries if entry.startswith("sse_convert/")]
     assert rooms == sorted(rooms, key=ROOMS.index)
     assert {path.parent.name for path in ROOT.glob("sse_convert/*/__init__.py")} <= set(rooms)
+
+
+def prose(text):
+    """The paragraphs of a page without code, tables, comments and addresses of links."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = "\n".join(line for line in text.split("\n") if not line.startswith(("    ", "|", "!!!")))
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=[-#*] |\d+\. )", text)]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pages/index.md"])
+def test_it_is_short(page):
+    paragraphs = prose((ROOT / page).read_text(encoding="utf-8"))
+    assert sum(len(part.split()) for part in paragraphs) <= 900
+    sentences = [one for part in paragraphs for one in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\[*])", part)]
+    assert [sentence for sentence in sentences if len(sentence.split()) > 30] == []

@@ -177,6 +177,16 @@ def test_what_loads_no_model_imports_no_models(module):
     assert {name.partition(".")[0] for name in found} & {"transformers", "accelerate", "datasets", "peft"} == set()
 
 
+@pytest.mark.parametrize("module", ["surgery.plan", "surgery.family_guard", "surgery.inspect"])
+def test_what_plans_imports_nothing_that_trains(module):
+    """The configuration of a model costs torch and much of transformers already: nothing else is imported beside it."""
+    found = imported_at_once(f"{PACKAGE}.{module}", modules(ROOT))
+    assert f"{PACKAGE}.checkpoints.teacher" in found
+    assert {name.partition(".")[0] for name in found} & {"accelerate", "datasets", "peft", "jinja2"} == set()
+    rooms = {room(name) for name in found if name.startswith(f"{PACKAGE}.")}
+    assert max(map(ROOMS.index, rooms)) == ROOMS.index("surgery")
+
+
 def test_what_hashes_files_imports_no_torch():
     found = imported_at_once(f"{PACKAGE}.checkpoints.manifest", modules(ROOT))
     assert f"{PACKAGE}.files" in found

@@ -29,7 +29,7 @@ BOOKS = Path("out/classic-books")
 WORDS = 60
 """of a question, and of its answer"""
 CHATS = {"train": 4000, "valid": 400}
-ROWS = 64
+ROWS = 32
 """that are scored"""
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from sse_convert.evaluation.intervals import Z95, Accuracy, newcombe, wilson
+from sse_convert.evaluation.intervals import Z95, Accuracy, newcombe, or_nan, wilson
 from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT
 from sse_convert.report import json_ready, table
 
@@ -124,7 +124,7 @@ class ControlTable:
                 for gap in self.main["loss_gaps"]:
                     if (other := theirs.get(gap["length"])) is not None:
                         error = _difference_error(gap, other)
-                        value = _nats(_number(gap["gap"]) - _number(other["gap"]), error)
+                        value = _nats(or_nan(gap["gap"]) - or_nan(other["gap"]), error)
                         lines.append(f"loss gap to {run.name} at {gap['length']:,}: {value}")
         return lines
 
@@ -170,7 +170,7 @@ def judge(control: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> I
     for gap in ours["loss_gaps"]:
         if (other := known.get(gap["length"])) is None:
             continue
-        advantage = _number(other["gap"]) - _number(gap["gap"])
+        advantage = or_nan(other["gap"]) - or_nan(gap["gap"])
         error = _difference_error(gap, other)
         half = math.inf if error is None else Z95 * error
         texts = (_nats(gap["gap"], gap["gap_se"]), _nats(other["gap"], other["gap_se"]))
@@ -192,12 +192,8 @@ def _difference_error(a: Mapping[str, Any], b: Mapping[str, Any]) -> float | Non
     return math.hypot(a["gap_se"], b["gap_se"])
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _nats(value: float | None, error: float | None) -> str:
-    text = f"{_number(value):.3f}"
+    text = f"{or_nan(value):.3f}"
     return text if error is None else f"{text} ± {Z95 * error:.3f}"
 
 

@@ -1,13 +1,12 @@
 """A picture of evaluation reports: loss, divergence, needles, RULER and cache bytes by length, as far as measured."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.intervals import wilson
+from sse_convert.evaluation.intervals import or_nan, wilson
 from sse_convert.files import replacing
 
 if TYPE_CHECKING:
@@ -86,15 +85,11 @@ def draw_loss(axis: "Axes", models: Models) -> None:
         models: names and scores, the teacher first.
     """
     axis.set(title="held-out loss")
-    _by_context(axis, models, "held_out", "loss", lambda entry: f"{_number(entry['loss']):.3f}")
+    _by_context(axis, models, "held_out", "loss", lambda entry: f"{or_nan(entry['loss']):.3f}")
 
 
 def _interval(correct: float, samples: float) -> tuple[float, float]:
     return wilson(correct, int(samples))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def draw_divergence(axis: "Axes", models: Models) -> None:
@@ -110,7 +105,7 @@ def draw_divergence(axis: "Axes", models: Models) -> None:
         models,
         "agreement",
         "kl",
-        lambda entry: f"{_number(entry['kl']):.3f}, top-1 {_number(entry['top1']):.0%}",
+        lambda entry: f"{or_nan(entry['kl']):.3f}, top-1 {or_nan(entry['top1']):.0%}",
     )
 
 
@@ -122,7 +117,7 @@ def _by_context(axis: "Axes", models: Models, key: str, quantity: str, mean: Cal
         if scores.get(key):
             longest = max(scores[key], key=lambda entry: entry["length"])
             x = [bucket["stop"] for bucket in longest["buckets"]]
-            y = [_number(bucket[quantity]) for bucket in longest["buckets"]]
+            y = [or_nan(bucket[quantity]) for bucket in longest["buckets"]]
             axis.plot(x, y, **style(i), label=f"{name} ({mean(longest)})")
 
 

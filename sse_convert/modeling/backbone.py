@@ -130,19 +130,13 @@ class SSEBaseMixin(SSEMixin):
         tokens = input_ids if input_ids is not None else inputs_embeds
         if tokens is None:
             raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
-        batch, length = tokens.shape[:2]
+        shape = tokens.shape[0], tokens.shape[1]
         made: Any = None
         if PADDING in kwargs:
             made, attention_mask = attention_mask, kwargs.pop(PADDING)
         offsets = kwargs.pop(OFFSETS, None)
-        if offsets is not None and position_ids is None:
-            raise UsageError(
-                f"{OFFSETS} without position_ids",
-                expected="both",
-                fix="pass position_ids that restart with each document, or cu_seq_lens_q alone",
-            )
-        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
-            position_ids = positions_from_offsets(kwargs["cu_seq_lens_q"], length).expand(batch, -1)
+        if position_ids is None:
+            position_ids = _positions_of(tokens, offsets, kwargs.get("cu_seq_lens_q"))
         if (shard := current_shard()) is not None:
             check_part(shard, tokens, attention_mask, position_ids, past_key_values)
             return super().forward(
@@ -152,16 +146,8 @@ class SSEBaseMixin(SSEMixin):
                 use_cache=False,
                 **{**kwargs, **split_arguments(shard, self._sse_running_windows())},
             )
-        mask = starts = None
-        if self._sse_lays_out():
-            self._refuse_sharded()
-            self.sse_install(past_key_values)
-            one_step = length == 1 and past_key_values is not None
-            if not (one_step and traced()):  # who generates token by token pads none of them
-                mask = padding_mask(self._sse_filled(attention_mask, length, past_key_values), length)
-            if not one_step:
-                positions = text_positions(position_ids)
-                starts = self._documents(mask, positions, past_key_values, use_cache, batch, look=offsets is None)
+        look = offsets is None
+        mask, starts = self._sse_layout(attention_mask, position_ids, past_key_values, use_cache, shape, look=look)
         if starts is not None:
             made = made if attention_mask is None else None  # with a padding mask, transformers sees no documents
             attention_mask, use_cache = None, False
@@ -170,7 +156,6 @@ class SSEBaseMixin(SSEMixin):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         self.sse_install(past_key_values)
-        shape = batch, length
         weights = kwargs.get("output_attentions", self.config.output_attentions)
         apart = source_spec(self.config.model_type).separates_documents
         if starts is not None and position_ids is not None and not apart:
@@ -189,6 +174,29 @@ class SSEBaseMixin(SSEMixin):
             use_cache=use_cache,
             **kwargs,
         )
+
+    def _sse_layout(
+        self,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        cache: Any,
+        use_cache: bool | None,
+        shape: tuple[int, int],
+        *,
+        look: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of padding and the starts of documents, as far as there are any and converted layers ask."""
+        if not self._sse_lays_out():
+            return None, None
+        batch, length = shape
+        self._refuse_sharded()
+        self.sse_install(cache)
+        one_step, mask = length == 1 and cache is not None, None
+        if not (one_step and traced()):  # who generates token by token pads none of them
+            mask = padding_mask(self._sse_filled(attention_mask, length, cache), length)
+        if one_step:
+            return mask, None
+        return mask, self._documents(mask, text_positions(position_ids), cache, use_cache, batch, look=look)
 
     def sse_layers(self) -> dict[int, SSEAttention]:
         """Index of each SSE layer -> its attention."""
@@ -307,6 +315,18 @@ class SSEBaseMixin(SSEMixin):
                 fix="pass use_cache=False, or one document per row",
             )
         return starts
+
+
+def _positions_of(tokens: Tensor, offsets: Tensor | None, cu_seq_lens: Tensor | None) -> Tensor | None:
+    """Positions [B, T] of packed documents that offsets alone describe; None without any."""
+    if offsets is not None:
+        raise UsageError(
+            f"{OFFSETS} without position_ids",
+            expected="both",
+            fix="pass position_ids that restart with each document, or cu_seq_lens_q alone",
+        )
+    batch, length = tokens.shape[:2]
+    return None if cu_seq_lens is None else positions_from_offsets(cu_seq_lens, length).expand(batch, -1)
 
 
 def leave_further_tokens(model: Any) -> None:

@@ -4,8 +4,8 @@ Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autoc
 with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
 AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
 where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
-hold a chunk of logits and the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a
-row.
+hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax layers
+of packed rows have a mask of all pairs of tokens of a row.
 
 Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
 but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
@@ -20,8 +20,9 @@ kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
     window (w, s sinks)     4 a q + (2 a q s / w) + a (2 w + s) beside that: two copies of keys and values, and the mask
                             of a block, which is once more kept for all layers, with a byte for each entry
     SSE                     see `_sse_bytes`
-With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time; `layer_mse` keeps
-each layer's input and target (2 a d) and one layer's activations. CUDA graphs, where there are any, have activations
+With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time, when the loss and
+its chunk of logits are done with: the larger of the two counts. `layer_mse` keeps each layer's input and target (2 a d)
+and one layer's activations. CUDA graphs, where there are any, have activations
 of their own, beside those of plain passes. Where several processes hold a row, each keeps its part of all this, but for
 the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. The constants were fitted to what
 autograd saves (tests/surgery/test_memory.py holds them to it).
@@ -79,12 +80,16 @@ class StageMemory:
     """bytes of DDP's buckets"""
     head: int
     """bytes of the head's gradient, which the losses hold whole"""
+    chunked_by: int
+    """bytes per logit that chunks are cut for"""
     per_logit: int
-    """bytes per logit of a chunk"""
+    """bytes per logit that a chunk takes"""
     vocabulary: int
     """logits per token"""
     per_token: float
-    """activation bytes per token"""
+    """activation bytes per token that are kept from the forward to the backward pass"""
+    again: float = 0
+    """activation bytes per token, beside those, of one layer that is computed when no logits are there"""
     per_pair: int
     """bytes per pair of tokens of a row: the mask of packed rows"""
     ranks: int = 1
@@ -108,9 +113,9 @@ class StageMemory:
         """
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
-        logits = min(logits_at_once(gpu_bytes, self.per_logit), some) if self.per_logit else 0
-        passes = tokens * (self.per_token + self.per_pair * seq_len)
-        return self.fixed(processes) + self.per_logit * logits + passes
+        logits = min(logits_at_once(gpu_bytes, self.chunked_by), some) if self.chunked_by else 0
+        kept = tokens * (self.per_token + self.per_pair * seq_len)
+        return self.fixed(processes) + kept + max(self.per_logit * logits, tokens * self.again)
 
     def least(self, seq_len: int, rows: int, processes: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
@@ -221,11 +226,12 @@ def stage_memory(
     other = teacher or geometry
     if stage.loss == "layer_mse":
         layers = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
-        kept = 2.0 * element * geometry.dims.hidden * len(layers) + max(layers)
+        kept, again = 2.0 * element * geometry.dims.hidden * len(layers), max(layers)
     else:
         layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
-        kept = 4.0 * geometry.dims.hidden * len(layers) + max(layers) if checkpointing else sum(layers)
-        kept *= COMPILED_SHARE if compiled and not checkpointing else 1
+        share = COMPILED_SHARE if compiled else 1
+        inputs = 4.0 * geometry.dims.hidden * len(layers)
+        kept, again = (inputs, max(layers)) if checkpointing else (share * sum(layers), 0.0)
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
@@ -233,7 +239,9 @@ def stage_memory(
     masked = (document_masks or no_kernel) and stage.context_parallel == 1
     softmax = beside or any(mixer is None for mixer in mixers)
     if teacher is not None and beside:  # its pass comes first; of it the last hidden states stay
-        kept = max(kept, _layer_bytes(teacher.at(0), None, element)) + element * teacher.dims.hidden
+        again = max(again, _layer_bytes(teacher.at(0), None, element) - kept)
+        kept += element * teacher.dims.hidden
+    chunked_by, per_logit = _logit_bytes(stage, element)
     return StageMemory(
         weights=weights * 4 + copies + trained * 12 + other.parameters * element * beside,
         copies=copies,
@@ -242,9 +250,11 @@ def stage_memory(
         ),
         buckets=4 * trained,
         head=0 if stage.loss == "layer_mse" else head,
-        per_logit=_logit_bytes(stage),
+        chunked_by=chunked_by,
+        per_logit=per_logit,
         vocabulary=geometry.vocabulary,
         per_token=sets * (kept / stage.context_parallel + masks),
+        again=again / stage.context_parallel,
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
@@ -293,11 +303,13 @@ def offline_bytes(stage: Stage) -> int:
     return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
 
 
-def _logit_bytes(stage: Stage) -> int:
-    """Bytes per logit of a chunk."""
+def _logit_bytes(stage: Stage, element: int) -> tuple[int, int]:
+    """Bytes per logit that chunks are cut for, and that one takes: in one kernel, the student's and a teacher's."""
     if stage.loss == "layer_mse":
-        return 0
-    return FUSED_BYTES if stage.offline is None else KL_BYTES
+        return 0, 0
+    if stage.offline is not None:
+        return KL_BYTES, KL_BYTES
+    return FUSED_BYTES, element * (1 if stage.loss == "ce" else 2)
 
 
 def _layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:

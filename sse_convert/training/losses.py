@@ -203,15 +203,15 @@ class _ChunkedLoss(torch.autograd.Function):
         for part in token_chunks(hidden.shape[0], weight.shape[0], hidden.device, chunk_loss.logit_bytes):
             loss, grad = chunk_loss(part, cast.linear(hidden[part]), head)
             total += loss
-            if not any_grad:
-                continue
-            grad = grad.to(hidden.dtype)
+            if any_grad:
+                grad = grad.to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(grad, cast.weight, out=d_hidden[part])
             if d_weight is not None:
                 d_weight += grad.t() @ hidden[part]
             if d_bias is not None:
                 d_bias += grad.sum(0, dtype=accumulate)
+            del grad  # the next chunk's logits take its place
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return total

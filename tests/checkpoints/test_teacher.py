@@ -5,7 +5,8 @@ import json
 import pytest
 
 from sse_convert.checkpoints.meta_model import check_complete
-from sse_convert.checkpoints.teacher import open_teacher, tokenizer_size
+from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.tokenizer_ids import tokenizer_size
 from sse_convert.errors import CheckpointError
 from tests.surgery import synthetic
 

@@ -9,8 +9,9 @@ from sse_convert.mixers import SlidingMixer, mixer_from_dict
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
-from sse_convert.modeling.logits import KL_BYTES, SHARE, logits_at_once
+from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, SHARE, logits_at_once
 from sse_convert.recipe.schema import Lora, Stage, Train
+from sse_convert.recipe.stage_settings import Offline
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import (
     COMPILED_SHARE,
@@ -27,7 +28,9 @@ from sse_convert.surgery.memory import (
 from sse_convert.training.setup import prepare_parameters
 from tests.modeling.tiny import spec_for, tiny_config
 
-ESTIMATE = StageMemory(weights=GIB, head=1000, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4)
+ESTIMATE = StageMemory(
+    weights=GIB, head=1000, chunked_by=16, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4
+)
 SIZES = {
     "hidden_size": 256,
     "intermediate_size": 704,
@@ -170,6 +173,30 @@ def test_trained_parameters():
 def test_checkpointing_keeps_less():
     plain, kept = memory([None] * 8), memory([None] * 8, checkpointing=True)
     assert kept.per_token < plain.per_token / 4
+
+
+def test_a_layer_is_computed_again_when_no_logits_are_left():
+    few, many = (dc.replace(ESTIMATE, again=again) for again in (1_000, 1_000_000))
+    logits = logits_at_once(80 * GIB, 16) * 16
+    tokens = 64 * 16384
+    assert tokens * few.again < logits < tokens * many.again
+    plain, first, second = (estimate.total(16384, 64, 80 * GIB) for estimate in (ESTIMATE, few, many))
+    assert first == plain
+    assert second - plain == tokens * many.again - logits
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_logits_of_a_chunk_are_in_the_compute_dtype(bf16):
+    """The student's, and a teacher's (tests/training/test_losses.py counts them); chunks are cut as in float32."""
+    element = 2 if bf16 else 4
+    student, both, far = (
+        stage_memory(
+            geometry(), [None], stage(**changes), lora=Lora(), bf16=bf16, checkpointing=False, cuda_graphs=False
+        )
+        for changes in ({}, {"loss": "kl"}, {"loss": "kl", "offline": Offline()})
+    )
+    assert (student.per_logit, both.per_logit, far.per_logit) == (element, 2 * element, KL_BYTES)
+    assert (student.chunked_by, both.chunked_by, far.chunked_by) == (FUSED_BYTES, FUSED_BYTES, KL_BYTES)
 
 
 @pytest.mark.parametrize(("loss", "checkpointing", "sets"), [("kl", False, 2), ("kl", True, 1), ("ce", False, 1)])

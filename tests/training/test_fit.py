@@ -61,13 +61,15 @@ def test_activations_are_computed_twice_only_where_too_few_rows_fit(fitted, monk
     monkeypatch.setattr(fit, "ENOUGH_TOKENS", 64)  # two rows
     one, two = (needed(fitted(), rows, checkpointing=False) for rows in (1, 2))
     assert fitted(two + 1).choose(None).gradient_checkpointing is False
-    assert fitted(one + 1).choose(None).gradient_checkpointing is False, "one row fits either way"
+    assert needed(fitted(), 7, checkpointing=True) > one
+    seven = fitted(one + 1, batch_tokens=7 * 32)
+    assert seven.choose(None).gradient_checkpointing is False, "one row fits either way, and seven do not"
     monkeypatch.setattr(fit, "ENOUGH_TOKENS", 512)
     eight = needed(fitted(), 8, checkpointing=True)
-    assert needed(fitted(), 4, checkpointing=False) < eight < needed(fitted(), 8, checkpointing=False)
+    assert needed(fitted(), 2, checkpointing=False) < eight < needed(fitted(), 4, checkpointing=False)
     short = fitted(eight + 1).choose(None)
     assert (short.micro_batch, short.gradient_checkpointing) == (8, True)
-    assert fitted(eight + 1, gradient_checkpointing=False).choose(None).micro_batch == 4
+    assert fitted(eight + 1, gradient_checkpointing=False).choose(None).micro_batch == 2
     assert fitted(1000).choose(None) == Chosen(micro_batch=1, gradient_checkpointing=True, compile=False, processes=1)
     assert fitted(1000, "align").choose(None).gradient_checkpointing is False
 

@@ -1,5 +1,7 @@
 """Chunked losses against dense autograd: value and every gradient, whatever the chunks, dtypes and masks."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,6 +161,31 @@ def test_no_logits_of_the_whole_batch_exist(monkeypatch):
     linear_cross_entropy(hidden, head_of("plain", 0, torch.float32), targets).backward()
     assert max(seen) == 5
     assert sum(seen) == (targets != -100).sum()
+
+
+@pytest.mark.parametrize(("loss", "sets"), [("ce", 1), ("kl", 2)])
+def test_logits_of_one_chunk_exist_at_a_time(loss, sets, monkeypatch):
+    """Those of the student, and of a teacher: what `surgery.memory` counts."""
+    monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden: True)
+    monkeypatch.setattr("sse_convert.kernels.triton.logit_losses.TILE", 32)
+    monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 10 * V)
+    made, most, real = [], [], Head.linear
+
+    def linear(head, hidden):
+        logits = real(head, hidden)
+        made.append(weakref.ref(logits))
+        most.append(sum(one() is not None for one in made))
+        return logits
+
+    monkeypatch.setattr(Head, "linear", linear)
+    hidden, targets = hidden_and_targets(torch.float32)
+    head = head_of("plain", 0, torch.float32)
+    if loss == "ce":
+        linear_cross_entropy(hidden, head, targets)
+    else:
+        linear_kl(hidden, head, hidden.detach(), head_of("plain", 1, torch.float32))
+    assert len(made) == sets * 4
+    assert max(most) == sets
 
 
 def test_nothing_is_computed_for_a_frozen_head():

@@ -84,8 +84,8 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
     if _is_large(pages_SHDV):
         rows = zip(*(_each(part, B, R) for part in parts), strict=True)
         pages = zip(slots.tolist(), rows, strict=True)
-        o_XHGV = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages])
-        o_BRHGV = o_XHGV.view(B, R, *o_XHGV.shape[1:])
+        outputs = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages])
+        o_BRHGV = outputs.view(B, R, *outputs.shape[1:])
     else:
         held_SHDV = pages_SHDV.index_select(0, slots)
         o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
@@ -96,7 +96,7 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
 def _is_large(pages_SHDV: Tensor) -> bool:
     """Whether states change faster one by one where they are than together in a copy."""
     at_hand = pages_SHDV.device.type == "cpu" and not torch.compiler.is_compiling()
-    return at_hand and pages_SHDV.nbytes >= LARGE * len(pages_SHDV)
+    return at_hand and bool(pages_SHDV.nbytes >= LARGE * len(pages_SHDV))
 
 
 def _each(part: Tensor | None, sequences: int, used: int) -> list[Any]:

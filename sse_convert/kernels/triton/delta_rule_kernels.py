@@ -103,9 +103,11 @@ def correct_kernel(
             next_place = tl.load(slots.out + following * C + i)
             next_strength = strength_of(beta, next_place, h, H)
             if initial is not None:
-                begun = tl.load(slots.load + c)
-                if begun >= 0:
-                    state = tl.load(initial + (begun.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+                source = tl.load(slots.load + c)
+                begun = tl.zeros([BD, BV], tl.float32)
+                if source >= 0:
+                    begun = tl.load(initial + (source.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
+                state = tl.where(source >= 0, begun, state)  # as in `chunk_state`
             here = tl.cast(c, tl.int64) * H + h
             v_base = values
             if VALUE_P > 0:

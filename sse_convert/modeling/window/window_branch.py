@@ -150,7 +150,7 @@ def branch_sum(heads: Tensor, window: Tensor, window_scale: Tensor) -> Tensor:
     """SSE's heads [..., Hq * D] and the window's [..., Hq, D], times its scale [Hq], added in the latter's form."""
     dtype = precise_dtype(window)
     scale = window_scale.to(dtype)[:, None]
-    return torch.addcmul(heads.view(window.shape), window.to(dtype), scale).to(window.dtype)
+    return (window.to(dtype) * scale + heads.view(window.shape)).to(window.dtype)
 
 
 def attention_layer(
