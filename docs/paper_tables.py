@@ -5,15 +5,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.paper.comparisons import COMPARISONS
 from docs.examples import ROOT
 from docs.markdown import table
 
 FOLDER = ROOT / "benchmarks" / "paper"
-COMPARISONS = ("states", "ratio", "top_k", "keys", "gates", "parameters", "rows", "conversion")
-"""JSON files that each hold one claim about recall"""
-CLAIMED = {"states": "states", "ratio": "states, k/n constant", "top_k": "partitions per token", "keys": "keys",
-           "gates": "gates", "parameters": "parameters", "rows": "updated rows", "conversion": "mixer"}  # fmt: skip
-"""what the variants of a file differ in, in words"""
+STATES = ROOT / "benchmarks" / "analysis" / "beside_gla.json"
+CLAIMED = {
+    "states": "states", "ratio": "states, k/n constant", "top_k": "partitions per token", "keys": "keys",
+    "keys_paper": "keys, N = 4", "gates": "gates", "parameters": "parameters", "parameters_16": "parameters, N = 16",
+    "rows": "updated rows", "conversion": "mixer", "hybrid": "mixer, eight layers",
+}  # fmt: skip
+"""what the variants of a comparison differ in, in words"""
+LIKE = {"keys_paper": "keys", "parameters_16": "parameters", "hybrid": "conversion"}
+"""comparisons that have not run, and the one whose variants take as long by layer"""
+LEFT = ("gates", "keys_paper", "parameters_16", "conversion", "hybrid")
+"""comparisons that more seeds are to decide"""
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -22,33 +29,104 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def claims() -> str:
-    """Claims with their outcomes."""
-    head = ("claim of the paper", "where", "needles or accuracy", "loss of text")
-    return "\n".join(table(head, [*_comparisons(), *_row_sparse(), *_growth()]))
+    """Claims, what was found, and the outcomes."""
+    head = ("claim of the paper", "where", "ours", "verdict on recall", "verdict on loss")
+    return "\n".join(table(head, [*_comparisons(), *_row_sparse(), *_growth(), *_states(), *_scratch()]))
 
 
 def _comparisons() -> Iterator[tuple[str, ...]]:
-    for name in COMPARISONS:
-        report = _load(name)
-        yield report["claim"], "one converted layer", report["verdicts"]["needles"], report["verdicts"]["loss"]
+    for name, comparison in COMPARISONS.items():
+        where = "one converted layer" if len(comparison.layers) == 1 else "eight converted layers"
+        if not (FOLDER / f"{name}.json").is_file():
+            yield comparison.claim, where, "not run yet", "undecided", "undecided"
+            continue
+        found = _load(name)["verdicts"]
+        recall = "answers" if "answers" in found else "needles"
+        yield comparison.claim, where, _difference(found, recall), found[recall], found["loss"]
+
+
+def _difference(found: dict[str, Any], kind: str) -> str:
+    """The first difference that a claim is about, at each length."""
+    rows = [row for row in found["measures"] if row["measure"] == kind]
+    unit, digits, name = (100, 0, "points") if kind == "needles" else (1, 3, "nats")
+    first = [row["ahead"][0] for row in rows]
+    values = ", ".join(f"{unit * d['by']:+.{digits}f} ± {unit * d['doubt']:.{digits}f}" for d in first)
+    return f"{first[0]['better']} over {first[0]['worse']}: {values} {name}"
 
 
 def _row_sparse() -> Iterator[tuple[str, ...]]:
     report = _load("mqar_topk_cpu")
     for claim in dict.fromkeys(entry["claim"] for entry in report["claims"]):
         outcomes = Counter(entry["outcome"] for entry in report["claims"] if entry["claim"] == claim)
-        yield claim, "small models from scratch", ", ".join(f"{word} in {n}" for word, n in outcomes.items()), ""
+        words = ", ".join(f"{word} in {n}" for word, n in outcomes.items())
+        ahead, behind, pairs = (
+            sum(e[key] for e in report["claims"] if e["claim"] == claim) for key in ("ahead", "behind", "pairs")
+        )
+        found = f"true of {ahead}, false of {behind} of {pairs} pairs of models"
+        yield claim, "small models from scratch", found, words, ""
 
 
 def _growth() -> Iterator[tuple[str, ...]]:
     report = _load("growth")
-    yield report["claim"], "stories260K, grown", "", report["verdicts"]["recovers"]
+    worst = max(-way["better_by"] for way in report["verdicts"]["ways"])
+    found = f"at worst {worst:+.4f} nats beside the model as it was"
+    yield report["claim"], "stories260K, grown", found, "", report["verdicts"]["recovers"]
+
+
+def _states() -> Iterator[tuple[str, ...]]:
+    for row in _judged_states():
+        found = f"{_number(row['sse'])} and {_number(row['gla'])}, true in {row['true']} of {row['layers']} layers"
+        yield row["claim"], "states after calibration", found, row["outcome"], ""
+
+
+def _judged_states() -> list[dict[str, Any]]:
+    """Sentences about states, after the most training there is."""
+    by_tokens = json.loads(STATES.read_text(encoding="utf-8"))["sentences"]
+    rows: list[dict[str, Any]] = by_tokens[max(by_tokens, key=int)]
+    return rows
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def _scratch() -> Iterator[tuple[str, ...]]:
+    report = _load("from_scratch")
+    own = report["verdict"]["sse_over_gla"]
+    doubt = "unknown, one seed" if own["doubt"] is None else f"{own['doubt']:.3f}"
+    found = f"SSE over GLA: {own['by']:+.3f} nats ± {doubt}"
+    yield report["claim"], "small models from scratch", found, "", report["verdict"]["outcome"]
+
+
+def scratch() -> str:
+    """Models from random weights: held-out loss, means over seeds."""
+    report = _load("from_scratch")
+    names = list(dict.fromkeys(run["name"] for run in report["runs"]))
+    rows = []
+    for name in names:
+        own = [run for run in report["runs"] if run["name"] == name]
+        losses = ", ".join(f"{run['loss']:.3f}" for run in own)
+        rows.append((name, f"{own[0]['parameters'] / 1e6:.2f}M", f"{own[0]['tokens']:,}", losses))
+    return "\n".join(table(("all layers", "parameters", "tokens", "held-out loss by seed"), rows))
+
+
+def left() -> str:
+    """What more seeds are to decide, and GPU seconds by those of earlier runs, one after the other."""
+    rows = []
+    for name in LEFT:
+        comparison, runs = COMPARISONS[name], _load(LIKE.get(name, name))["variants"]
+        seconds = [run["seconds"] for run in runs]
+        trainings = len(comparison.variants) * comparison.most_seeds
+        many = trainings * len(comparison.layers)
+        fastest, mean = min(seconds) * many, sum(seconds) / len(seconds) * many
+        rows.append((name, comparison.claim, str(trainings), f"{fastest:,.0f} to {mean:,.0f}"))
+    return "\n".join(table(("name", "claim", "trainings", "GPU seconds"), rows))
 
 
 def variants() -> str:
-    """Every variant of the claims about recall: means over two seeds."""
+    """Every variant of the claims about recall that has been run: means over seeds."""
     rows = []
-    for name in COMPARISONS:
+    for name in (name for name in COMPARISONS if (FOLDER / f"{name}.json").is_file()):
         figures = _load(name)["figures"]
         for variant, found in figures.items():
             if variant != "teacher":
@@ -93,4 +171,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "paper-variants": variants,
     "paper-recall": recall,
     "propositions": propositions,
+    "paper-scratch": scratch,
+    "paper-left": left,
 }

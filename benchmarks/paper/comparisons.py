@@ -1,7 +1,7 @@
 """The paper's comparisons: what each claims, the variants that test it, and the order that the claim predicts.
 
-The base is the paper's SSE with N = 16, k = 1, ReLU keys and a state per query head. Baselines
-are cases of SSE, so that they can be set beside it.
+The base is SSE with N = 16, k = 1, ReLU keys and a state per query head; `keys_paper` has the N = 4 of the paper.
+Baselines are cases of SSE, so that they can be set beside it: none has a short convolution or an output gate.
 """
 
 import dataclasses as dc
@@ -32,6 +32,10 @@ class Comparison:
     """the first should not be worse"""
     beside: tuple[str, ...] = ()
     """variants for orientation, which differ in more"""
+    layers: tuple[int, ...] = (7,)
+    """layers of the 32M teacher that are swapped"""
+    most_seeds: int = 8
+    """more are not run"""
 
 
 def _sse(**fields: Any) -> Variant:
@@ -54,7 +58,51 @@ def _gates(*, write: bool, read: bool) -> Variant:
     return _sse(top_k=2, gate={"write": write, "read": read})
 
 
+def _keys(**fields: Any) -> dict[str, Variant]:
+    return {name: _sse(k_feature_map=name, **fields) for name in ("softmax", "silu", "relu", "identity")}
+
+
+def _parameters(**fields: Any) -> dict[str, Variant]:
+    return {
+        "shared, side path": _sse(**fields),
+        "shared": _sse(qk_rank=0, **fields),
+        "separate": _sse(qk_rank=0, shared_params=False, **fields),
+    }
+
+
 _GLA = _baseline("gla", k_feature_map="relu")
+_KEYS = Comparison(
+    claim="softmax keys recall more than SiLU keys",
+    source="section Ablation Study, table feature_map_ablation",
+    differ_in=("k_feature_map",),
+    variants=_keys(),
+    ahead=(("softmax", "silu"),),
+)
+_PARAMETERS = Comparison(
+    claim="parameters common to all partitions recall more than separate ones",
+    source="section Ablation Study, table params_ablation",
+    differ_in=("qk_rank", "shared_params"),
+    variants=_parameters(num_partitions=4),
+    ahead=(("shared, side path", "separate"),),
+)
+_CONVERSION = Comparison(
+    claim="SSE recalls more than GLA after conversion, and than GDN and MoM",
+    source="tables 1b_convert for GLA and language_modeling, from scratch, for GDN and MoM",
+    differ_in=(
+        *("num_partitions", "top_k", "shared_partition", "qk_rank", "balance", "gate", "shared_params"),
+        *("shared_queries", "update", "k_feature_map", "decay"),
+    ),
+    variants={
+        "GLA": _GLA,
+        "GDN": _baseline("gdn"),
+        "KDA": _baseline("gdn", decay="gla"),
+        "MoM": _baseline("mom", num_partitions=16, top_k=2, update="gla", decay="gla", k_feature_map="relu"),
+        "SSE": _sse(top_k=2),
+        "SSE, delta rule": _sse(top_k=2, update="delta", k_feature_map="l2", decay="scalar"),
+    },
+    ahead=(("SSE", "GLA"), ("SSE", "GDN"), ("SSE", "MoM")),
+)
+"""KDA (arXiv:2510.26692) is the gated delta rule with a decay per key channel; the paper has no figures of it"""
 
 
 COMPARISONS: dict[str, Comparison] = {
@@ -80,12 +128,9 @@ COMPARISONS: dict[str, Comparison] = {
         variants={f"k = {k}": _sse(top_k=k) for k in (1, 2, 3, 4)},
         **_grows(*(f"k = {k}" for k in (1, 2, 3, 4))),
     ),
-    "keys": Comparison(
-        claim="softmax keys recall more than SiLU keys",
-        source="section Ablation Study, table feature_map_ablation",
-        differ_in=("k_feature_map",),
-        variants={name: _sse(k_feature_map=name) for name in ("softmax", "silu", "relu", "identity")},
-        ahead=(("softmax", "silu"),),
+    "keys": _KEYS,
+    "keys_paper": dc.replace(
+        _KEYS, claim="softmax keys recall more than SiLU keys, with four partitions", variants=_keys(num_partitions=4)
     ),
     "gates": Comparison(
         claim="a gate on writing and reading recalls more than one on either alone, or none",
@@ -99,16 +144,11 @@ COMPARISONS: dict[str, Comparison] = {
         },
         ahead=tuple(("both", other) for other in ("write alone", "read alone", "none")),
     ),
-    "parameters": Comparison(
-        claim="parameters common to all partitions recall more than separate ones",
-        source="section Ablation Study, table params_ablation",
-        differ_in=("qk_rank", "shared_params"),
-        variants={
-            "shared, side path": _sse(num_partitions=4),
-            "shared": _sse(num_partitions=4, qk_rank=0),
-            "separate": _sse(num_partitions=4, qk_rank=0, shared_params=False),
-        },
-        ahead=(("shared, side path", "separate"),),
+    "parameters": _PARAMETERS,
+    "parameters_16": dc.replace(
+        _PARAMETERS,
+        claim="parameters common to all partitions recall more than separate ones, with 16 partitions",
+        variants=_parameters(),
     ),
     "rows": Comparison(
         claim="updating a quarter of the rows of a state recalls more than updating all",
@@ -117,20 +157,11 @@ COMPARISONS: dict[str, Comparison] = {
         variants={**{f"{k} of 64 rows": _sse(row_top_k=k) for k in (8, 16, 32)}, "dense": _sse()},
         ahead=(("16 of 64 rows", "dense"),),
     ),
-    "conversion": Comparison(
-        claim="SSE recalls more than GLA after conversion, and than GDN and MoM",
-        source="tables 1b_convert for GLA and language_modeling, from scratch, for GDN and MoM",
-        differ_in=(
-            *("num_partitions", "top_k", "shared_partition", "qk_rank", "balance", "gate", "shared_params"),
-            *("shared_queries", "update", "k_feature_map", "decay"),
-        ),
-        variants={
-            "GLA": _GLA,
-            "GDN": _baseline("gdn"),
-            "MoM": _baseline("mom", num_partitions=16, top_k=2, update="gla", decay="gla", k_feature_map="relu"),
-            "SSE": _sse(top_k=2),
-            "SSE, delta rule": _sse(top_k=2, update="delta", k_feature_map="l2", decay="scalar"),
-        },
-        ahead=(("SSE", "GLA"), ("SSE", "GDN"), ("SSE", "MoM")),
+    "conversion": _CONVERSION,
+    "hybrid": dc.replace(
+        _CONVERSION,
+        claim="the same with eight of ten layers converted",
+        layers=(0, 1, 2, 3, 5, 6, 7, 8),
+        most_seeds=3,
     ),
 }

@@ -1,21 +1,24 @@
-"""The paper's comparisons on one converted layer: the variants of a claim, trained alike, and whether they bear it out.
+"""The paper's comparisons on converted layers: the variants of a claim, trained alike, and whether they bear it out.
 
     python -m benchmarks.paper.layer states --out benchmarks/paper         # one GPU, minutes: states.json, states.png
+    python -m benchmarks.paper.layer gates keys_paper parameters_16 conversion hybrid --jobs 6 --minutes 9 --resume \\
+        --out out/decide                                      # what two seeds left open; the same command goes on
     python -m benchmarks.paper.layer states --tiny --seeds 1 --out out     # a CPU: shows that it runs
 
-Each variant takes the place of layer 7 in the frozen 32M teacher and is trained and scored as in
-`benchmarks.quality.swapped_layers`, whose options these are: on the rows of --short (5.8M tokens, 64 needles of each
-kind, questions early in the rows), with two seeds. Several comparisons share the teacher's run and the variants that
-stand in more than one of them. The claims and their variants are in `comparisons.py`. Judged are the needles found, of
-all kinds together, the loss of their answers (mean of the kinds) and the loss of text above the teacher's, at each
-length; see `verdicts.py`. A seed counts once all variants have it. COMMIT names the commit where
-the checkout has no git.
+Each variant takes the place of layer 7 in the frozen 32M teacher (`hybrid`: of eight layers at once) and is trained and
+scored as in `benchmarks.quality.swapped_layers`, whose options these are: on the rows of --short (5.8M tokens, 64
+needles of each kind, questions early in the rows), with eight seeds (`hybrid`: three). Comparisons of the same layers
+share the teacher's run and the variants that stand in more than one of them. The claims and their variants are in
+`comparisons.py`. Judged are the needles found, of all kinds together, the loss of their answers (mean of the kinds) and
+the loss of text above the teacher's, at each length; see `verdicts.py`. A seed counts once all variants have it. COMMIT
+names the commit where the checkout has no git.
 """
 
 import argparse
 import dataclasses as dc
 import sys
 from collections.abc import Collection
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from benchmarks.quality.swapped_plot import draw
 from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.files import write_json
+from sse_convert.report import table
 
 EARLY = "data.needles.early=0.7"
 
@@ -65,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("names", nargs="+", choices=sorted(COMPARISONS), metavar="NAME", help=", ".join(sorted(COMPARISONS)))
     p.add_argument("--out", type=Path, required=True, help="folder for NAME.json and NAME.png")
     swapped_layers.add_settings(p)
-    p.set_defaults(short=True, seeds=2, set=[EARLY])
+    p.set_defaults(short=True, seeds=8, set=[EARLY], layers=None)
     return p
 
 
@@ -175,14 +179,16 @@ def _difference(found: dict[str, Any], unit: int) -> str:
     return f"{found['better']} over {found['worse']} {unit * found['by']:+.{digits}f} ± {doubt}"
 
 
-def compare(runner: swapped_layers.Runner, name: str, folder: Path) -> None:
-    """Run a comparison, judge it, and write and say what came out.
+def compare(runner: swapped_layers.Runner, name: str, folder: Path) -> dict[str, Any] | None:
+    """Run a comparison, judge it, and write and say what came out; its report, or None if nothing has been run yet.
 
     Raises:
         UsageError, RecipeError, DataError, CheckpointError: as of `Runner.run`.
     """
     comparison, out = COMPARISONS[name], folder / f"{name}.json"
     report = runner.run(name, comparison.variants, out)
+    if not report["variants"]:
+        return None
     found = measures(report["variants"])
     report |= {
         "claim": comparison.claim,
@@ -194,15 +200,48 @@ def compare(runner: swapped_layers.Runner, name: str, folder: Path) -> None:
     write_json(out, report)
     draw(report, out.with_suffix(".png"))
     say("\n".join(_lines(report)))
+    return report
+
+
+def compare_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The comparisons that are asked for, those of the same layers together; the reports there are."""
+    clock, reports = swapped_layers.Clock(options.minutes), []
+    settings = {name: _options(options, COMPARISONS[name]) for name in options.names}
+    by_layers = sorted(options.names, key=lambda name: _order(settings[name]))
+    for _, group in groupby(by_layers, lambda name: _order(settings[name])):
+        names = list(group)
+        with swapped_layers.Runner(settings[names[0]], clock) as runner:
+            reports += [compare(runner, name, options.out) for name in names]
+    return [report for report in reports if report is not None]
+
+
+def _options(options: argparse.Namespace, comparison: Comparison) -> argparse.Namespace:
+    """The options with a comparison's layers and seeds."""
+    layers = options.layers or list(comparison.layers)
+    return argparse.Namespace(**{**vars(options), "layers": layers, "seeds": min(options.seeds, comparison.most_seeds)})
+
+
+def _order(options: argparse.Namespace) -> tuple[int, list[int]]:
+    """Single layers first, which take less time."""
+    return len(options.layers), options.layers
+
+
+def summary(reports: list[dict[str, Any]]) -> list[str]:
+    """A table of claims, the seeds that count and the outcomes."""
+    rows = []
+    for report in reports:
+        by_variant = _runs(report["variants"])
+        seeds = len(next(iter(by_variant.values()))) if by_variant else 0
+        outcomes = [report["verdicts"].get(kind, "") for kind in ("needles", "answers", "loss")]
+        rows.append((report["settings"]["set"], seeds, *outcomes))
+    return table(("claim", "seeds", "needles", "answers", "text"), rows)
 
 
 @reporting_errors
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     hush_libraries()
-    runner = swapped_layers.Runner(options)
-    for name in options.names:
-        compare(runner, name, options.out)
+    say("\n".join(summary(compare_all(options))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ because it gives nothing: the published generator of the task with the defaults 
 tokens in front of every mixer (MetaLA's own), as many slots in GSA as a head has dims, k = a quarter of a head's rows,
 three learning rates of which validation rows choose one per point, and equal first weights and data order for dense and
 row-sparse models. All models of a mixer and width train at once. Writes the JSON after each width, and a PNG beside it;
---resume goes on with an unfinished one, other mixers and widths included.
+--resume goes on with an unfinished one, other mixers and widths included, and within a training from what --minutes or
+a kill left beside the JSON. --best-of takes each point's rate from an earlier figure:
+
+    python -m benchmarks.paper.mqar_topk --mixers gla metala --widths 32 --steps 10000 --seeds 8 --minutes 9 --resume \\
+        --best-of benchmarks/paper/mqar_topk.json --out out/mqar_long.json          # a GPU; the same command goes on
+
 COMMIT names the commit where the checkout has no git.
 """
 
@@ -28,7 +33,7 @@ from benchmarks.paper.row_sparse.figure import SETTINGS, draw
 from benchmarks.paper.row_sparse.mixers import MixerName
 from benchmarks.paper.row_sparse.model import ModelSettings
 from benchmarks.paper.row_sparse.mqar import MQAR, segment_seeds
-from benchmarks.paper.row_sparse.recall import Budget, Questions, Run, answers, train
+from benchmarks.paper.row_sparse.recall import Budget, Pause, Paused, Questions, Run, answers, train
 from benchmarks.paper.row_sparse.results import Cell, Claim, claims, score
 from benchmarks.paper.row_sparse.update import RowDecay, RowSparse
 from sse_convert.cli.runner import reporting_errors
@@ -61,12 +66,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--steps", type=int, default=2000)
     p.add_argument("--batch", type=int, default=64, help="rows per step and model")
     p.add_argument("--rates", type=float, nargs="+", default=[5e-3, 1e-2, 2e-2], help="learning rates")
+    p.add_argument("--best-of", metavar="JSON", help="take the best learning rate of each point from this figure")
     p.add_argument("--seeds", type=int, default=3, help="models per point and learning rate")
     p.add_argument("--rows", type=float, default=0.25, help="share of a head's state rows that a token updates")
     p.add_argument("--row-decay", choices=get_args(RowDecay), default="selected", help="which rows decay")
     p.add_argument("--convolution", type=int, default=4, help="tokens, 0 for none")
     p.add_argument("--eager", action="store_true", help="on a GPU, no CUDA graphs")
     p.add_argument("--resume", action="store_true", help="keep what the JSON has, measure the rest")
+    p.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time; --resume goes on")
     p.add_argument("--balance", type=float, default=0.0, help="coefficient of the row balance loss")
     return p
 
@@ -78,9 +85,25 @@ def runs_of(options: argparse.Namespace, settings: ModelSettings) -> list[Run]:
         Run(noise=noise, update=update, learning_rate=rate, seed=seed)
         for update in (None, sparse)
         for noise in (False, True)
-        for rate in options.rates
+        for rate in _rates(options, settings, noise, update)
         for seed in range(options.seeds)
     ]
+
+
+def _rates(options: argparse.Namespace, settings: ModelSettings, noise: bool, update: RowSparse | None) -> list[float]:
+    """Learning rates to try at a point."""
+    if options.best_of is None:
+        rates: list[float] = options.rates
+        return rates
+    own = (settings.mixer, settings.width, noise, update.rows if update else None)
+    for cell in json.loads(Path(options.best_of).read_text(encoding="utf-8"))["cells"]:
+        if (cell["mixer"], cell["width"], cell["noise"], cell["rows"]) == own:
+            return [cell["learning_rate"]]
+    raise UsageError(
+        f"{options.best_of} has no point of {settings.mixer} at width {settings.width}",
+        expected="a figure that has it",
+        fix="leave out --best-of, or other --mixers and --widths",
+    )
 
 
 def data(options: argparse.Namespace, device: torch.device) -> tuple[Questions, Questions, Questions]:
@@ -94,6 +117,7 @@ def data(options: argparse.Namespace, device: torch.device) -> tuple[Questions, 
 
 def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cell], list[Claim]]:
     """Train and score everything that the JSON does not have, writing what there is after each width."""
+    end = time.monotonic() + 60 * options.minutes
     parts = _kept(options) if options.resume else []
     training, validation, test = data(options, device)
     budget = Budget(steps=options.steps, batch=options.batch, balance=options.balance, capture=not options.eager)
@@ -102,7 +126,14 @@ def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cel
         began = time.monotonic()
         settings = ModelSettings(mixer=mixer, width=width, vocab_size=options.vocab, convolution=options.convolution)
         runs = runs_of(options, settings)
-        model = train(settings, runs, training, budget)
+        pause = Pause(path=options.out.with_name(f"{options.out.stem}_{mixer}_{width}.pt"), end=end)
+        if not options.resume:
+            pause.path.unlink(missing_ok=True)
+        try:
+            model = train(settings, runs, training, budget, pause)
+        except Paused:
+            say(f"{mixer} {width}: time is over, {pause.path} is kept; the same command with --resume goes on")
+            break
         own = score(settings, runs, answers(model, runs, validation), answers(model, runs, test), test)
         seconds, commit = time.monotonic() - began, environment(device)["commit"]
         timing = {"mixer": mixer, "width": width, "models": len(runs), "seconds": seconds, "commit": commit}
@@ -110,6 +141,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cel
         parts.sort(key=lambda part: (_MIXERS.index(part["mixer"]), part["width"]))
         say(f"{mixer} {width}: {_line(own)} ({len(runs)} models, {seconds:.1f} s)")
         _write(options, device, parts)
+        pause.path.unlink(missing_ok=True)
         del model
         release(device)
     _write(options, device, parts)  # also where nothing was missing: the claims may be of fewer points
@@ -119,7 +151,8 @@ def measure(options: argparse.Namespace, device: torch.device) -> tuple[list[Cel
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """What every cell of a figure has in common."""
-    return {name: value for name, value in vars(options).items() if name not in ("out", "resume", "mixers", "widths")}
+    own = ("out", "resume", "minutes", "mixers", "widths")
+    return {name: value for name, value in vars(options).items() if name not in own}
 
 
 def _kept(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -205,6 +238,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("high")
     cells, found = measure(options, device)
+    if not cells:
+        return
     draw(cells, options.out.with_suffix(".png"), conditions=_conditions(options, device))
     if not options.tiny:
         say("\n".join(verdict(found)))

@@ -7,8 +7,9 @@ then its swapped attention is trained by KL to the teacher's predictions, throug
 rows (18.9M tokens in rows of 512, 2,048 and 8,192, needles planted as the recipe says). Scored are held-out loss and
 needles, also with recurrent states that start anew every 64 tokens: what is left then was not carried by them. With
 --short it is a third of the rows in smaller steps (5.8M tokens, 64 needles each), for many variants, with --long 25.7M
-tokens in such steps. The JSON is rewritten after each variant; --resume keeps what it has. A variant that the GPU has
-no memory for is left out, with a word. COMMIT names the commit where the checkout has no git.
+tokens in such steps. The JSON is rewritten after each variant; --resume keeps what it has. --jobs trains several
+variants side by side on the device, and --minutes begins none that would not be done by then. A variant that the GPU
+has no memory for is left out, with a word. COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
@@ -18,8 +19,10 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +31,7 @@ from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.quality.swapped_plot import draw
 from benchmarks.quality.swapped_scores import needle_scores, text_scores
 from benchmarks.quality.swapped_states import Bed, Sizes, make_bed
+from benchmarks.quality.swapped_team import Team
 from benchmarks.quality.swapped_training import PHASES, Phase, train
 from benchmarks.quality.swapped_variants import SETS, Variant
 from sse_convert import api
@@ -59,6 +63,8 @@ def add_settings(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seeds", type=int, default=1, help="seeds per variant")
     p.add_argument("--variants", nargs="+", metavar="NAME", help="of the set; default: all")
     p.add_argument("--resume", action="store_true", help="keep the variants that the JSON has")
+    p.add_argument("--jobs", type=int, default=1, help="variants that are trained side by side")
+    p.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would take longer")
     amount = p.add_mutually_exclusive_group()
     amount.add_argument("--short", action="store_true", help="a third of the rows, in smaller steps")
     amount.add_argument("--long", action="store_true", help="a third more tokens, in smaller steps")
@@ -68,16 +74,33 @@ def add_settings(p: argparse.ArgumentParser) -> None:
 class Runner:
     """Trains and scores sets of variants on the same rows; a variant that stands in several sets is run once.
 
+    A context, at whose end the processes of --jobs end.
+
     Args:
         options: what `add_settings` adds.
+        clock: of several runners; None for one that starts now.
+
+    Raises:
+        UsageError: no job, or no seed.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, clock: "Clock | None" = None) -> None:
+        if options.jobs < 1 or options.seeds < 1:
+            raise UsageError(f"{options.jobs} jobs, {options.seeds} seeds", expected="at least one of each")
         self._options = options
         self._sizes, self._phases = _amount(options)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._clock = clock or Clock(options.minutes)
         self._bed: Bed | None = None
+        self._team: Team | None = None
         self._known: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._team is not None:
+            self._team.close()
 
     def run(self, name: str, variants: dict[str, Variant], out: Path) -> dict[str, Any]:
         """The report of a set, written after each variant.
@@ -98,16 +121,44 @@ class Runner:
             if own not in variants:  # a set that has changed since
                 continue
             self._known.setdefault(_identity(variants[own], seed), (name, entry))
-        wanted = [(own, seed) for own in names for seed in range(self._options.seeds)]
-        for own, seed in (pair for pair in wanted if pair not in kept):
-            entry = self._copy(own, variants[own], seed) or self._figures(own, variants[own], seed)
-            if entry is None:
-                continue
+        wanted = [(own, seed) for seed in range(self._options.seeds) for own in names if (own, seed) not in kept]
+        for entry in self._entries(variants, wanted):
             report["variants"].append({"commit": report["environment"]["commit"], **entry})
+            own, seed = entry["name"], entry["seed"]
             self._known.setdefault(_identity(variants[own], seed), (name, report["variants"][-1]))
             write_json(out, report)
             say(_line(entry))
+        if left := len(wanted) + len(kept) - len(report["variants"]):
+            say(f"{name}: {left} variants and seeds are left; the same command with --resume goes on")
         return report
+
+    def _entries(self, variants: dict[str, Variant], wanted: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+        """Figures of variants and seeds, those first that have been run in another set."""
+        copies = [(own, seed, self._copy(own, variants[own], seed)) for own, seed in wanted]
+        yield from (entry for _, _, entry in copies if entry is not None)
+        tasks = [
+            (own, _recipe(self._options, variants[own], seed), variants[own], seed, self._phases)
+            for own, seed, entry in copies
+            if entry is None
+        ]
+        for found in self._results(tasks):
+            if isinstance(found, str):
+                say(found)
+            else:
+                self._clock.took(found["seconds"])
+                yield found
+
+    def _results(self, tasks: list[tuple[Any, ...]]) -> Iterator[dict[str, Any] | str]:
+        if not tasks or not self._clock.may_start():
+            return
+        if self._bed is None:
+            self._bed = _bed(tasks[0][1], self._options, self._device, self._sizes)
+        if self._options.jobs == 1:
+            yield from (_figures(*task, self._bed) for task in tasks if self._clock.may_start())
+            return
+        if self._team is None:
+            self._team = Team(self._bed, self._options.jobs)
+        yield from self._team.results(_figures, tasks, self._clock.may_start)
 
     def _copy(self, name: str, variant: Variant, seed: int) -> dict[str, Any] | None:
         """Figures of a variant that has been run, of this set or another; None if it has not."""
@@ -115,20 +166,6 @@ class Runner:
             return None
         of, entry = known
         return {**entry, "name": name, "run_of": entry.get("run_of", f"{of}: {entry['name']}")}
-
-    def _figures(self, name: str, variant: Variant, seed: int) -> dict[str, Any] | None:
-        """What a variant learns and scores; None if the GPU has no memory for it."""
-        recipe = _recipe(self._options, variant, seed)
-        if self._bed is None:
-            self._bed = _bed(recipe, self._options, self._device, self._sizes)
-        try:
-            return {"name": name, **_measure(recipe, self._bed, variant, seed, self._phases)}
-        except torch.OutOfMemoryError as error:
-            say(f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}")
-            return None
-        finally:
-            gc.collect()
-            torch.cuda.empty_cache()  # nothing on a CPU
 
     def _report(self, name: str, out: Path) -> dict[str, Any]:
         """A new report, or the one that is there with other surroundings."""
@@ -142,8 +179,46 @@ class Runner:
             earlier = json.loads(out.read_text(encoding="utf-8"))
             if earlier["settings"] != settings:
                 raise UsageError(f"{out} was measured with other settings", fix="leave out --resume")
-            report["variants"] = earlier["variants"]
+            report["variants"] = [entry for entry in earlier["variants"] if _is_complete(entry)]
         return report
+
+
+class Clock:
+    """Whether there is time for one more training.
+
+    Args:
+        minutes: from now on.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self._end = time.monotonic() + 60 * minutes
+        self._longest = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Note how long a training was."""
+        self._longest = max(self._longest, seconds)
+
+    def may_start(self) -> bool:
+        """Whether one as long as the longest so far would be done in time."""
+        return time.monotonic() + self._longest < self._end
+
+
+def _figures(
+    name: str, recipe: Recipe, variant: Variant, seed: int, phases: tuple[Phase, ...], bed: Bed
+) -> dict[str, Any] | str:
+    """What a variant learns and scores, or a word if the GPU has no memory for it."""
+    try:
+        return {"name": name, **_measure(recipe, bed, variant, seed, phases)}
+    except torch.OutOfMemoryError as error:
+        return f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}"
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # nothing on a CPU
+
+
+def _is_complete(entry: dict[str, Any]) -> bool:
+    """Whether it has the loss of answers, which early reports lack; such a variant is measured again."""
+    return all("answer_loss" in asked for asked in entry["needles"])
 
 
 def _identity(variant: Variant, seed: int) -> str:
@@ -226,8 +301,10 @@ TINY_PHASES = (Phase(128, 6, 2), Phase(192, 4, 2), Phase(384, 2, 1))
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     hush_libraries()
-    report = Runner(options).run(options.name, SETS[options.name], options.out)
-    draw(report, options.out.with_suffix(".png"))
+    with Runner(options) as runner:
+        report = runner.run(options.name, SETS[options.name], options.out)
+    if report["variants"]:
+        draw(report, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

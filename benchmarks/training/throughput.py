@@ -2,6 +2,8 @@
 
     python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
         --config tests/fixtures/configs/qwen3-0.6b.json
+    python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
+        --config tests/fixtures/configs/qwen3-1.7b.json --parts uptrain --row 131072
 
 The model has the configuration's shape and random weights, its text random words; the recipe changes in where model and
 text come from alone. Its stages run as a user starts them and are killed after some steps. Parts:
@@ -49,8 +51,17 @@ WARM = 2
 """steps that compile"""
 
 
-def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
-    """Write the recipe with this model and this text."""
+def make_config(config: Path, work: Path, row: int | None) -> Path:
+    """Write the shape's config.json with positions for rows of so many tokens; None leaves them as they are."""
+    shape = json.loads(config.read_text())
+    shape["max_position_embeddings"] = max(shape["max_position_embeddings"], row or 0)
+    path = work / "config.json"
+    path.write_text(json.dumps(shape))
+    return path
+
+
+def make_recipe(name: str, work: Path, row: int | None, *, tiny: bool) -> Path:
+    """Write the recipe with this model and this text; in the stage of text alone two rows a step, of so many tokens."""
     recipe = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
     recipe["model"] = str(work / "teacher")
     recipe["data"] = {"train": [{"path": str(work / "text")}], "needles": recipe["data"]["needles"]}
@@ -59,6 +70,9 @@ def make_recipe(name: str, work: Path, *, tiny: bool) -> Path:
         recipe["data"].pop("needles")
         for stage in recipe["stages"]:
             stage |= {"seq_len": TINY_ROW, "batch_tokens": TINY_STEP}
+    for stage in recipe["stages"]:
+        if row is not None and stage["loss"] == "ce":
+            stage |= {"seq_len": row, "batch_tokens": 2 * row}
     path = work / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     return path
@@ -180,6 +194,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
     parser.add_argument("--parts", nargs="*", default=["distill", "plain", "uptrain"], help="in this order")
     parser.add_argument("--steps", type=int, default=6, help="of each part")
+    parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="*", default=[8, 4], help="of a pass of the plain step")
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--commit", default="", help="to record")
@@ -192,8 +207,9 @@ def main() -> None:
         return
     until = time.monotonic() + arguments.seconds
     tokenizer = make_text(arguments.work / "text", 4 if arguments.tiny else 20)
-    make_teacher(arguments.config, arguments.work / "teacher", tokenizer, tiny=arguments.tiny)
-    path = make_recipe(arguments.recipe, arguments.work, tiny=arguments.tiny)
+    config = make_config(arguments.config, arguments.work, arguments.row)
+    make_teacher(config, arguments.work / "teacher", tokenizer, tiny=arguments.tiny)
+    path = make_recipe(arguments.recipe, arguments.work, arguments.row, tiny=arguments.tiny)
     convert = [sys.executable, "-m", "sse_convert", "convert", str(path), "-o", str(arguments.work / "converted")]
     subprocess.run(convert, check=True, capture_output=True)
     recipe = load_recipe(path)

@@ -49,6 +49,23 @@ def test_points_of_two_runs_in_one_file_are_judged_together(report, tmp_path):
     assert whole["seconds"] == report["seconds"]
 
 
+def test_a_training_that_time_cut_off_goes_on(report, tmp_path, capsys):
+    """At the best rate of an earlier figure, which has one."""
+    out, earlier = tmp_path / "figure.json", tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(report))
+    given = ["--out", str(out), *SMALLEST, "--mixers", "gla", "--widths", "8", "--best-of", str(earlier), "--resume"]
+    assert mqar_topk.main([*given, "--minutes", "0"]) == 0
+    assert "gla 8: time is over" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier.json", "figure.json", "figure_gla_8.pt"]
+    assert mqar_topk.main(given) == 0
+    whole = json.loads(out.read_text())
+    assert whole["cells"] == [cell for cell in report["cells"] if (cell["mixer"], cell["width"]) == ("gla", 8)]
+    assert not (tmp_path / "figure_gla_8.pt").exists()
+    earlier.write_text(json.dumps({"cells": []}))
+    assert mqar_topk.main(given[:-1]) == 2
+    assert "no point of gla at width 8" in capsys.readouterr().err
+
+
 def test_a_figure_with_other_settings_is_not_mixed_in(tmp_path, capsys):
     out = tmp_path / "figure.json"
     assert mqar_topk.main(["--out", str(out), *SMALLEST, "--mixers", "gla", "--widths", "8"]) == 0

@@ -1,9 +1,12 @@
 """The paper's comparisons on one layer: what they compare, how they are judged, and what the README says of them."""
 
 import json
+import re
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.paper import layer
 from benchmarks.paper.comparisons import COMPARISONS
@@ -55,6 +58,14 @@ def test_both_rules_are_expanded_alike(given):
     assert different(found["GLA"], found["SSE"]) == expansion
     assert different(found["GDN"], found["SSE, delta rule"]) == expansion
     assert different(found["MoM"], found["SSE"]) == {"gate", "shared_params", "shared_queries", "qk_rank"}
+    assert different(found["GDN"], found["KDA"]) == {"decay"}
+
+
+def test_variants_of_a_claim_at_another_size_differ_from_the_first_in_that_size_alone(given):
+    for name, other in (("keys", "keys_paper"), ("parameters", "parameters_16")):
+        first, second = settings(given, name), settings(given, other)
+        assert all(different(first[variant], second[variant]) == {"num_partitions"} for variant in first)
+    assert COMPARISONS["hybrid"].variants == COMPARISONS["conversion"].variants
 
 
 def entry(name, seed, *, found, gap):
@@ -134,7 +145,7 @@ def test_a_comparison_runs_and_goes_on(given, tmp_path, capsys):
     two = [*call(given, tmp_path, "keys"), "--variants", "softmax", "silu"]
     assert layer.main([*two, "--seeds", "1"]) == 0
     assert json.loads((tmp_path / "keys.json").read_text())["verdicts"]["needles"] == "undecided"
-    assert layer.main([*two, "--resume"]) == 0
+    assert layer.main([*two, "--seeds", "2", "--resume"]) == 0
     report = json.loads((tmp_path / "keys.json").read_text())
     assert [(run["name"], run["seed"]) for run in report["variants"]] == [
         ("softmax", 0), ("silu", 0), ("softmax", 1), ("silu", 1)
@@ -166,10 +177,46 @@ def test_a_variant_that_stands_in_several_comparisons_runs_once(given, tmp_path,
     assert second == {**first, "name": "N = 16, k = 4", "run_of": "top_k: k = 4"}
 
 
+def test_trainings_side_by_side_are_the_trainings_one_by_one(given, tmp_path, capsys):
+    """In processes that share the rows. With no time nothing begins, and --resume makes up for it."""
+    two = ["--variants", "softmax", "silu", "--seeds", "1", "--resume"]
+    runs = {jobs: [*call(given, tmp_path / jobs, "keys"), *two, "--jobs", jobs] for jobs in ("1", "2")}
+    assert layer.main([*runs["2"], "--minutes", "0"]) == 0
+    assert "keys: 2 variants and seeds are left" in capsys.readouterr().err
+    assert not (tmp_path / "2").exists()
+    reports = {}
+    for jobs, run in runs.items():
+        assert layer.main(run) == 0
+        found = json.loads((tmp_path / jobs / "keys.json").read_text())["variants"]
+        reports[jobs] = {own["name"]: (own["text"], own["needles"], own["trained"]) for own in found}
+    assert reports["1"] == reports["2"]
+    assert re.search(r"keys +1 +undecided +undecided +undecided", capsys.readouterr().err)
+
+
+def test_a_bed_reaches_processes_that_are_not_forked(given):
+    """Those beside a GPU are spawned: rows, states and the teacher are pickled, tensors as handles."""
+    options = layer.parser().parse_args(call(given, "x", "keys"))
+    recipe = swapped_layers._recipe(options, COMPARISONS["keys"].variants["silu"], 0)
+    bed = swapped_layers._bed(recipe, options, torch.device("cpu"), swapped_layers.TINY_SIZES)
+    size = sum(x.nbytes for x in (*bed.teacher.parameters(), *(x.first_RTD for x in bed.train.values())))
+    assert len(ForkingPickler.dumps(bed)) < size / 2
+
+
+def test_a_figure_without_the_loss_of_answers_is_measured_again(given, tmp_path):
+    run = [*call(given, tmp_path, "keys"), "--variants", "silu", "--seeds", "1", "--resume"]
+    assert layer.main(run) == 0
+    out = tmp_path / "keys.json"
+    first = json.loads(out.read_text())
+    out.write_text(re.sub(r'\s*"answer_loss": [^,]*,', "", out.read_text()))
+    assert layer.main(run) == 0
+    again = json.loads(out.read_text())
+    assert again["variants"][0]["needles"] == first["variants"][0]["needles"]
+
+
 PAPER = Path("benchmarks/paper")
 
 
-@pytest.mark.parametrize("name", sorted(COMPARISONS))
+@pytest.mark.parametrize("name", sorted(name for name in COMPARISONS if (PAPER / f"{name}.json").is_file()))
 def test_the_stored_verdicts_are_those_of_the_stored_figures(name):
     report = json.loads((PAPER / f"{name}.json").read_text())
     judged_again = layer.verdicts(COMPARISONS[name], layer.measures(report["variants"]))

@@ -104,6 +104,11 @@ def test_equal_seeds_give_equal_rows(row):
     assert row(9, 700).token_ids == row(9, 700).token_ids != row(8, 700).token_ids
 
 
+def test_one_word_in_eight_is_for_evaluation_alone():
+    assert 0.1 < len(WORDS.held_out) / (len(WORDS.held_out) + len(WORDS.train)) < 0.15
+    assert not set(WORDS.held_out) & set(WORDS.train)
+
+
 def test_only_training_words_are_keys(row, tokenizer, haystack):
     others = tokenizer.decode(haystack) + str(vars(recall_templates))
     held_out = {f" {word} " for word in set(WORDS.held_out) - set(re.findall(r"\w+", others))}

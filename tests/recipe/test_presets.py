@@ -20,6 +20,8 @@ LARGEST = "llama-3.1-405b"
 """planned for its size; no recipe is"""
 LOCAL = ("teacher-qwen3-32m", "teacher-qwen3-32m-pure")
 """recipes for checkpoints in ../shared"""
+SCRATCH = ("paper-600m",)
+"""recipes that train from random weights: no teacher, and no layer need stay"""
 PARAMETERS = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
@@ -55,10 +57,14 @@ def model(tmp_path):
 def test_it_loads_and_can_run(name):
     recipe = load_recipe(name)
     assert list(check_run(recipe)) == []
-    assert len(recipe.stages) >= 2
-    assert recipe.stages[0].loss == ("kl" if "sse+sliding" in recipe.mixers else "layer_mse")
     assert preset_summary(name).endswith((".", ":", "`model`."))
     assert "sse-convert run" in preset_text(name) or "sse_convert run" in preset_text(name)
+    if name in SCRATCH:
+        assert {stage.loss for stage in recipe.stages} == {"ce"}
+        assert not recipe.calibrate.enabled
+        return
+    assert len(recipe.stages) >= 2
+    assert recipe.stages[0].loss == ("kl" if "sse+sliding" in recipe.mixers else "layer_mse")
 
 
 def test_every_recipe_has_a_config_and_every_config_a_recipe():
@@ -73,7 +79,7 @@ def test_it_plans(name, model):
     recipe = draft_recipe(load_recipe(name), config["num_hidden_layers"])
     assert [row.mixer for row in plan.layers] == resolve(recipe, config["num_hidden_layers"])[0]
     whole = [row.mixer for row in plan.layers if row.source == "full"]
-    assert 1 <= whole.count("full") < len(whole) / 2
+    assert (name not in SCRATCH) <= whole.count("full") < len(whole) / 2
     assert json.dumps(plan.to_dict(), allow_nan=False)
     assert plan.lines()
     if name in PARAMETERS:
@@ -87,7 +93,7 @@ def test_it_is_what_the_rule_writes(name):
 
 
 def test_every_recipe_of_a_hub_model_chooses_its_layers():
-    assert set(preset_names()) - set(MODELS) - set(LOCAL) == {"paper-2b", "paper-12b"}
+    assert set(preset_names()) - set(MODELS) - set(LOCAL) == {"paper-2b", "paper-12b", *SCRATCH}
     assert all(load_recipe(name).layers.select.keep == "25%" for name in MODELS)
 
 
@@ -118,6 +124,16 @@ def test_the_papers_recipes_plan_on_8_gpus_by_config_alone(tmp_path, name):
     if name == "paper-2b":
         assert plan.stages[-1].seq_len == 128 * 1024
         assert plan.costs.way(1, 141).how == "as it is"
+
+
+def test_the_papers_600m_trains_from_random_weights(tmp_path):
+    """Its parameters are those of the paper's table, half of them embeddings, and a small GPU is enough."""
+    (tmp_path / "config.json").write_text((CONFIGS / "paper-600m.json").read_text())
+    plan = api.plan("paper-600m", overrides=[f"model={tmp_path}"])
+    assert [row.mixer for row in plan.layers] == ["paper"] * 24
+    assert plan.parameters == pytest.approx(600e6, rel=0.03)
+    assert plan.parameters - 2 * 151936 * 1024 == pytest.approx(300e6, rel=0.02)
+    assert plan.costs.way(1, 24).how == "as it is"
 
 
 def test_the_papers_2b_converts_at_128k(tmp_path, model):

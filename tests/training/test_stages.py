@@ -154,7 +154,7 @@ def test_two_learning_rates(train, converted):
 def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
     """Traced, but not translated to C++, which takes a minute; checkpointed, with rows of one to three documents. Looks
     at held-out text compile nothing."""
-    look, added = HeldOut.look, []
+    look, added, layers = HeldOut.look, [], []
 
     def counted(self, *args, **more):
         before = counters["stats"]["unique_graphs"]
@@ -165,7 +165,12 @@ def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
     monkeypatch.setattr(HeldOut, "look", counted)
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
     whole = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: whole(module, backend="aot_eager"))
+
+    def traced(module):
+        layers.append(module.self_attn.layer_idx)
+        whole(module, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
     torch.compiler.reset()
     counters.clear()
     settings = {"tokens": 1024, "gradient_checkpointing": True}
@@ -177,6 +182,7 @@ def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
         found.append(losses(train("distill", f"compiled {compiled}", recipe=recipe)[0]))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert counters["stats"]["unique_graphs"] >= 4  # of student and teacher: SSE, window and full layers, the teacher's
+    assert sorted(layers) == sorted([*set(layers)] * 2)  # each layer of both
     assert not counters["graph_break"]
     assert added == [0] * 8
 

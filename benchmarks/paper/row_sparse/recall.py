@@ -5,7 +5,9 @@ Shape letters beside those of the package: S settings of the filler (zeros, then
 
 import dataclasses as dc
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from benchmarks.paper.row_sparse.model import ModelSettings, RecallModel
 from benchmarks.paper.row_sparse.mqar import MQAR, mqar, with_noise
 from benchmarks.paper.row_sparse.update import RowSparse
 from sse_convert.errors import UsageError
+from sse_convert.files import replacing
 
 WARM_UP = 0.05
 """share of the steps in which the learning rate rises to its value; a cosine takes it to 0"""
@@ -81,7 +84,34 @@ class Questions:
         return Questions(*(x.to(device) for x in (inputs, positions, values, plain.distances())))
 
 
-def train(settings: ModelSettings, runs: Sequence[Run], questions: Questions, budget: Budget) -> RecallModel:
+@dc.dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Where a training is kept, to go on from in a later process."""
+
+    path: Path
+    """file of weights, moments and steps; removed by whoever is done with the training"""
+    end: float = math.inf
+    """as of `time.monotonic()`; a training that is not done then is kept and left"""
+    every: int = 1000
+    """steps after which it is kept in any case"""
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no time left."""
+        return time.monotonic() > self.end
+
+    def due(self, steps: int) -> bool:
+        """Whether to keep a training after so many steps."""
+        return self.over or steps % self.every == 0
+
+
+class Paused(Exception):  # noqa: N818  nothing went wrong
+    """Time was over before the last step; the training is kept."""
+
+
+def train(
+    settings: ModelSettings, runs: Sequence[Run], questions: Questions, budget: Budget, pause: Pause | None = None
+) -> RecallModel:
     """Train one model per run, all at once.
 
     Args:
@@ -89,18 +119,50 @@ def train(settings: ModelSettings, runs: Sequence[Run], questions: Questions, bu
         runs: what sets them apart.
         questions: the training rows; they are drawn anew for each step, with replacement.
         budget: how long.
+        pause: where to go on from and when to stop; None trains to the end.
+
+    Raises:
+        Paused: time was over before the last step.
+        UsageError: what was kept is of other models or another budget.
     """
     device = questions.inputs_SNT.device
     model = new_models(settings, runs).to(device)
     step = _Step(model, runs, questions, budget)
+    identity = repr((settings, list(runs), budget))
+    done = _kept(pause.path, step, identity) if pause else 0
     call: Callable[[], None] = step
     for i, (rows_RB, factor) in enumerate(_schedule(runs, len(questions.values_NK), budget)):
+        if i < done:
+            continue
+        if pause and i > done and pause.due(i):
+            _keep(pause.path, step, identity, i)
+            if pause.over:
+                raise Paused
         step.rows_RB.copy_(rows_RB)
         step.factor.fill_(factor)
-        if budget.capture and device.type == "cuda" and i == EAGER_STEPS:
+        if budget.capture and device.type == "cuda" and i == done + EAGER_STEPS:
             call = _captured(step)
         call()
     return model
+
+
+def _keep(path: Path, step: "_Step", identity: str, done: int) -> None:
+    with replacing(path) as temporary:
+        torch.save({"identity": identity, "done": done, "tensors": step.tensors()}, temporary)
+
+
+def _kept(path: Path, step: "_Step", identity: str) -> int:
+    """Steps that are done, after which everything is as `path` has it; 0 without it."""
+    if not path.is_file():
+        return 0
+    kept = torch.load(path, map_location="cpu", weights_only=True)
+    if kept["identity"] != identity:
+        raise UsageError(
+            f"{path} was kept from other models: {kept['identity']:.200}", expected=f"{identity:.200}", fix="remove it"
+        )
+    for own, earlier in zip(step.tensors(), kept["tensors"], strict=True):
+        own.copy_(earlier)
+    return int(kept["done"])
 
 
 def new_models(settings: ModelSettings, runs: Sequence[Run]) -> RecallModel:
@@ -153,6 +215,11 @@ class _Step:
         self.setting_R = torch.tensor([int(run.noise) for run in runs], device=device)
         self.rows_RB = torch.zeros(len(runs), budget.batch, dtype=torch.int64, device=device)
         self.factor = torch.zeros((), device=device)
+
+    def tensors(self) -> list[Tensor]:
+        """What changes from step to step: weights, moments and the number of steps."""
+        own = self.optimizer
+        return [p.detach() for p in (*self.parameters, *own.first, *own.second, own.steps)]
 
     def __call__(self) -> None:
         """The models are independent, so the gradient of the sum of their losses is the gradient of each."""

@@ -1,6 +1,7 @@
 """Training many models at once: what they share, what sets them apart, and that they learn."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,18 @@ from benchmarks.paper.row_sparse.adamw import BETAS, EPSILON, AdamW
 from benchmarks.paper.row_sparse.mixers import MixerName
 from benchmarks.paper.row_sparse.model import ModelSettings
 from benchmarks.paper.row_sparse.mqar import MQAR
-from benchmarks.paper.row_sparse.recall import WARM_UP, Budget, Questions, Run, _schedule, answers, new_models, train
+from benchmarks.paper.row_sparse.recall import (
+    WARM_UP,
+    Budget,
+    Pause,
+    Paused,
+    Questions,
+    Run,
+    _schedule,
+    answers,
+    new_models,
+    train,
+)
 from benchmarks.paper.row_sparse.update import RowSparse
 from sse_convert.errors import UsageError
 
@@ -74,6 +86,20 @@ def test_models_learn_to_recall() -> None:
     learned, untrained = answers(model, runs, Questions.draw(task, 200, 5, CPU)).double().mean((1, 2))
     assert learned > 0.8
     assert untrained < 0.3
+
+
+def test_a_paused_training_ends_as_one_that_was_not(questions: Questions, tmp_path: Path) -> None:
+    """Each process does one step; what another budget has kept is refused."""
+    runs, budget = [run(0), run(1, update=RowSparse(rows=2))], Budget(steps=3, batch=8)
+    pause = Pause(path=tmp_path / "kept.pt", end=0.0)
+    for _ in range(2):
+        with pytest.raises(Paused):
+            train(SETTINGS, runs, questions, budget, pause)
+    with pytest.raises(UsageError, match="kept from other models"):
+        train(SETTINGS, runs, questions, Budget(steps=4, batch=8), pause)
+    paused = train(SETTINGS, runs, questions, budget, pause)
+    at_once = train(SETTINGS, runs, questions, budget)
+    assert all(torch.equal(a, b) for a, b in zip(paused.parameters(), at_once.parameters(), strict=True))
 
 
 @pytest.mark.gpu
