@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from docs import warm
 from sse_convert.mixers import mixer_from_dict
 from sse_convert.recipe import load_recipe
+from sse_convert.recipe.recommended import MIXER, recommended_layers, recommended_mixer
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo"
@@ -105,6 +107,12 @@ def test_the_recipe_plans() -> None:
     plan = api.plan(DEMO / "recipe.yaml", overrides=[f"model={TEACHER}"])
     assert sorted(row.mixer for row in plan.layers) == ["full"] * 2 + ["sse+sliding"] * 4
     assert plan.choice is not None, "`run` chooses which two"
+
+
+def test_its_choice_and_mixer_are_those_that_new_recipes_get() -> None:
+    recipe = yaml.safe_load((DEMO / "recipe.yaml").read_text())
+    assert recipe["mixers"] == {MIXER: recommended_mixer()}
+    assert recipe["layers"] == recommended_layers([True] * 6)
 
 
 def test_the_report_has_what_the_demo_promises() -> None:
