@@ -1,4 +1,4 @@
-# make demo    the whole conversion on a small model, offline, under five minutes after installation
+# make demo    the whole conversion on a small model, offline, under four minutes after installation
 # make test    all tests but those of experiments;  make quick  those of a minute;  make test-experiments  the others
 # make test-serving  tests of the vLLM plugin with vLLM for CPUs, in an environment of its own (.venv-vllm)
 # make test-quantised  tests of quantised models with the libraries that quantise, in another (.venv-quantised)

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from docs import warm
+from sse_convert.mixers import mixer_from_dict
+from sse_convert.recipe import load_recipe
+from sse_convert.recipe.recommended import MIXER, recommended_layers, recommended_mixer
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo"
@@ -101,9 +105,38 @@ def test_the_recipe_plans() -> None:
     from sse_convert import api
 
     plan = api.plan(DEMO / "recipe.yaml", overrides=[f"model={TEACHER}"])
-    kinds = [row.mixer for row in plan.layers]
-    assert len(kinds) == 6
-    assert 1 <= kinds.count("full") <= 2
+    assert sorted(row.mixer for row in plan.layers) == ["full"] * 2 + ["sse+sliding"] * 4
+    assert plan.choice is not None, "`run` chooses which two"
+
+
+def test_its_choice_and_mixer_are_those_that_new_recipes_get() -> None:
+    recipe = yaml.safe_load((DEMO / "recipe.yaml").read_text())
+    assert recipe["mixers"] == {MIXER: recommended_mixer()}
+    assert recipe["layers"] == recommended_layers([True] * 6)
+
+
+def test_the_report_has_what_the_demo_promises() -> None:
+    """Needles within three points of the teacher's up to 2,048 tokens, loss within 0.01; training helped."""
+    report = json.loads((DEMO / "report.json").read_text())
+    teacher, trained = (report["evaluation"][name] for name in ("teacher", "student"))
+    needles = list(zip(teacher["needles"], trained["needles"], strict=True))
+    assert max(theirs["length"] for theirs, _ in needles) == 2048
+    for theirs, ours in needles:
+        assert theirs["accuracy"] >= 0.9
+        assert ours["accuracy"] >= theirs["accuracy"] - 0.03, ours["length"]
+    assert [gap["length"] for gap in report["evaluation"]["loss_gaps"] if gap["gap"] <= 0.01] == [512]
+    assert trained["held_out"][0]["loss"] < report["converted"]["held_out"][0]["loss"]
+
+
+def test_the_report_is_one_of_the_recipe() -> None:
+    recipe = load_recipe(DEMO / "recipe.yaml", [f"model={TEACHER}"])
+    report = json.loads((DEMO / "report.json").read_text())
+    plan, steps = report["plan"], [step["name"] for step in report["run"]["steps"]]
+    assert {name: mixer_from_dict(mixer) for name, mixer in plan["mixers"].items()} == recipe.mixers
+    assert [(s["name"], s["tokens"], s["seq_len"]) for s in plan["stages"]] == [
+        (stage.name, stage.tokens, stage.seq_len) for stage in recipe.stages
+    ]
+    assert steps == ["select", "convert", "calibrate", "distill", "eval", "export"]
 
 
 def run_demo(folder: Path, *arguments: str) -> tuple[int, str, str]:
@@ -117,6 +150,7 @@ def run_demo(folder: Path, *arguments: str) -> tuple[int, str, str]:
 @pytest.mark.slow
 def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
     changes = [
+        "layers.select.chosen=[0, 4]",
         "stages.0.tokens=12K",
         "calibrate.rows=2",
         "data.train.0.rows=16",

@@ -75,7 +75,7 @@ def main() -> None:
     result: dict[str, Any] = {**environment(torch.device("cuda")), "versions": versions(), "methods": {}}
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / "hybrid"
-        api.convert(load_recipe("demo/recipe.yaml"), source)
+        api.convert(load_recipe("demo/recipe.yaml", ["layers.select.chosen=[0, 4]"]), source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, device_map="cuda")
         ids = torch.randint(5, 2000, (1, 512), generator=torch.Generator().manual_seed(0)).cuda()
         with torch.no_grad():
