@@ -215,23 +215,18 @@ def stage_memory(
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
     added, sizes = added_elements(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
-    if stage.loss == "layer_mse":
+    alone = stage.loss == "layer_mse"
+    if alone:
         converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
         trained = sum(converted) + added
-    alone = stage.loss == "layer_mse"
     weights = trained if alone else geometry.parameters + added
     copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce" and stage.offline is None
     other = teacher or geometry
-    if stage.loss == "layer_mse":
-        layers = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
-        kept, again = 2.0 * element * geometry.dims.hidden * len(layers), max(layers)
-    else:
-        layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
-        share = COMPILED_SHARE if compiled else 1
-        inputs = 4.0 * geometry.dims.hidden * len(layers)
-        kept, again = (inputs, max(layers)) if checkpointing else (share * sum(layers), 0.0)
+    kept, again = _activations(
+        geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=COMPILED_SHARE if compiled else 1
+    )
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
@@ -249,7 +244,7 @@ def stage_memory(
             geometry, added, element, other if beside else None, alone=alone, all_trained=stage.train == "all"
         ),
         buckets=4 * trained,
-        head=0 if stage.loss == "layer_mse" else head,
+        head=0 if alone else head,
         chunked_by=chunked_by,
         per_logit=per_logit,
         vocabulary=geometry.vocabulary,
@@ -258,6 +253,27 @@ def stage_memory(
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
+
+
+def _activations(
+    geometry: Geometry, mixers: Mixers, element: int, *, alone: bool, checkpointing: bool, share: float
+) -> tuple[float, float]:
+    """`StageMemory.per_token` and `StageMemory.again` of the student in one process, without windows' masks.
+
+    Args:
+        geometry: the model's sizes.
+        mixers: mixer of each layer.
+        element: bytes of an activation.
+        alone: converted layers' attention is all that runs.
+        checkpointing: gradient checkpointing.
+        share: part of activations that compilation leaves.
+    """
+    hidden, sizes = geometry.dims.hidden, [geometry.at(i) for i in range(len(mixers))]
+    if alone:
+        attention = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
+        return 2.0 * element * hidden * len(attention), max(attention)
+    layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
+    return (4.0 * hidden * len(layers), max(layers)) if checkpointing else (share * sum(layers), 0.0)
 
 
 def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, checkpointing: bool) -> int:

@@ -17,6 +17,7 @@ from sse_convert.modeling.attention_dims import differs_by_layer, document_atten
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
+from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery import budget, memory
@@ -257,9 +258,7 @@ def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
 
 def _not_used_or_missing(recipe: Recipe, names: list[str]) -> list[str]:
     """What the recipe names and no layer uses, or this machine lacks."""
-    layers = recipe.layers
-    pattern = [part.partition("*")[0].strip() for part in layers.pattern or ()]
-    used = {*names, *pattern, *(layers.ratio or ()), *layers.overrides.values()}
+    used = {*names, *pattern_unit(recipe.layers), *recipe.layers.overrides.values()}
     sources = (source for source in (*recipe.data.train, *recipe.data.valid) if is_local(source))
     missing = {source.path: None for source in sources if not Path(source.path or "").expanduser().exists()}
     return [
