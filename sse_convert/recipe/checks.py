@@ -34,7 +34,7 @@ BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", 
 TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
 """RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
-_ONE_LOSS = {"teacher": "kl", "offline": "kl", "rope": "ce", "stop": "layer_mse"}
+_ONE_LOSS = {"teacher": "kl", "offline": "kl", "rope": "ce"}
 """stage keys that one loss alone knows"""
 ROPE_NOT_BUILT = {
     "dynamic": "its frequencies depend on the longest row seen so far, so a run could not be continued to the bit",
@@ -171,8 +171,6 @@ def _stage(stage: Stage) -> Iterator[Problem]:
         )
     if not 0 <= stage.warmup < 1:
         yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
-    if stage.stop is not None and not 0 <= stage.stop < 1:
-        yield Problem(("stop",), f"{stage.stop} is not a share of the error, expected 0 to less than 1")
     if stage.needle_keys is not None:
         yield from _not_empty(stage, "needle_keys")
     if stage.seq_len % stage.context_parallel:

@@ -18,8 +18,9 @@ RETIRED = {
     "calibrate.decay": "was retired, calibration always sets decays; remove it, or use calibrate.enabled: false",
     "stages.*.hidden_loss": "was retired; remove it",
     "stages.*.layers_at_once": "was retired; remove it, and lower micro_batch where memory is short",
-    "stages.*.skip_below": "was retired; remove it, `stop` ends a layer that no longer improves",
-    "stages.*.stop{}": "is one number now, the former `improvement`: write for example stop: 0.01",
+    "stages.*.skip_below": "was retired; remove it, every layer trains for the whole budget",
+    "stages.*.stop": "was retired, every layer trains for the whole budget; remove it, and lower tokens instead",
+    "stages.*.stop{}": "was retired, every layer trains for the whole budget; remove it",
     "stages.*.offline.dtype": "was retired, predictions are stored in float16; remove it",
     "stages.*.rope.attention_factor": "was retired, it follows from factor; remove it",
     "stages.*.rope.beta_fast": "was retired, it is 32; remove it",
@@ -27,8 +28,10 @@ RETIRED = {
     "stages.*.rope.truncate": "was retired, it is true; remove it",
     "stages.*.rope.low_freq_factor": "was retired with rope_type llama3; use yarn, or rope_theta alone",
     "stages.*.rope.high_freq_factor": "was retired with rope_type llama3; use yarn, or rope_theta alone",
-    "train.spikes{}": "is one number now, the former `zscore`: write for example spikes: 20",
-    "train.collapse{}": "is one word now, the former `action`: write collapse: warn or collapse: stop",
+    "train.spikes": "was retired, steps that are not finite are left out; remove it, and lower clip where a loss jumps",
+    "train.spikes{}": "was retired, steps that are not finite are left out; remove it",
+    "train.collapse": "was retired, a collapsed router is always named; remove it",
+    "train.collapse{}": "was retired, a collapsed router is always named; remove it",
 }
 """old key -> what to do; `*` is any name or index, `{}` a mapping where there is none any more"""
 MOVED = tuple(field.name for field in dc.fields(SSEMixer) if field.name not in BASIC)

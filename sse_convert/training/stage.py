@@ -38,14 +38,13 @@ from sse_convert.training.context import choose_attention, lay_out
 from sse_convert.training.distill import Distill, OfflineDistill
 from sse_convert.training.extend import Extension, differs_in_end, refuse_less, set_aside
 from sse_convert.training.fit import Chosen, Fit
-from sse_convert.training.guard import Guard
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
+from sse_convert.training.left_out import left_out_steps
 from sse_convert.training.loop import Progress, train
-from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
 from sse_convert.training.objective import Frozen, Objective
 from sse_convert.training.prefetch import Background, Step, steps
-from sse_convert.training.router_collapse import collapses
+from sse_convert.training.router_collapse import CollapseWatch, collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import (
@@ -329,7 +328,7 @@ class _StageRun:
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
         held_out = self._held_out(objective, None if state is None else state.get("held_out"))
-        guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
+        watch = CollapseWatch.of(watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
         if self.accelerator.is_main_process:
@@ -337,7 +336,7 @@ class _StageRun:
         log = self.log = MetricsLog(self.work, self.accelerator)
         try:
             with Background(self._steps(position)) as rows:
-                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, held_out)
+                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, watch, held_out)
             self._take_best(objective, now, held_out)
         finally:
             log.close()

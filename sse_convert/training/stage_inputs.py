@@ -63,8 +63,6 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
         "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
     }
-    if recipe.train.spikes is not None:
-        inputs["train"]["spikes"] = recipe.train.spikes
     if recipe.train.keep == "best":
         valid = [dc.asdict(source) for source in recipe.data.valid]
         every = recipe.train.validate_every
