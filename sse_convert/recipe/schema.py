@@ -17,7 +17,7 @@ from sse_convert.recipe.ranges import (
     Share,
     Tokens,
 )
-from sse_convert.recipe.stage_settings import Offline, Rope
+from sse_convert.recipe.stage_settings import Rope
 
 RulerName = Literal[
     "niah_single_1",
@@ -123,8 +123,6 @@ class Stage:
     teacher: PathText | None = None
     """kl only: another model to learn from, with the model's tokens: folder or hub id, with @REVISION where that
     matters; null is the model itself"""
-    offline: Offline | None = None
-    """kl only: take the teacher's predictions from disk; made before training where they are missing"""
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
     needle_keys: list[Count] | None = None

@@ -36,7 +36,6 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
                 "loss": "kl",
                 "teacher": "qwen3",
                 "lr": {"mixers": 0.001, "rest": 1e-05},
-                "offline": {"top_k": 8},
                 **lengths,
             },
             {"name": "uptrain", "loss": "ce", "lr": 0.001, "rope": {"rope_theta": 1e6}, "needle_keys": [1], **lengths},

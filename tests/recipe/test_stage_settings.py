@@ -4,7 +4,7 @@ import pytest
 
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.recipe.stage_settings import Offline, Rope
+from sse_convert.recipe.stage_settings import Rope
 from tests.recipe.recipes import small
 
 SIZE = {"name": "s", "tokens": "1M", "seq_len": 512, "lr": 1.0e-3}
@@ -22,8 +22,6 @@ def problems_of(**changes):
 @pytest.mark.parametrize(
     ("stage", "problem"),
     [
-        ({**LONG, "offline": {}}, "stages.0.offline: is for loss kl, this stage's loss is ce"),
-        ({**DISTILL, "offline": {"top_k": 0}}, "stages.0.offline.top_k: 0 is too small, expected 1 or more"),
         ({**DISTILL, "rope": {"rope_theta": 1e6}}, "stages.0.rope: is for loss ce, this stage's loss is kl"),
         ({**LONG, "rope": {}}, "stages.0.rope.rope_theta: without rope_type needs rope_theta"),
         ({**LONG, "rope": {"rope_theta": 1}}, "stages.0.rope.rope_theta: 1.0 is too small, expected more than 1"),
@@ -54,9 +52,8 @@ def test_each_problem_of_a_stage(stage, problem):
 def test_everything_is_off_by_default():
     recipe = recipe_from_dict(small(stages=[ALIGN]))
     stage = recipe.stages[0]
-    assert (stage.offline, stage.rope) == (None, None)
+    assert (stage.teacher, stage.rope) == (None, None)
 
 
-def test_sizes_and_given_keys():
-    assert Offline(top_k=64).bytes_per_token == 388
+def test_given_keys():
     assert Rope(rope_theta=5e6).given() == {"rope_theta": 5e6}
