@@ -9,8 +9,9 @@ from sse_convert.checkpoints.load_model import context_limit, load_model, load_t
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
-from sse_convert.evaluation import evaluate as evaluation
-from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, make_tasks, model_mixers
+from sse_convert.evaluation import tasks as evaluation
+from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, model_mixers
+from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
 from sse_convert.recipe.stage_settings import Rope
