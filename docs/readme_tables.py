@@ -110,7 +110,8 @@ def speed() -> str:
         {env["commit"] for report in (operator, models) for env in (*report["earlier"], report["environment"])}
     )
     notes = (
-        "Both sides take their fastest kernels; batch 1, bf16. The hybrid has random weights, and SSE in four of five layers.",
+        "Both sides take their fastest kernels; batch 1, bf16. The hybrid has random weights, and SSE in four of five "
+        "layers.",
         f"{models['environment']['device']}, torch {models['environment']['torch']}, commits {', '.join(commits)}.",
     )
     return "\n".join([*table(("", "SSE or hybrid", "softmax", ""), lines), "", *notes])
