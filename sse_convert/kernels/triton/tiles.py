@@ -11,6 +11,12 @@ FAST_BITS = tl.constexpr(60.0)
 """rows that decayed by fewer bits than this since their chunk's first row are factorised around it"""
 LEAST_LOG2 = tl.constexpr(-160.0)
 """a step that decays by more bits than this leaves nothing in float32"""
+SOFTPLUS = tl.constexpr((
+    0.007549172732979059, -0.04256702587008476, 0.11285613477230072, -0.19711892306804657, 0.27564138174057007,
+    -0.35840848088264465, 0.48069295287132263, -0.7213401794433594, 1.4426950216293335,
+))  # fmt: skip
+"""log2(1 + x) / x for 0 < x <= 1 as a polynomial, highest power first: good to 2^-22, in a third of the instructions
+of a logarithm, and where x is small better than the logarithm of a rounded sum"""
 
 
 @triton.jit
@@ -55,7 +61,10 @@ def log2_decay(raw, normalizer):
     """Base-2 log decay from natural log decays, or, with a normalizer, from gate logits x as logsigmoid(x) / it."""
     x = raw.to(tl.float32)
     if normalizer is not None:
-        soft = tl.log2(1.0 + tl.exp2(-tl.abs(x) * LOG2_E))
+        e = tl.exp2(-tl.abs(x) * LOG2_E)
+        soft = e * SOFTPLUS[0]
+        for power in tl.static_range(1, 9):
+            soft = (soft + SOFTPLUS[power]) * e
         out = (tl.minimum(x, 0.0) * LOG2_E - soft) / normalizer
     else:
         out = x * LOG2_E
