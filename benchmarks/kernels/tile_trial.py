@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.before_after import ALTERNATIONS, milliseconds
 from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.kernels.operator_candidates import Problem, problem
 from benchmarks.kernels.operator_cases import GDN_SLOTS, GLA_SLOTS, GROUPS, KDA_SLOTS, OURS, Case
@@ -36,7 +37,6 @@ from benchmarks.kernels.operator_inputs import make
 from benchmarks.kernels.operator_measure import clock, extra_memory, launches
 
 MIB = 2**20
-ALTERNATIONS, CALLS = 5, 6
 CHECKED = 2**13
 COMPILED = 2**13
 """tokens in the runs that compile"""
@@ -72,9 +72,11 @@ TILES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
 MODELS = {
     OURS: ("paper, K = 2", "paper, N = 16, K = 4", "paper, N = 60, K = 4", "hub, short documents",
            "paper, short documents"),
-    GLA_SLOTS: ("figure", "hub"), KDA_SLOTS: ("delta rule",), GDN_SLOTS: ("delta rule",),
+    GLA_SLOTS: ("hub",), KDA_SLOTS: ("delta rule",), GDN_SLOTS: ("delta rule",),
 }  # fmt: skip
 """what else --models compiles: notes of cases by candidate"""
+SHARES = 3
+"""processes among which the variants of a peer's kernels are shared out"""
 COMPILE_SECONDS = 80.0
 """after which compiling processes are ended"""
 Operator = Callable[..., Any]
@@ -163,18 +165,6 @@ def graph_of(run: Callable[[], Any], pool: Any) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def milliseconds(call: Callable[[], Any]) -> float:
-    """Median of a few calls in a row."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(CALLS + 1)]
-    call()
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
-
-
 class Trial:
     """The report as it grows."""
 
@@ -261,12 +251,16 @@ def compile_shape(shape: str, operators: dict[str, Operator]) -> None:
     torch.cuda.synchronize()
 
 
-def compile_model(note: str, candidate: str) -> None:
-    """Run a candidate on the shortest case of `models` with a note. Tuned kernels are compiled in all their variants;
-    which is fastest is found later, by the process that measures."""
+def compile_model(note: str, candidate: str, share: int) -> None:
+    """Run a candidate on the shortest case of `models` with a note. Tuned kernels are compiled in their variants, each
+    process a share of them; which is fastest is found later, by the process that measures."""
     import triton.testing
 
+    seen = itertools.count()
+
     def once(call: Callable[[], Any], **_: Any) -> list[float]:
+        if next(seen) % SHARES != share:
+            return [float("inf")] * 3
         call()
         return [1.0] * 3
 
@@ -287,9 +281,10 @@ def compile_all(options: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "benchmarks.kernels.tile_trial", str(options.checkout), "--out", str(options.out)]
     package(options.checkout, options.folder)
     environment_of = {**os.environ, "OMP_NUM_THREADS": "1"}
-    jobs = [(shape, whose) for shape in options.shapes for whose in ("after", "before")]
+    jobs = [(shape, whose, "0") for shape in options.shapes for whose in ("after", "before")]
     if options.models:
-        jobs = [(note, whose) for whose, notes in reversed(MODELS.items()) for note in notes] + jobs
+        jobs += [(note, whose, str(share)) for whose, notes in MODELS.items() for note in notes
+                 for share in range(1 if whose == OURS else SHARES)]  # fmt: skip
     until = time.monotonic() + COMPILE_SECONDS
     workers = [
         subprocess.Popen([*command, "--folder", str(options.folder), "--compile", *job], env=environment_of)
@@ -311,7 +306,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--seconds", type=float, default=190.0, help="after which no row is begun")
     parser.add_argument("--models", action="store_true", help="compile the group `models` of sse_operator too")
-    parser.add_argument("--compile", nargs=2, metavar=("SHAPE", "WHOSE"), help="compile only")
+    parser.add_argument("--compile", nargs=3, metavar=("SHAPE", "WHOSE", "SHARE"), help="compile only")
     return parser.parse_args()
 
 
@@ -320,9 +315,9 @@ def main() -> None:
     options, started = parse(), time.monotonic()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.compile:
-        shape, whose = options.compile
+        shape, whose, share = options.compile
         if whose in MODELS:
-            compile_model(shape, whose)
+            compile_model(shape, whose, int(share))
         else:
             compile_shape(shape, operators_of(options, (whose,)))
         return
