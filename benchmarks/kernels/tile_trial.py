@@ -62,9 +62,7 @@ TILES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
     "values, 8 warps": (("figure", "paper", "recipe", "delta"), {"values": {"warps": 8}}),
     "output, 8 warps": (("figure", "delta"), {"output": {"warps": 8}}),
     "output, 8 warps, 3 stages": (("figure", "delta"), {"output": {"warps": 8, "stages": 3}}),
-    "prepare, 32 channels": (("figure", "paper", "recipe", "delta"), {"prepare": {"block_d": 32}}),
-    "prepare, 32 channels, 168 registers": (("figure", "delta"), {"prepare": {"block_d": 32, "registers": 168}}),
-    "prepare, 32 channels, 128 registers": (("paper", "recipe"), {"prepare": {"block_d": 32, "registers": 128}}),
+    "prepare, 32 channels": (("paper", "recipe"), {"prepare": {"block_d": 32}}),
     "walk, 3 stages": (("delta", "recommended"), {"correct": {"stages": 3}}),
     "walk, 64 values": (("delta", "recommended"), {"correct": {"block_v": 64}}),
 }

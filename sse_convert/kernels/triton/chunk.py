@@ -55,7 +55,6 @@ def prepare_chunks(x: ChunkProblem, f: Forward) -> None:
         prepare_kernel, (tasks // tile.heads,),
         sources, x.slots, f.qt, f.kt, f.packed_q, f.packed_k, f.falls, f.products, f.decay, f.full, f.norms, f.strong,
         *numbers, shape=x.shape, mapping=x.mapping, Q=tile.heads, ROW=block(D), BD=tile.block_d, warps=tile.warps,
-        registers=tile.registers,
     )  # fmt: skip
     tile = config.strong_products
     launch(
