@@ -20,6 +20,7 @@ from sse_convert.kernels.triton.generation.ring_attention import ring_attention
 from sse_convert.kernels.triton.generation.token_attention import token_attention
 from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from sse_convert.kernels.triton.routing import select_partitions, slot_layout
+from sse_convert.kernels.triton.slot_sums import sum_slots
 from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
 from sse_convert.kernels.validation import build_inputs
 
@@ -140,6 +141,7 @@ COMPILE_CASES = {
             **IN_LAYERS,
         )
     ),
+    "sum of slots": CompileCase(lambda: sum_slots(torch.zeros(5, 100, 8, 128, dtype=BF16))),
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
     "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
     "select of 1": CompileCase(partial(route_tokens, 1, 1, torch.float32, False), slow=True),
