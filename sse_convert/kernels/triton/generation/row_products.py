@@ -40,7 +40,7 @@ def row_products(
     with torch.cuda.device_of(x):
         row_products_kernel[(rows, begins[-1])](
             x, gain, tuple(weights), None if held is None else tuple(held if b is None else b for b in biases), o, eps,
-            IN=inputs, OUT=sum(sizes), SIZES=sizes, BEGINS=begins, BIASED=tuple(b is not None for b in biases),
+            IN=inputs, OUT=sum(sizes), SIZES=sizes, BEGINS=begins, BIASED=tuple(0 if b is None else len(b) for b in biases),
             OFFSET=offset, BI=block_in, BO=block_out, num_warps=4,
         )  # fmt: skip
     return o
@@ -86,5 +86,5 @@ def row_products_kernel(
     if gain is not None:
         b_o *= tl.rsqrt(tl.sum(squares, 0) / IN + eps)
     if biases is not None:
-        b_o += tl.load(bias + out, mask=(out < size) & biased, other=0.0).to(tl.float32)
+        b_o += tl.where(out < biased, tl.load(bias + out, mask=out < biased).to(tl.float32), 0.0)
     tl.store(o + row * OUT + first + out, b_o, mask=out < size)
