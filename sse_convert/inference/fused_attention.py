@@ -15,6 +15,7 @@ from sse_convert.inference.fused_norms import Norm, norm_of
 from sse_convert.inference.fused_weights import NotFusedError, plain_tensor, projection
 from sse_convert.kernels.gates import SOFTMAX
 from sse_convert.modeling.compat import is_bare
+from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.layer import NORM_EPS, SSEAttention
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 
@@ -50,7 +51,8 @@ def attention_part(attention: nn.Module, family: str, norm: Norm, dtype: torch.d
         raise NotFusedError("hooks stand around the attention")
     if type(attention) is SSEAttention:
         return StatePart(attention, norm, dtype)
-    if type(attention).__name__ == f"{family}Attention":
+    theirs = type(attention).__module__.startswith("transformers.")
+    if theirs and type(attention).__name__ == f"{family}Attention":
         return CachePart(attention, norm, dtype)
     raise NotFusedError(f"{type(attention).__name__} has no step of its own")
 
@@ -87,6 +89,8 @@ class CachePart:
     def __init__(self, attention: Any, norm: Norm, dtype: torch.dtype) -> None:
         from sse_convert.kernels.triton.generation.token_heads import HeadWeights
 
+        if attention.head_dim % 2:
+            raise NotFusedError("heads of an odd size")
         self._attention, self._dtype = attention, dtype
         self._projected = _Projected(attention, {"q": "q_proj", "k": "k_proj", "v": "v_proj"}, norm, dtype)
         self._output = projection(attention, "o_proj", dtype)
@@ -114,7 +118,7 @@ class CachePart:
         layer.cumulative_length.add_(1)
         attend = AttentionInterface()[name]
         o, _ = attend(attention, q[:, :, None], layer.keys, layer.values, mask, scaling=attention.scaling)
-        return added_product(o.reshape(len(x), -1), *self._output, x, None, 1, 0.0)
+        return added_product(o.reshape(len(x), -1).contiguous(), *self._output, x, None, 1, 0.0)
 
 
 class StatePart:
@@ -140,7 +144,9 @@ class StatePart:
         attention, layout = self._attention, given.get("sse_layout")
         cache = given.get(attention.spec.cache_argument)
         kept = None if cache is None else attention.state_layer(cache)
-        if kept is None or kept.state is None or layout is None or layout.tokens is not None or layout.real is not None:
+        if kept is None or kept.state is None or layout is None or current_shard() is not None:
+            return None
+        if layout.tokens is not None or layout.real is not None:
             return None
         rotation = _rotation(given.get("position_embeddings"), attention.dims.head_dim) if attention.rotates else None
         if (rotation is None) is attention.rotates:
@@ -148,7 +154,9 @@ class StatePart:
         inputs = self._inputs(self._projected(x), rotation)
         attention.remember(inputs["router_logits"], None, None)
         o = attention.attend(inputs, layout, kept, 1)
-        return added_product(o.flatten(1), *self._output, x, self._scale, attention.dims.value_dim, NORM_EPS)
+        return added_product(
+            o.flatten(1).contiguous(), *self._output, x, self._scale, attention.dims.value_dim, NORM_EPS
+        )
 
     def _inputs(self, projected: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
         """Of the operator."""

@@ -79,7 +79,8 @@ class FusedLayer:
     def __call__(self, plain: Any, hidden_states: Tensor, **given: Any) -> Tensor:
         """As the layer's forward, `plain`, which takes what is no step of one token."""
         batch, length = hidden_states.shape[:2]
-        if length != 1 or batch > MOST_ROWS or hidden_states.dtype != self._dtype or not fuses(hidden_states):
+        few = length == 1 and batch <= MOST_ROWS and hidden_states.dtype == self._dtype
+        if not few or torch.is_autocast_enabled(hidden_states.device.type) or not fuses(hidden_states):
             out: Tensor = plain(hidden_states, **given)
             return out
         x = hidden_states[:, 0].contiguous()
@@ -97,8 +98,9 @@ class _Network:
     """down(silu(gate(norm(x))) * up(norm(x))) + x."""
 
     def __init__(self, network: Any, family: str, norm: Norm, dtype: torch.dtype) -> None:
-        if type(network).__name__ != f"{family}MLP" or not is_bare(network) or not _is_silu(network.act_fn):
-            raise NotFusedError(f"{type(network).__name__} with {type(network.act_fn).__name__}, or hooks")
+        known = type(network).__module__.startswith("transformers.") and type(network).__name__ == f"{family}MLP"
+        if not (known and is_bare(network) and _is_silu(network.act_fn)):
+            raise NotFusedError(f"{type(network).__name__} of another kind, of another activation, or with hooks")
         (gate, *biases), (up, other), self._down = (
             projection(network, name, dtype) for name in ("gate_proj", "up_proj", "down_proj")
         )

@@ -1,6 +1,6 @@
 """A projection of a few rows added to the residual stream, of heads normed one by one where they are, in one launch.
 
-    o_j = residual_j + sum_i r_h(i) scale_i x_i weight_ji + bias_j,    r_h = 1 / sqrt(mean of x^2 over head h + eps)
+o_j = residual_j + sum_i r_h(i) scale_i x_i weight_ji + bias_j,    r_h = 1 / sqrt(mean of x^2 over head h + eps)
 """
 
 import torch

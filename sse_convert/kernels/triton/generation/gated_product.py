@@ -1,6 +1,6 @@
 """The first half of a gated feed-forward network in one launch: norm, both projections, SiLU and product.
 
-    o_j = silu(r sum_i (gain_i + offset) x_i gate_ji) (r sum_i (gain_i + offset) x_i up_ji),  r = 1 / sqrt(mean(x^2) + eps)
+o_j = silu(r sum_i (gain_i + offset) x_i gate_ji) (r sum_i (gain_i + offset) x_i up_ji),  r = 1 / sqrt(mean(x^2) + eps)
 """
 
 import torch

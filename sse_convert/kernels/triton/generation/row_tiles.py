@@ -2,8 +2,6 @@
 
 import triton
 
-MOST_ROWS = 4
-"""rows of a step; each reads the weights again, from the cache that all multiprocessors share"""
 MOST_INPUTS = 1024
 """of a tile: 8 in 16 bits for each thread of 4 warps, one load"""
 TILE = 4096

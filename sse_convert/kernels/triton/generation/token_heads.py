@@ -114,17 +114,19 @@ def token_heads_kernel(
         sin += row * turn_stride
     if head < HQ:
         at = (row * HQ + head) * D
-        _one_head(f + head * D, f + SIDE_Q, q_up, head, q_gain, cos, sin, q + at, q_shared, at, eps, d, D, OFFSET, RANK, BR)
+        _one_head(
+            f + head * D, f + SIDE_Q, q_up, head, q_gain, cos, sin, q + at, q_shared, at, eps, d, D, OFFSET, RANK, BR
+        )
     else:
         h = head - HQ
         c = h // GROUPS
         place = tl.load(slot) if slot is not None else 0
-        own = k + row * k_row + h * k_head + place * D
+        own = k + row * k_row + h.to(tl.int64) * k_head + place * D
         at = (row * H + h) * D
         _one_head(f + K + c * D, f + SIDE_K, k_up, h, k_gain, cos, sin, own, k_shared, at, eps, d, D, OFFSET, RANK, BR)
         dv = tl.arange(0, BV)
         b_v = tl.load(f + VALUES + c * V + dv, mask=dv < V, other=0.0)
-        tl.store(v + row * v_row + h * v_head + place * V + dv, b_v.to(v.dtype.element_ty), mask=dv < V)
+        tl.store(v + row * v_row + h.to(tl.int64) * v_head + place * V + dv, b_v.to(v.dtype.element_ty), mask=dv < V)
         if decay is not None:
             _gate_logits(f + DECAY, up, bias, decay + at, h, d, D, DECAY_RANK, BD, BY_CHANNEL)
         if shared_decay is not None:
