@@ -117,8 +117,8 @@ def least_bytes(model: Any, cache: Any) -> dict[str, int]:
     }
     head = model.get_output_embeddings().weight
     softmax = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    found |= {"head": head.numel() * head.element_size(),
-              "attend_kernel": sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in softmax)}  # fmt: skip
+    found["head"] = head.numel() * head.element_size()
+    found["attend_kernel"] = sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in softmax)
     sse = model.sse_layers() if hasattr(model, "sse_layers") else {}
     found["decode_kernel"] = sum(_state_bytes(layer, cache.layers[i].state) for i, layer in sse.items())
     return found

@@ -99,12 +99,13 @@ class CachePart:
         self._rotates = bool(getattr(attention, "use_rope", True))
 
     def __call__(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
+        """As `Part`: with a cache of fixed size, and the mask of its slots."""
         from sse_convert.kernels.triton.generation.added_product import added_product
         from sse_convert.kernels.triton.generation.token_heads import Heads, token_heads
 
         attention, cache, mask = self._attention, given.get("past_key_values"), given.get("attention_mask")
         name = attention.config._attn_implementation
-        layer = None if cache is None else cache.layers[attention.layer_idx]
+        layer: Any = None if cache is None else cache.layers[attention.layer_idx]
         if type(layer) is not StaticLayer or name not in MASKED_ATTENTION or not layer.is_initialized:
             return None
         D = attention.head_dim
@@ -139,6 +140,7 @@ class StatePart:
         self._own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
 
     def __call__(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
+        """As `Part`: of rows without padding, each with a state."""
         from sse_convert.kernels.triton.generation.added_product import added_product
 
         attention, layout = self._attention, given.get("sse_layout")
@@ -153,10 +155,8 @@ class StatePart:
             return None
         inputs = self._inputs(self._projected(x), rotation)
         attention.remember(inputs["router_logits"], None, None)
-        o = attention.attend(inputs, layout, kept, 1)
-        return added_product(
-            o.flatten(1).contiguous(), *self._output, x, self._scale, attention.dims.value_dim, NORM_EPS
-        )
+        heads = attention.run_operator(inputs, layout, kept, 1).flatten(1).contiguous()
+        return added_product(heads, *self._output, x, self._scale, attention.dims.value_dim, NORM_EPS)
 
     def _inputs(self, projected: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
         """Of the operator."""

@@ -149,7 +149,7 @@ class SSEAttention(RoutedLayer):
         if shard is not None:
             inputs = operator_heads(inputs, shard)
         self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
-        o = self.attend(inputs, sse_layout, kept, length)
+        o = self.run_operator(inputs, sse_layout, kept, length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
@@ -257,7 +257,7 @@ class SSEAttention(RoutedLayer):
         y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
         return y.flatten(1) * self.sse_out_scale.to(y.dtype)
 
-    def attend(
+    def run_operator(
         self, inputs: dict[str, Any], layout: SequenceLayout, layer: SSECacheLayer | None, length: int
     ) -> Tensor:
         """o [T, Hq, V] of the operator's inputs; with a cache layer from its state on, which then holds the next.

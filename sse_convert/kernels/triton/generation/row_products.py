@@ -37,11 +37,12 @@ def row_products(
     begins = (0, *itertools.accumulate(triton.cdiv(size, block_out) for size in sizes))
     o = torch.empty(rows, sum(sizes), dtype=torch.float32, device=x.device)
     held = next((bias for bias in biases if bias is not None), None)
+    lengths = tuple(0 if bias is None else len(bias) for bias in biases)
     with torch.cuda.device_of(x):
         row_products_kernel[(rows, begins[-1])](
             x, gain, tuple(weights), None if held is None else tuple(held if b is None else b for b in biases), o, eps,
-            IN=inputs, OUT=sum(sizes), SIZES=sizes, BEGINS=begins, BIASED=tuple(0 if b is None else len(b) for b in biases),
-            OFFSET=offset, BI=block_in, BO=block_out, num_warps=4,
+            IN=inputs, OUT=sum(sizes), SIZES=sizes, BEGINS=begins, BIASED=lengths, OFFSET=offset,
+            BI=block_in, BO=block_out, num_warps=4,
         )  # fmt: skip
     return o
 

@@ -76,10 +76,10 @@ def attend_kernel(
     """part = sum_j exp2(z_j - top) v_j and total = sum_j exp2(z_j - top) over `chunk` slots j, z = scale log2(e) q k_j,
     top the largest z.
 
-    Grid (B * H * splits). Bytes of a key head, in bfloat16: 2 (D + V) of each visible slot, 2 of each slot (mask,
-    read twice), 4 (V + 2) G of each split. Tiles: 64 slots of 128 channels, 32 KB, of which two steps are under way while one is used; query
-    heads of a key head are rows of one product, 16 at least. As many splits as make four programs per
-    multiprocessor."""
+    Grid (B * H * splits). Bytes of a key head, in bfloat16: 2 (D + V) of each visible slot, 2 of each slot (mask, read
+    twice), 4 (V + 2) G of each split. Tiles: 64 slots of 128 channels, 32 KB, of which two steps are under way while
+    one is used; query heads of a key head are rows of one product, 16 at least. As many splits as make four programs
+    per multiprocessor."""
     split = tl.program_id(0) % splits
     h = tl.program_id(0) // splits % H
     b = (tl.program_id(0) // (splits * H)).to(tl.int64)
