@@ -16,6 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+PLACES = ("k", "v", "side_q", "side_k", "decay", "shared_decay")
+"""what the kernel looks up by its first column; queries begin at 0"""
+
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
 class HeadWeights:
@@ -79,9 +82,8 @@ def token_heads(
             out.q, q_shared, out.k, k_shared, out.v, out.decay, out.shared_decay, out.slot,
             weights.eps, projected.shape[1], 0 if cos is None or len(cos) == 1 else D,
             out.k.stride(0), out.k.stride(1), out.v.stride(0), out.v.stride(1),
-            K=columns["k"], VALUES=columns["v"], SIDE_Q=columns.get("side_q", 0), SIDE_K=columns.get("side_k", 0),
-            DECAY=columns.get("decay", 0), SHARED_DECAY=columns.get("shared_decay", 0), OFFSET=weights.offset,
-            HQ=Hq, H=H, GROUPS=H // key_heads, D=D, V=V, BH=triton.next_power_of_2(D // 2),
+            COLUMNS=tuple(columns.get(name, 0) for name in PLACES), OFFSET=weights.offset, HQ=Hq, H=H,
+            GROUPS=H // key_heads, D=D, V=V, BH=triton.next_power_of_2(D // 2),
             BV=triton.next_power_of_2(V), RANK=1 if q_up is None else q_up.shape[1],
             BR=1 if q_up is None else triton.next_power_of_2(q_up.shape[1]),
             DECAY_RANK=1 if some is None else some[0].shape[1],
@@ -95,12 +97,11 @@ def token_heads_kernel(
     projected, q_gain, k_gain, cos, sin, q_up, k_up, up, bias, own_up, own_bias,
     q, q_shared, k, k_shared, v, decay, shared_decay, slot,
     eps, width, turn_stride, k_row, k_head, v_row, v_head,
-    K: tl.constexpr, VALUES: tl.constexpr, SIDE_Q: tl.constexpr, SIDE_K: tl.constexpr, DECAY: tl.constexpr,
-    SHARED_DECAY: tl.constexpr, OFFSET: tl.constexpr, HQ: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
+    COLUMNS: tl.constexpr, OFFSET: tl.constexpr, HQ: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
     D: tl.constexpr, V: tl.constexpr, BH: tl.constexpr, BV: tl.constexpr, RANK: tl.constexpr, BR: tl.constexpr,
     DECAY_RANK: tl.constexpr, BD: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
-    """One query head, or one state head with its key, value and gate logits.
+    """One query head, or one state head with its key, value and gate logits; COLUMNS are those of `PLACES`.
 
     Grid (B, Hq + H). Bytes of a head, in bfloat16: 2 D rank of its side path, 2 D rank of its decays, from memory once
     for all rows, and 4 D of each projection. Tiles: half a head and the whole rank, so that both halves, which
@@ -114,23 +115,23 @@ def token_heads_kernel(
         sin += row * turn_stride
     if head < HQ:
         at = (row * HQ + head) * D
-        _one_head(
-            f + head * D, f + SIDE_Q, q_up, head, q_gain, cos, sin, q + at, q_shared, at, eps, d, D, OFFSET, RANK, BR
-        )
+        side = f + COLUMNS[2]
+        _one_head(f + head * D, side, q_up, head, q_gain, cos, sin, q + at, q_shared, at, eps, d, D, OFFSET, RANK, BR)
     else:
         h = head - HQ
         c = h // GROUPS
         place = tl.load(slot) if slot is not None else 0
         own = k + row * k_row + h.to(tl.int64) * k_head + place * D
         at = (row * H + h) * D
-        _one_head(f + K + c * D, f + SIDE_K, k_up, h, k_gain, cos, sin, own, k_shared, at, eps, d, D, OFFSET, RANK, BR)
+        key, side = f + COLUMNS[0] + c * D, f + COLUMNS[3]
+        _one_head(key, side, k_up, h, k_gain, cos, sin, own, k_shared, at, eps, d, D, OFFSET, RANK, BR)
         dv = tl.arange(0, BV)
-        b_v = tl.load(f + VALUES + c * V + dv, mask=dv < V, other=0.0)
+        b_v = tl.load(f + COLUMNS[1] + c * V + dv, mask=dv < V, other=0.0)
         tl.store(v + row * v_row + h.to(tl.int64) * v_head + place * V + dv, b_v.to(v.dtype.element_ty), mask=dv < V)
         if decay is not None:
-            _gate_logits(f + DECAY, up, bias, decay + at, h, d, D, DECAY_RANK, BD, BY_CHANNEL)
+            _gate_logits(f + COLUMNS[4], up, bias, decay + at, h, d, D, DECAY_RANK, BD, BY_CHANNEL)
         if shared_decay is not None:
-            _gate_logits(f + SHARED_DECAY, own_up, own_bias, shared_decay + at, h, d, D, DECAY_RANK, BD, BY_CHANNEL)
+            _gate_logits(f + COLUMNS[5], own_up, own_bias, shared_decay + at, h, d, D, DECAY_RANK, BD, BY_CHANNEL)
 
 
 @triton.jit
