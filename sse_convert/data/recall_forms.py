@@ -142,7 +142,8 @@ def _chain(draw: Draw) -> list[Item]:
         value = draw.value()
         said = [first.format(k=own[0], v=value)]
         said += [link.format(k=name, a=before) for before, name in itertools.pairwise(own)]
-        items.append(Item(token_ids(draw.tokenizer, said), [_asked(draw, asked, {"k": draw.rng.choice(own), "v": value})]))
+        question = _asked(draw, asked, {"k": draw.rng.choice(own), "v": value})
+        items.append(Item(token_ids(draw.tokenizer, said), [question]))
     return items
 
 

@@ -21,7 +21,8 @@ def token_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> lis
     """
     if not texts:
         return []
-    if not _is_plain(type(tokenizer)):
+    kind: Any = type(tokenizer)
+    if not _is_plain(kind):
         encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return [list(ids) for ids in encoded]
     fast: Any = tokenizer
