@@ -136,6 +136,16 @@ def test_ruler_stands_in_words(tmp_path: Path) -> None:
     assert teacher[0].ruler == "niah_single_1 75.0% of 2"
 
 
+def test_a_part_that_was_cut_short_says_so_in_its_rows() -> None:
+    report = {**REPORTS["keep-none_muon_8k-steps"], "cut": {"distill": 8192}}
+    needles = report["after"]["student"]["needles"]
+    of_four = [{**needle, "keys": 4} for needle in needles if (needle["kind"], needle["keys"]) == ("code", 8)]
+    student = {**report["after"]["student"], "needles": [*needles, *of_four]}
+    found = list(rows.rows_of("x", {**report, "before": None, "after": {**report["after"], "student": student}}, {}))
+    assert [row.code_x4 for row in found if row.model == "trained"] == [needle["correct"] for needle in of_four]
+    assert {row.notes for row in found if row.model == "trained"} == {"cut short at distill 8,192"}
+
+
 def test_parts_in_held_out_wordings_have_names() -> None:
     for name in parts.all_parts(["row", "text"], cheap=True) + parts.all_parts(["row"], cheap=False):
         assert parts.parse(name).name == name
@@ -192,6 +202,11 @@ def test_a_part_is_measured_when_its_training_was_cut_short_and_tried_again_when
     jobs.Runner(tmp_path, ["--out", "x"], 3, 600, reserve).run(["llama-none-row"])
     assert ["--cut" in command for command in EndedProcess.commands] == cut
     assert not EndedProcess.statuses
+
+
+def test_a_part_names_its_command() -> None:
+    command = wordings._command(parts.parse("qwen-none-row-16M"), {2048: 8, 8192: 4}, ["eval.tokens=32K"])
+    assert command.endswith("--parts qwen-none-row-16M --lengths 2048,8192 --samples 8,4 --set eval.tokens=32K")
 
 
 def test_a_part_is_finished_unless_it_was_cut_short(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -53,7 +54,15 @@ def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], o
         folder = place.model
     if teacher.ruler:
         report["ruler"] = ruler(folder, place.books / ESSAY, samples, kept.with_suffix(f"{kept.suffix}.ruler"))
-    write_json(out, {**report, "part": part.name})
+    write_json(out, {**report, "command": _command(part, samples, changes), "part": part.name})
+
+
+def _command(part: Part, samples: dict[int, int], changes: list[str]) -> str:
+    """What measures a part, but for its folders."""
+    of_lengths = [",".join(map(str, numbers)) for numbers in (samples, samples.values())]
+    options = ["--parts", part.name, "--lengths", of_lengths[0], "--samples", of_lengths[1]]
+    sets = [word for change in changes for word in ("--set", change)]
+    return shlex.join(["python", "-m", "benchmarks.quality.wordings", *options, *sets])
 
 
 def _converted(
