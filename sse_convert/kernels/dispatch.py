@@ -20,7 +20,12 @@ from sse_convert.kernels.torch.sequential import sse_attention_sequential
 from sse_convert.kernels.torch.step import can_step, sse_attention_step
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton_backend import GPU as _GPU
-from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
+from sse_convert.kernels.triton_backend import (
+    is_miscompiled,
+    sse_attention_on_triton,
+    unavailable_reason,
+    unsupported_reason,
+)
 from sse_convert.kernels.validation import build_inputs
 
 _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = {
@@ -278,7 +283,8 @@ def _chosen(backend: str, x: Inputs) -> str:
     if backend != "auto":
         return backend
     on_gpu, delta = x.q.device.type == _GPU, x.write_strength is not None
-    if on_gpu and x.num_tokens and unsupported_reason(x) is None and unavailable_reason(x.q.device, delta) is None:
+    wanted = on_gpu and x.num_tokens and unsupported_reason(x) is None and not is_miscompiled(x)
+    if wanted and unavailable_reason(x.q.device, delta) is None:
         return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"

@@ -13,6 +13,10 @@ from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.triton.config import MAX_DIM
 
 GPU = "cuda"
+HOPPER = 9
+"""major compute capability"""
+NARROW = 64
+"""most channels of a narrow head"""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -22,6 +26,19 @@ def unavailable_reason(device: torch.device, delta: bool = False) -> str | None:
     from sse_convert.kernels.triton.availability import untrusted_reason
 
     return untrusted_reason(device, delta=delta)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_hopper(device: torch.device) -> bool:
+    """Whether a CUDA device is of compute capability 9.x."""
+    return torch.cuda.get_device_capability(device)[0] == HOPPER
+
+
+def is_miscompiled(x: Inputs) -> bool:
+    """Whether inputs on a GPU need a backward pass that ptxas before 13.1 makes wrong code of: on Hopper, gradients of
+    the delta rule in narrow heads were NaN or an illegal memory access."""
+    narrow = max(x.k.shape[-1], x.v.shape[-1]) <= NARROW
+    return x.write_strength is not None and narrow and x.wants_grad() and is_hopper(x.q.device)
 
 
 def unsupported_reason(x: Inputs) -> str | None:

@@ -84,6 +84,21 @@ def test_one_float64_tensor_is_enough_to_leave_triton(reason: list[str | None]) 
     assert dispatch._chosen("auto", dc.replace(x, router_logits=double)) == "varlen"
 
 
+@pytest.mark.parametrize(("capability", "expected"), [((9, 0), "varlen"), ((8, 0), "triton"), ((10, 0), "triton")])
+def test_auto_leaves_gradients_of_narrow_delta_heads_to_torch_on_hopper(
+    capability: tuple[int, int], expected: str, reason: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    x = on_gpu(Case(shared=False, delta=True))
+    assert dispatch._chosen("auto", x) == "triton", "nobody wants gradients"
+    wanted = dc.replace(x, q=x.q.clone().requires_grad_())
+    assert dispatch._chosen("auto", wanted) == expected
+    gated = dc.replace(on_gpu(Case(shared=False)), q=wanted.q)
+    wide = dc.replace(on_gpu(Case(shared=False, delta=True, dim=128)))
+    assert dispatch._chosen("auto", gated) == "triton"
+    assert dispatch._chosen("auto", dc.replace(wide, q=wide.q.clone().requires_grad_())) == "triton"
+
+
 def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
     assert dispatch._chosen("auto", build_inputs(**SHORT.inputs(torch.float32), **SHORT.options())) == "varlen"
 
