@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.compat import has_compiled_part
 from sse_convert.kernels.triton_backend import fuses
+from sse_convert.modeling.compat import has_hooks
 
 MAX_CHANNELS = 16384
 """of a row, which one program of the kernel holds"""
@@ -55,7 +56,7 @@ def norm_of(module: nn.Module) -> Norm | None:
     """What a norm of a known class computes; None for other modules, and those with a forward of another's."""
     inside = vars(module).get("forward")
     ours = isinstance(inside, functools.partial) and inside.func is _norm
-    if not (ours or _known(module)) or module._forward_hooks or module._forward_pre_hooks:
+    if not (ours or _known(module)) or has_hooks(module):
         return None
     family, weight, eps = _parts(module)
     return Norm(weight, eps, OFFSETS[family])
