@@ -214,7 +214,9 @@ def test_offsets_have_room_for_more_documents(documents, room):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_graph_on_a_gpu_trains_as_plain_passes(train, make, capsys, compiled):
+def test_a_graph_on_a_gpu_trains_as_plain_passes(train, make, capsys, compiled, monkeypatch):
+    # what fills uninitialised memory in tests is no functional graph to torch 2.11
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", not compiled)
     folders = []
     for name in ("plain", "recorded"):
         recipe = make(
