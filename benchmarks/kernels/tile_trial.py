@@ -3,15 +3,13 @@
     git worktree add /tmp/before dc304b1
     python -m benchmarks.kernels.tile_trial /tmp/before --out tile_trial.json
 
-Kernels are compiled by a process for each shape at first; with --models also those of the benchmark's group `models`,
-its peers' included. Errors are against float64, at 8k tokens; what is wrong is not timed. Times are medians over
-alternations of CUDA graphs, in ms. The JSON is written as it grows.
+Kernels are compiled by a process for each shape at first. Errors are against float64, at 8k tokens; what is wrong is
+not timed. Times are medians over alternations of CUDA graphs, in ms. The JSON is written as it grows.
 """
 
 import argparse
 import dataclasses as dc
 import importlib
-import itertools
 import json
 import os
 import shutil
@@ -31,7 +29,7 @@ from torch import Tensor
 from benchmarks.kernels.before_after import ALTERNATIONS, milliseconds
 from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.kernels.operator_candidates import Problem, problem
-from benchmarks.kernels.operator_cases import GDN_SLOTS, GLA_SLOTS, GROUPS, KDA_SLOTS, OURS, Case
+from benchmarks.kernels.operator_cases import OURS, Case
 from benchmarks.kernels.operator_check import WRONG, Exact, outcome
 from benchmarks.kernels.operator_inputs import make
 from benchmarks.kernels.operator_measure import clock, extra_memory, launches
@@ -67,14 +65,6 @@ TILES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
     "walk, 64 values": (("delta", "recommended"), {"correct": {"block_v": 64}}),
 }
 """of which shapes, and what changes in which launches of `config_for`"""
-MODELS = {
-    OURS: ("paper, K = 2", "paper, N = 16, K = 4", "paper, N = 60, K = 4", "hub, short documents",
-           "paper, short documents"),
-    GLA_SLOTS: ("hub",), KDA_SLOTS: ("delta rule",), GDN_SLOTS: ("delta rule",),
-}  # fmt: skip
-"""what else --models compiles: notes of cases by candidate"""
-SHARES = 3
-"""processes among which the variants of a peer's kernels are shared out"""
 COMPILE_SECONDS = 80.0
 """after which compiling processes are ended"""
 Operator = Callable[..., Any]
@@ -249,25 +239,6 @@ def compile_shape(shape: str, operators: dict[str, Operator]) -> None:
     torch.cuda.synchronize()
 
 
-def compile_model(note: str, candidate: str, share: int) -> None:
-    """Run a candidate on the shortest case of `models` with a note. Tuned kernels are compiled in their variants, each
-    process a share of them; which is fastest is found later, by the process that measures."""
-    import triton.testing
-
-    seen = itertools.count()
-
-    def once(call: Callable[[], Any], **_: Any) -> list[float]:
-        if next(seen) % SHARES != share:
-            return [float("inf")] * 3
-        call()
-        return [1.0] * 3
-
-    os.environ["FLA_CACHE_RESULTS"], triton.testing.do_bench = "0", once
-    case = min((case for case in GROUPS["models"]() if case.note == note), key=lambda case: case.tokens)
-    outcome(problem(candidate, make(case, torch.device("cuda"))), backward=True)
-    torch.cuda.synchronize()
-
-
 def operators_of(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Operator]:
     """`before` and `after`, or one of them."""
     checkouts = {"before": options.checkout, "after": None}
@@ -275,14 +246,11 @@ def operators_of(options: argparse.Namespace, names: tuple[str, ...]) -> dict[st
 
 
 def compile_all(options: argparse.Namespace) -> None:
-    """A process for each shape and checkout, and for each case of `models`; those that take too long are ended."""
+    """A process for each shape and checkout; those that take too long are ended."""
     command = [sys.executable, "-m", "benchmarks.kernels.tile_trial", str(options.checkout), "--out", str(options.out)]
     package(options.checkout, options.folder)
     environment_of = {**os.environ, "OMP_NUM_THREADS": "1"}
-    jobs = [(shape, whose, "0") for shape in options.shapes for whose in ("after", "before")]
-    if options.models:
-        jobs += [(note, whose, str(share)) for whose, notes in MODELS.items() for note in notes
-                 for share in range(1 if whose == OURS else SHARES)]  # fmt: skip
+    jobs = [(shape, whose) for shape in options.shapes for whose in ("after", "before")]
     until = time.monotonic() + COMPILE_SECONDS
     workers = [
         subprocess.Popen([*command, "--folder", str(options.folder), "--compile", *job], env=environment_of)
@@ -303,8 +271,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/tile_trial"), help="for the earlier package")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--seconds", type=float, default=190.0, help="after which no row is begun")
-    parser.add_argument("--models", action="store_true", help="compile the group `models` of sse_operator too")
-    parser.add_argument("--compile", nargs=3, metavar=("SHAPE", "WHOSE", "SHARE"), help="compile only")
+    parser.add_argument("--compile", nargs=2, metavar=("SHAPE", "WHOSE"), help="compile only")
     return parser.parse_args()
 
 
@@ -313,11 +280,8 @@ def main() -> None:
     options, started = parse(), time.monotonic()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.compile:
-        shape, whose, share = options.compile
-        if whose in MODELS:
-            compile_model(shape, whose, int(share))
-        else:
-            compile_shape(shape, operators_of(options, (whose,)))
+        shape, whose = options.compile
+        compile_shape(shape, operators_of(options, (whose,)))
         return
     compile_all(options)
     trial = Trial(options.out, operators_of(options, ("before", "after")), options.seconds)

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import StaticLayer
 
 from sse_convert.inference.fused_norms import Norm, norm_of
-from sse_convert.inference.fused_weights import NotFusedError, plain_tensor, projection
+from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
 from sse_convert.kernels.gates import SOFTMAX
 from sse_convert.modeling.compat import is_bare
 from sse_convert.modeling.context import current_shard
@@ -51,8 +51,7 @@ def attention_part(attention: nn.Module, family: str, norm: Norm, dtype: torch.d
         raise NotFusedError("hooks stand around the attention")
     if type(attention) is SSEAttention:
         return StatePart(attention, norm, dtype)
-    theirs = type(attention).__module__.startswith("transformers.")
-    if theirs and type(attention).__name__ == f"{family}Attention":
+    if is_transformers(attention, f"{family}Attention"):
         return CachePart(attention, norm, dtype)
     raise NotFusedError(f"{type(attention).__name__} has no step of its own")
 

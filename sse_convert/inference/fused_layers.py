@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from sse_convert.compat import has_compiled_part
 from sse_convert.inference.fused_attention import Part, attention_part
 from sse_convert.inference.fused_norms import Norm, norm_of
-from sse_convert.inference.fused_weights import NotFusedError, plain_tensor, projection
+from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
 from sse_convert.kernels.triton_backend import fuses
 from sse_convert.modeling.compat import is_bare
 
@@ -98,15 +98,13 @@ class _Network:
     """down(silu(gate(norm(x))) * up(norm(x))) + x."""
 
     def __init__(self, network: Any, family: str, norm: Norm, dtype: torch.dtype) -> None:
-        known = type(network).__module__.startswith("transformers.") and type(network).__name__ == f"{family}MLP"
-        if not (known and is_bare(network) and _is_silu(network.act_fn)):
+        if not (is_transformers(network, f"{family}MLP") and is_bare(network) and _is_silu(network.act_fn)):
             raise NotFusedError(f"{type(network).__name__} of another kind, of another activation, or with hooks")
-        (gate, *biases), (up, other), self._down = (
-            projection(network, name, dtype) for name in ("gate_proj", "up_proj", "down_proj")
-        )
-        if biases[0] is not None or other is not None:
+        self._gate, gate_bias = projection(network, "gate_proj", dtype)
+        self._up, up_bias = projection(network, "up_proj", dtype)
+        self._norm, self._down = norm, projection(network, "down_proj", dtype)
+        if gate_bias is not None or up_bias is not None:
             raise NotFusedError("gates with a bias")
-        self._norm, self._gate, self._up = norm, gate, up
 
     def __call__(self, x: Tensor) -> Tensor:
         from sse_convert.kernels.triton.generation.added_product import added_product
@@ -118,9 +116,8 @@ class _Network:
 
 def _family(layer: nn.Module) -> str | None:
     """The family of a decoder layer that can be fused, with nothing around it."""
-    name, known = type(layer).__name__, type(layer).__module__.startswith("transformers.")
-    family = name.removesuffix("DecoderLayer")
-    return family if known and name.endswith("DecoderLayer") and family in FAMILIES and is_bare(layer) else None
+    family = next((family for family in FAMILIES if is_transformers(layer, f"{family}DecoderLayer")), None)
+    return family if is_bare(layer) else None
 
 
 def _norm(layer: nn.Module, name: str) -> Norm:
@@ -132,7 +129,7 @@ def _norm(layer: nn.Module, name: str) -> Norm:
     norm = norm_of(getattr(layer, name))
     if norm is None:
         raise NotFusedError(f"{name} is a {type(getattr(layer, name)).__name__}")
-    return Norm(plain_tensor(norm.weight, norm.weight.dtype, name), norm.eps, norm.offset)
+    return norm._replace(weight=plain_tensor(norm.weight, norm.weight.dtype, name))
 
 
 def _is_silu(activation: nn.Module) -> bool:

@@ -15,6 +15,12 @@ class NotFusedError(Exception):
     """Says what of a layer stays as it is, and why."""
 
 
+def is_transformers(module: nn.Module, name: str) -> bool:
+    """Whether a module is of the class of transformers with this name."""
+    kind = type(module)
+    return kind.__name__ == name and kind.__module__.startswith("transformers.")
+
+
 def plain_tensor(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """A tensor that a kernel can read.
 

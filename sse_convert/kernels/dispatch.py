@@ -283,8 +283,9 @@ def _chosen(backend: str, x: Inputs) -> str:
     if backend != "auto":
         return backend
     on_gpu, delta = x.q.device.type == _GPU, x.write_strength is not None
-    wanted = on_gpu and x.num_tokens and unsupported_reason(x) is None and not is_miscompiled(x)
-    if wanted and unavailable_reason(x.q.device, delta) is None:
+    if on_gpu and x.wants_grad() and is_miscompiled(x.q.device, max(x.k.shape[-1], x.v.shape[-1]), delta):
+        on_gpu = False
+    if on_gpu and x.num_tokens and unsupported_reason(x) is None and unavailable_reason(x.q.device, delta) is None:
         return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"

@@ -34,11 +34,16 @@ def is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == HOPPER
 
 
-def is_miscompiled(x: Inputs) -> bool:
-    """Whether inputs on a GPU need a backward pass that ptxas before 13.1 makes wrong code of: on Hopper, gradients of
-    the delta rule in narrow heads were NaN or an illegal memory access."""
-    narrow = max(x.k.shape[-1], x.v.shape[-1]) <= NARROW
-    return x.write_strength is not None and narrow and x.wants_grad() and is_hopper(x.q.device)
+def is_miscompiled(device: torch.device, dim: int, delta: bool) -> bool:
+    """Whether ptxas before 13.1 makes wrong code of the backward pass: on Hopper, gradients of the delta rule in narrow
+    heads were NaN or an illegal memory access.
+
+    Args:
+        device: a CUDA device.
+        dim: the larger of D and V.
+        delta: of the delta rule.
+    """
+    return delta and dim <= NARROW and is_hopper(device)
 
 
 def unsupported_reason(x: Inputs) -> str | None:

@@ -20,7 +20,7 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.kernels.triton_backend import fuses
+from sse_convert.kernels.triton_backend import GPU, fuses, is_miscompiled
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
@@ -399,6 +399,11 @@ class SSEAttention(RoutedLayer):
             "k_scale": None if own_keys else self.sse_k_scale,
             "decay_normalizer": None if mixer.decay == "none" else DECAY_NORMALIZER,
         }
+
+    def trains_on_torch(self, device: torch.device) -> bool:
+        """Whether `backend: auto` leaves its gradients on a device to torch, which is slower than the kernels."""
+        dim, delta = max(self.dims.head_dim, self.dims.value_dim), self.mixer.update == "delta"
+        return device.type == GPU and self.backend == "auto" and is_miscompiled(device, dim, delta)
 
     def routing_options(self) -> dict[str, Any]:
         """How the operator routes."""

@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from benchmarks.kernels import tile_trial
-from benchmarks.kernels.operator_cases import GROUPS
-from benchmarks.kernels.tile_trial import MODELS, ROWS, SHAPES, TILES, candidates, case_of, table, tiles
+from benchmarks.kernels.tile_trial import ROWS, SHAPES, TILES, candidates, case_of, table, tiles
 from sse_convert.kernels.triton import problem
 from sse_convert.kernels.triton.config import LARGE
 
@@ -16,8 +15,6 @@ SIZES = (128, 128, 1, False, LARGE, False)
 def test_every_name_is_known() -> None:
     assert {shape for shape, _ in ROWS} <= SHAPES.keys()
     assert {shape for shapes, _ in TILES.values() for shape in shapes} <= SHAPES.keys()
-    known = {(case.note, name) for case in GROUPS["models"]() for name in case.candidates}
-    assert {(note, name) for name, notes in MODELS.items() for note in notes} <= known
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -3,6 +3,7 @@
 import ast
 import dataclasses as dc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.dispatch import available_backends, explain
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.validation import build_inputs
+from sse_convert.modeling.layer import SSEAttention
 from tests.kernels.cases import Case, run
 
 
@@ -97,6 +99,22 @@ def test_auto_leaves_gradients_of_narrow_delta_heads_to_torch_on_hopper(
     wide = dc.replace(on_gpu(Case(shared=False, delta=True, dim=128)))
     assert dispatch._chosen("auto", gated) == "triton"
     assert dispatch._chosen("auto", dc.replace(wide, q=wide.q.clone().requires_grad_())) == "triton"
+
+
+@pytest.mark.parametrize(
+    ("update", "dim", "backend", "expected"),
+    [("delta", 64, "auto", True), ("gla", 64, "auto", False), ("delta", 128, "auto", False),
+     ("delta", 64, "triton", False)],
+)  # fmt: skip
+def test_a_layer_says_that_its_gradients_are_left_to_torch(
+    update: str, dim: int, backend: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    layer = SimpleNamespace(
+        backend=backend, mixer=SimpleNamespace(update=update), dims=SimpleNamespace(head_dim=dim, value_dim=32)
+    )
+    assert SSEAttention.trains_on_torch(layer, torch.device("cuda")) is expected
+    assert not SSEAttention.trains_on_torch(layer, torch.device("cpu"))
 
 
 def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
