@@ -10,40 +10,26 @@ from torch import Tensor
 
 from sse_convert.kernels.gates import gate_name
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.triton.config import MAX_DIM
+from sse_convert.kernels.triton.config import MAX_DIM, USUAL, Widths
 
 GPU = "cuda"
-HOPPER = 9
-"""major compute capability"""
-NARROW = 64
-"""most channels of a narrow head"""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def unavailable_reason(device: torch.device, delta: bool = False) -> str | None:
-    """Why the kernels (those of the delta rule too, if `delta`) cannot run on a device; None if they can. The first
-    call on a GPU runs their self-check."""
+def unavailable_reason(device: torch.device, delta: bool = False, widths: Widths = USUAL) -> str | None:
+    """Why the kernels (those of the delta rule too, if `delta`) cannot run heads of such widths on a device; None if
+    they can. The first call on a GPU for some widths runs their self-check."""
     from sse_convert.kernels.triton.availability import untrusted_reason
 
-    return untrusted_reason(device, delta=delta)
+    return untrusted_reason(device, delta=delta, widths=widths)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def is_hopper(device: torch.device) -> bool:
-    """Whether a CUDA device is of compute capability 9.x."""
-    return torch.cuda.get_device_capability(device)[0] == HOPPER
-
-
-def is_miscompiled(device: torch.device, dim: int, delta: bool) -> bool:
-    """Whether ptxas before 13.1 makes wrong code of the backward pass: on Hopper, gradients of the delta rule in narrow
-    heads were NaN or an illegal memory access.
-
-    Args:
-        device: a CUDA device.
-        dim: the larger of D and V.
-        delta: of the delta rule.
-    """
-    return delta and dim <= NARROW and is_hopper(device)
+def untrusted(x: Inputs) -> str | None:
+    """`unavailable_reason` of some inputs."""
+    groups, dim, value_dim = x.q.shape[2] // x.k.shape[2], x.k.shape[-1], x.v.shape[-1]
+    return unavailable_reason(
+        x.q.device, x.write_strength is not None, Widths(int(groups), int(dim), int(value_dim))
+    )  # fmt: skip
 
 
 def unsupported_reason(x: Inputs) -> str | None:

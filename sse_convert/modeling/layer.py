@@ -20,7 +20,8 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.kernels.triton_backend import GPU, fuses, is_miscompiled
+from sse_convert.kernels.triton.config import Widths
+from sse_convert.kernels.triton_backend import GPU, fuses, unavailable_reason
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
@@ -400,10 +401,13 @@ class SSEAttention(RoutedLayer):
             "decay_normalizer": None if mixer.decay == "none" else DECAY_NORMALIZER,
         }
 
-    def trains_on_torch(self, device: torch.device) -> bool:
-        """Whether `backend: auto` leaves its gradients on a device to torch, which is slower than the kernels."""
-        dim, delta = max(self.dims.head_dim, self.dims.value_dim), self.mixer.update == "delta"
-        return device.type == GPU and self.backend == "auto" and is_miscompiled(device, dim, delta)
+    def trains_on_torch(self, device: torch.device) -> str | None:
+        """Why `backend: auto` leaves its gradients on a GPU to torch, which is slower than the kernels; else None."""
+        if device.type != GPU or self.backend != "auto":
+            return None
+        dims = self.dims
+        widths = Widths(dims.query_heads // self.state_heads, dims.head_dim, dims.value_dim)
+        return unavailable_reason(device, self.mixer.update == "delta", widths)
 
     def routing_options(self) -> dict[str, Any]:
         """How the operator routes."""

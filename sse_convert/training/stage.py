@@ -394,11 +394,10 @@ class _StageRun:
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
-        slow = any(layer.trains_on_torch(self.accelerator.device) for layer in student.sse_layers().values())
-        if slow and self.accelerator.is_main_process:
-            say(
-                f"{self.stage.name}: PyTorch makes the gradients, slowly: on Hopper the kernels' code for them is wrong"
-            )
+        layers = student.sse_layers().values()
+        reason = next(filter(None, (layer.trains_on_torch(self.accelerator.device) for layer in layers)), None)
+        if reason is not None and self.accelerator.is_main_process:
+            say(f"{self.stage.name}: PyTorch makes the gradients, slowly: {reason}")
         stretch_rope(self._attending(student), self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)

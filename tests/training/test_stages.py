@@ -362,9 +362,9 @@ def test_quantised_weights_are_refused(train, converted, tmp_path):
 
 
 def test_a_stage_says_that_pytorch_makes_gradients(train, monkeypatch, capsys):
-    said = "uptrain: PyTorch makes the gradients"
+    said = "uptrain: PyTorch makes the gradients, slowly: the kernels are on strike"
     train("uptrain", "as usual", tokens=256)
     assert said not in capsys.readouterr().err
-    monkeypatch.setattr(SSEAttention, "trains_on_torch", lambda self, device: True)
+    monkeypatch.setattr(SSEAttention, "trains_on_torch", lambda self, device: "the kernels are on strike")
     train("uptrain", "left", tokens=256)
     assert capsys.readouterr().err.count(said) == 1

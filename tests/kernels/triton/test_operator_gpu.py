@@ -35,6 +35,18 @@ def test_real_sizes(trial: Trial) -> None:
     assert_right(trial, trial.rounded("cuda"))
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("dim", [32, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize(("delta", "k_map"), [(False, "relu"), (False, "softmax"), (True, "identity")])
+def test_heads_of_any_width(dim: int, groups: int, delta: bool, k_map: str) -> None:
+    """A compiler's mistakes depend on the widths: loops of one step over V were wrong under the delta rule."""
+    trial = dc.replace(
+        REAL, lengths=(700, 0, 61, 263), heads=7, groups=groups, dim=dim, value_dim=dim, delta=delta, k_map=k_map,
+        num_partitions=6, top_k=2,
+    )  # fmt: skip
+    assert_right(trial, trial.rounded("cuda"))
+
+
 @pytest.mark.parametrize("num_partitions", [4, 64])
 @pytest.mark.parametrize("initial_state", [False, True])
 def test_every_token_in_one_partition(num_partitions: int, initial_state: bool) -> None:
