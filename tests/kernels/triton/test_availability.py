@@ -162,9 +162,8 @@ def test_heads_of_each_width_are_examined_by_themselves(gpu: pytest.MonkeyPatch)
 
 
 def test_a_wrong_build_is_refused_with_versions_and_a_way_out(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(
-        selfcheck, "self_check", lambda device, delta, widths: "the output is off by 3.0e-01 of its size (bound 1e-02)"
-    )
+    wrong = "the output is off by 3.0e-01 of its size (bound 1e-02)"
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: wrong)
     reason = str(untrusted_reason(GPU))
     assert reason.startswith(f"self-check failed on Some GPU: {wrong}; ")
     for part in ("compiled by triton ", " with ptxas ", "set TRITON_PTXAS_"):
