@@ -93,7 +93,7 @@ def config_for(
     strong = Launch(32, min(v, 32), 4, 1)
     if shared_bytes < LARGE or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
-        part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=8 if d > 128 else 4)
+        part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=4)
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
     finish = {1: Launch(32, min(v // 2, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
