@@ -10,26 +10,29 @@ from torch import Tensor
 
 from sse_convert.kernels.gates import gate_name
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.triton.config import MAX_DIM, USUAL, Widths
+from sse_convert.kernels.triton.config import MAX_DELTA_DIM, MAX_DIM, USUAL, Widths
 
 GPU = "cuda"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def unavailable_reason(device: torch.device, delta: bool = False, widths: Widths = USUAL) -> str | None:
-    """Why the kernels (those of the delta rule too, if `delta`) cannot run heads of such widths on a device; None if
-    they can. The first call on a GPU for some widths runs their self-check."""
+def unavailable_reason(
+    device: torch.device, delta: bool = False, widths: tuple[int, int, int] = USUAL
+) -> str | None:  # fmt: skip
+    """Why the kernels (those of the delta rule too, if `delta`) cannot run heads of such `Widths` on a device; None if
+    they can. The first call on a GPU for some widths runs their self-check. A plain tuple, since torch.compile empties
+    a named one on its way to functions whose result is constant."""
     from sse_convert.kernels.triton.availability import untrusted_reason
 
-    return untrusted_reason(device, delta=delta, widths=widths)
+    return untrusted_reason(device, delta=delta, widths=Widths(*widths))
 
 
 def untrusted(x: Inputs) -> str | None:
     """`unavailable_reason` of some inputs."""
     groups, dim, value_dim = x.q.shape[2] // x.k.shape[2], x.k.shape[-1], x.v.shape[-1]
-    return unavailable_reason(
-        x.q.device, x.write_strength is not None, Widths(int(groups), int(dim), int(value_dim))
-    )  # fmt: skip
+    widths = int(groups), int(dim), int(value_dim)
+    reason: str | None = unavailable_reason(x.q.device, x.write_strength is not None, widths)
+    return reason
 
 
 def unsupported_reason(x: Inputs) -> str | None:
@@ -41,8 +44,14 @@ def unsupported_reason(x: Inputs) -> str | None:
     for name, tensor in x.tensors().items():
         if tensor.dtype == torch.float64:
             return f"{name} is float64"
-    dim = max(x.k.shape[-1], x.v.shape[-1])
-    return f"the head dim is {dim}, more than {MAX_DIM}" if dim > MAX_DIM else None
+    decodes = x.one_token_each and not x.wants_grad()
+    return too_wide(max(x.k.shape[-1], x.v.shape[-1]), x.write_strength is not None and not decodes)
+
+
+def too_wide(dim: int, delta: bool) -> str | None:
+    """Why the kernels cannot run heads of so many channels, if they cannot; under the delta rule, if `delta`."""
+    most, rule = (MAX_DELTA_DIM, " under the delta rule") if delta else (MAX_DIM, "")
+    return f"the head dim is {dim}, more than {most}{rule}" if dim > most else None
 
 
 def has_kernels(x: Tensor) -> bool:

@@ -20,8 +20,7 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.kernels.triton.config import Widths
-from sse_convert.kernels.triton_backend import GPU, fuses, unavailable_reason
+from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable_reason
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
@@ -405,9 +404,9 @@ class SSEAttention(RoutedLayer):
         """Why `backend: auto` leaves its gradients on a GPU to torch, which is slower than the kernels; else None."""
         if device.type != GPU or self.backend != "auto":
             return None
-        dims = self.dims
-        widths = Widths(dims.query_heads // self.state_heads, dims.head_dim, dims.value_dim)
-        return unavailable_reason(device, self.mixer.update == "delta", widths)
+        dims, delta = self.dims, self.mixer.update == "delta"
+        widths = dims.query_heads // self.state_heads, dims.head_dim, dims.value_dim
+        return too_wide(max(widths[1:]), delta) or unavailable_reason(device, delta, widths)
 
     def routing_options(self) -> dict[str, Any]:
         """How the operator routes."""

@@ -14,6 +14,7 @@ from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels import dispatch, triton_backend
 from sse_convert.kernels.dispatch import available_backends, explain
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.triton import availability
 from sse_convert.kernels.triton.config import Widths
 from sse_convert.kernels.validation import build_inputs
 from sse_convert.modeling import layer as layer_module
@@ -95,18 +96,31 @@ def test_a_check_is_asked_for_the_widths_of_the_inputs(monkeypatch: pytest.Monke
     monkeypatch.setattr(triton_backend, "unavailable_reason", lambda *question: asked.append(question))
     x = on_gpu(Case(shared=False, delta=True, heads=3, groups=2, dim=64, value_dim=32))
     assert triton_backend.untrusted(x) is None
-    assert asked == [(torch.device("meta"), True, Widths(2, 64, 32))]
+    assert asked == [(torch.device("meta"), True, (2, 64, 32))]
+
+
+def test_a_compiled_call_asks_for_the_same_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        availability, "untrusted_reason", lambda device, *, delta, widths: asked.append((delta, widths))
+    )
+    x = build_inputs(
+        **(case := Case(shared=False, delta=True, dim=64, value_dim=32)).inputs(torch.float32), **case.options()
+    )
+    torch.compile(lambda q: q if triton_backend.untrusted(x) is None else -q, fullgraph=True, backend="eager")(x.q)
+    assert asked == [(True, Widths(1, 64, 32))]
 
 
 @pytest.mark.parametrize(
     ("update", "dim", "backend", "expected"),
     [("delta", 64, "auto", "wrong"), ("gla", 64, "auto", None), ("delta", 128, "auto", None),
-     ("delta", 64, "triton", None)],
+     ("delta", 64, "triton", None), ("gla", 256, "auto", None),
+     ("delta", 192, "auto", "the head dim is 192, more than 128 under the delta rule")],
 )  # fmt: skip
 def test_a_layer_says_why_its_gradients_are_left_to_torch(
     update: str, dim: int, backend: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = (torch.device("cuda"), True, Widths(2, 64, 32))
+    wrong = (torch.device("cuda"), True, (2, 64, 32))
     monkeypatch.setattr(layer_module, "unavailable_reason", lambda *asked: "wrong" if asked == wrong else None)
     layer = SimpleNamespace(
         backend=backend, mixer=SimpleNamespace(update=update), state_heads=2,
@@ -114,6 +128,12 @@ def test_a_layer_says_why_its_gradients_are_left_to_torch(
     )  # fmt: skip
     assert SSEAttention.trains_on_torch(layer, torch.device("cuda")) == expected
     assert SSEAttention.trains_on_torch(layer, torch.device("cpu")) is None
+
+
+def test_wide_heads_of_the_delta_rule_decode_on_the_kernels(reason: list[str | None]) -> None:
+    step = on_gpu(dc.replace(STEP, delta=True, dim=192), max_seqlen=1)
+    assert dispatch._chosen("auto", step) == "triton"
+    assert dispatch._chosen("auto", dc.replace(step, q=step.q.clone().requires_grad_())) == "varlen"
 
 
 def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
@@ -125,6 +145,10 @@ def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
     [
         ({"dtype": torch.float64}, "backend 'triton' cannot run this: q is float64\nexpected: one of auto, reference"),
         ({"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=300)}, "the head dim is 300, more than 256"),
+        (
+            {"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=192, delta=True)},
+            "the head dim is 192, more than 128 under the delta rule",
+        ),
         (
             {"dtype": torch.bfloat16, "case": Case(renormalise=True, top_k=2, read_top_k=1)},
             "cannot run this: the gate is renormalised over the 2 partitions written and over the 1 read",

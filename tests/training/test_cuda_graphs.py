@@ -214,9 +214,18 @@ def test_offsets_have_room_for_more_documents(documents, room):
     assert offsets.tolist() == [3 * i for i in range(documents)] + [64] * (room + 1 - documents)
 
 
+@pytest.fixture
+def deterministic(monkeypatch):
+    """Sums on a GPU in one order, so that two runs of the same steps agree."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_graph_on_a_gpu_trains_as_plain_passes(train, make, capsys, compiled):
+def test_a_graph_on_a_gpu_trains_as_plain_passes(train, make, capsys, compiled, deterministic):
     folders = []
     for name in ("plain", "recorded"):
         recipe = make(
