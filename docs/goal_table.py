@@ -7,8 +7,7 @@ from statistics import median
 from benchmarks.quality.rows import Row
 from docs import figures_in_words as say
 from docs.markdown import table
-from docs.quality_tables import PURE
-from docs.readme_tables import RUNS_32K, SEEDS_0_7, SEEDS_4_9
+from docs.quality_tables import PURE, RUNS_32K, SEEDS_0_7, SEEDS_4_9
 
 NUMBER, NUMBERS, CODE, CODES = "number_x1", "number_x8", "code_x1", "code_x8"
 WORDS = {NUMBER: "one number", NUMBERS: "one of eight", CODE: "one code"}

@@ -7,8 +7,13 @@ from typing import Any
 from benchmarks.quality.rows import Row
 from docs import figures_in_words as say
 from docs.markdown import table
-from docs.readme_tables import RUNS_32K, SEEDS_0_7, SEEDS_4_9
 
+SEEDS_0_7 = tuple(f"keep-0-7_seed{seed}" for seed in range(5))
+"""two layers that `select` chose"""
+SEEDS_4_9 = ("keep-4-9_muon_8k-steps", "keep-4-9_seed1", *(f"keep-4-9_muon_8k-steps_seed{seed}" for seed in (2, 3, 4)))
+"""two layers that retrieve nothing"""
+RUNS_32K = ("context-32k_muon", "context_32k_muon", "context_32k_low")
+"""three runs from two starts"""
 SEEDS_4_9_ADAMW = ("keep-4-9_delta", "keep-4-9_delta_seed1", "keep-4-9_delta_seed2")
 NEEDLES = {"number_x1": "one number", "number_x8": "one of eight", "code_x1": "one code", "code_x8": "code of eight"}
 Column = Callable[["Entry"], str]

@@ -1,6 +1,5 @@
-"""Figure and tables of the README: what conversion keeps, and what is faster."""
+"""Figure and table of speed of the README."""
 
-import dataclasses as dc
 import json
 from collections.abc import Callable
 from typing import Any
@@ -8,85 +7,11 @@ from typing import Any
 from benchmarks.kernels.operator_cases import CUDNN, FLASH, OURS
 from benchmarks.kernels.operator_targets import figure
 from benchmarks.kernels.plot_hybrid import best, matching
-from benchmarks.quality.rows import Row
-from docs import figures_in_words as say
 from docs.examples import ROOT
 from docs.markdown import table
 
-SEEDS_0_7 = tuple(f"keep-0-7_seed{seed}" for seed in range(5))
-"""two layers that `select` chose"""
-SEEDS_4_9 = ("keep-4-9_muon_8k-steps", "keep-4-9_seed1", *(f"keep-4-9_muon_8k-steps_seed{seed}" for seed in (2, 3, 4)))
-"""two layers that retrieve nothing"""
-RUNS_32K = ("context-32k_muon", "context_32k_muon", "context_32k_low")
-"""three runs from two starts"""
 KERNELS = ROOT / "benchmarks" / "kernels"
 SHAPE = "0.6b"
-
-
-@dc.dataclass(frozen=True, kw_only=True)
-class Line:
-    """A row of the quality table."""
-
-    what: str
-    kept: str
-    context: int
-    runs: tuple[str, ...]
-    needle_runs: tuple[str, ...] = ()
-    """runs with more needles, where others measured them"""
-    windows: tuple[str, ...] = ()
-    """windows alone in the same layers"""
-    window_needles: tuple[str, ...] = ()
-
-
-LINES = (
-    Line(what="chosen by `select`", kept="2 of 10", context=8192, runs=SEEDS_0_7,
-         windows=("keep-0-7_window_seed0",)),
-    Line(what="two that retrieve nothing", kept="2 of 10", context=8192, runs=SEEDS_4_9,
-         windows=("keep-4-9_window",)),
-    Line(what="none", kept="0 of 10", context=8192, runs=("keep-none_muon_8k-steps",)),
-    Line(what="as row two, then rows of 32K", kept="2 of 10", context=32768,
-         runs=RUNS_32K),
-    Line(what="second teacher, chosen by `select`", kept="2 of 6", context=2048,
-         runs=("second-teacher_muon",), needle_runs=("second_teacher_500_cpu",),
-         windows=("second-teacher_muon_window",), window_needles=("second_teacher_window_500",)),
-)  # fmt: skip
-
-
-def quality() -> str:
-    """Five conversions beside windows alone in the same layers."""
-    head = ("softmax layers", "number", "training tokens", "loss above teacher", "needles found (teacher)",
-            "windows alone: loss, needles", "cache at 128K (teacher)")  # fmt: skip
-    notes = (
-        "Loss is in nats per token at 8K tokens; row four at 32K, four times the teacher's context; row five at 2K.",
-        "Rows one and two are medians and ranges of five seeds, row four of three runs, the others one seed with its "
-        "95% interval.",
-        "Windows of row two had AdamW and steps of 16K tokens, the hybrid Muon and 8K.",
-        "One NVIDIA H200; needles of row five's hybrid on a CPU. Commits, seeds and commands: "
-        "`benchmarks/quality/results.csv`.",
-    )
-    return "\n".join([*table(head, [_line(line) for line in LINES]), "", *notes])
-
-
-def _line(line: Line) -> tuple[str, ...]:
-    chosen = say.picked(line.runs, line.context)
-    asked = say.picked(line.needle_runs or line.runs, line.context)
-    windows = say.picked(line.windows, line.context)
-    found = say.picked(line.window_needles or line.windows, line.context)
-    cache, teacher = chosen[0].cache_bytes_128k, chosen[0].teacher_cache_bytes_128k
-    return (
-        line.what,
-        line.kept,
-        say.tokens(chosen[0].tokens),
-        say.gap(chosen),
-        f"{say.needles(asked)} ({say.needles(asked, teacher=True)})",
-        f"{_plain_gap(windows[0])}, {say.needles(found)}" if windows else "not measured",
-        f"{say.megabytes(cache)} ({say.megabytes(teacher)})",
-    )
-
-
-def _plain_gap(row: Row) -> str:
-    assert row.gap is not None
-    return say.number(row.gap)
 
 
 def load(name: str) -> dict[str, Any]:
@@ -154,4 +79,4 @@ def gains() -> str:
     return f"![{words}](docs/pages/assets/gains.png)"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"figure": gains, "quality": quality, "speed": speed}
+BLOCKS: dict[str, Callable[[], str]] = {"figure": gains, "speed": speed}

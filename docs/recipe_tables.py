@@ -6,8 +6,7 @@ from collections.abc import Callable
 from benchmarks.quality.widths import figures
 from docs.examples import ROOT
 from docs.markdown import table
-from docs.quality_tables import divergences, entry, gaps, lines, needles, seeds
-from docs.readme_tables import SEEDS_0_7
+from docs.quality_tables import SEEDS_0_7, divergences, entry, gaps, lines, needles, seeds
 from sse_convert.recipe.recommended import (
     LONGEST_ROW,
     ModelSizes,

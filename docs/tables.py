@@ -19,11 +19,13 @@ from docs import (
     recipe_tables,
     serving_tables,
     speed_tables,
+    wording_tables,
 )
 from docs.examples import ROOT, page_paths
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     **readme_tables.BLOCKS,
+    **wording_tables.BLOCKS,
     **quality_tables.BLOCKS,
     **speed_tables.BLOCKS,
     **paper_tables.BLOCKS,

@@ -1,0 +1,98 @@
+"""What is found in wordings that training never saw: the README's table of quality, and the page about it."""
+
+import dataclasses as dc
+import re
+from collections.abc import Callable, Iterable
+
+from benchmarks.quality.rows import Row
+from docs import figures_in_words as say
+from docs.markdown import table
+from sse_convert.evaluation.intervals import wilson
+
+SINGLE = ("number_x1", "code_x1", "niah_single_1", "niah_single_2")
+"""one needle in the row: kinds of our own and tasks of RULER"""
+SEVERAL = ("number_x4", "number_x8", "code_x4", "code_x8", "niah_multikey_1")
+"""one of four or eight"""
+OF_TEACHER = "wordings_llama-teacher"
+"""RULER's tasks answered by the teacher that knows their wording"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Line:
+    """A conversion."""
+
+    run: str
+    teacher: str
+    layers: str
+    """that stay softmax attention"""
+
+
+LINES = (
+    Line("wordings_qwen-select-row", "Qwen3, 32M", "2 of 10, chosen by `select`"),
+    Line("wordings_llama-select-row", "Llama, 30M", "2 of 9, chosen by `select`"),
+    Line("wordings_llama-none-row-16M", "Llama, 30M", "none"),
+    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none"),
+    Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing"),
+)
+
+
+def quality() -> str:
+    """Five conversions, asked in wordings that training never saw."""
+    head = ("teacher", "softmax layers", "training tokens", "loss above teacher, 8K", "one needle, 2K (teacher)",
+            "one of four or eight, 2K (teacher)", "cache at 128K (teacher)")  # fmt: skip
+    notes = (
+        "Loss is in nats per token on held-out books, with its 95% interval. One seed each, one NVIDIA H200.",
+        "The Llama-shaped teacher is asked as RULER asks, the other one in our own wording. "
+        "[More](docs/pages/results/wordings.md).",
+    )
+    return "\n".join([*table(head, [_line(line) for line in LINES]), "", *notes])
+
+
+def wordings() -> str:
+    """The same with intervals, at both lengths."""
+    head = ("teacher", "softmax layers", "training tokens", "KL, 2K", "KL, 8K",
+            *(f"{what}, {size}" for size in ("2K", "8K") for what in ("one needle", "one of several")))  # fmt: skip
+    return "\n".join(table(head, [_long_line(line) for line in LINES]))
+
+
+def _line(line: Line) -> tuple[str, ...]:
+    row, long = (say.picked([line.run], context)[0] for context in (2048, 8192))
+    caches = say.megabytes(long.cache_bytes_128k), say.megabytes(long.teacher_cache_bytes_128k)
+    found = (f"{_share(row, tasks)} ({_share(row, tasks, teacher=True)})" for tasks in (SINGLE, SEVERAL))
+    return (line.teacher, line.layers, say.tokens(row.tokens), say.gap([long]), *found, f"{caches[0]} ({caches[1]})")
+
+
+def _long_line(line: Line) -> tuple[str, ...]:
+    rows = [say.picked([line.run], context)[0] for context in (2048, 8192)]
+    cells = (_cell(row, tasks) for row in rows for tasks in (SINGLE, SEVERAL))
+    divergences = (say.divergence([row]) for row in rows)
+    return line.teacher, line.layers, say.tokens(rows[0].tokens), *divergences, *cells
+
+
+def _cell(row: Row, tasks: Iterable[str]) -> str:
+    """Share found with its 95% interval, and the teacher's; nothing where it was not measured."""
+    found, asked = scores(row, tasks)
+    if not asked:
+        return "not measured"
+    low, high = wilson(found, asked)
+    return f"{found / asked:.0%} ({low:.0%} to {high:.0%}) for {_share(row, tasks, teacher=True)}"
+
+
+def _share(row: Row, tasks: Iterable[str], *, teacher: bool = False) -> str:
+    found, asked = scores(row, tasks, teacher=teacher)
+    return f"{found / asked:.0%}"
+
+
+def scores(row: Row, tasks: Iterable[str], *, teacher: bool = False) -> tuple[int, int]:
+    """Needles found and asked for, of several tasks together."""
+    if not row.ruler:
+        kinds = [task for task in tasks if hasattr(row, task)]
+        return row.found(teacher=teacher, kinds=kinds), row.asked(kinds)
+    if teacher:
+        row = say.picked([OF_TEACHER], row.context, "teacher")[0]
+    pairs = [(float(share), int(count)) for task, share, count in _TASK.findall(row.ruler) if task in tasks]
+    return round(sum(share * count for share, count in pairs) / 100), sum(count for _, count in pairs)
+
+
+_TASK = re.compile(r"(\w+) ([\d.]+)% of (\d+)")
+BLOCKS: dict[str, Callable[[], str]] = {"quality": quality, "wordings": wordings}
