@@ -7,6 +7,7 @@ The commands are functions of `sse_convert.api`. `peft_targets(model)` names the
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.modeling.auto import register_on_import
+from sse_convert.modeling.generation import surround_generation
 
 __version__ = "0.2.0"
 __all__ = ["__version__", "peft_targets"]
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from sse_convert.training.lora import peft_targets
 
 register_on_import()
+surround_generation("sse_convert.inference.by_itself:graphed_by_itself")
 
 
 def __getattr__(name: str) -> Any:

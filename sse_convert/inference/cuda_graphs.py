@@ -140,11 +140,12 @@ class TokenStep:
 
 
 @contextmanager
-def graphed(model: PreTrainedModel, slots: int) -> Iterator[None]:
+def graphed(model: PreTrainedModel, slots: int | None = None) -> Iterator[None]:
     """In this block, `model.generate` with at most `slots` tokens replays its steps, if model and device allow it.
 
-    Sampling, stopping, streaming and the prefill, but for its norms, stay those of `generate`; beams and assisted
-    decoding are not for this. A model on a CPU has its norms fused, and is else as it was.
+    Without `slots`, a converted model's own `generate` says how many (`sse_columns`). Sampling, stopping, streaming and
+    the prefill, but for its norms, stay those of `generate`; beams and assisted decoding are not for this. A model on a
+    CPU has its norms fused, and is else as it was.
     """
     if not runs_graphs(model):
         with fused_norms(model) if model.device.type == "cpu" else nullcontext():
@@ -180,6 +181,18 @@ def can_fix(cache: Cache) -> bool:
         type(layer) in (*_SOFTMAX, *_OWN) and layer.is_initialized and not getattr(layer, "record_past", False)
         for layer in cache.layers
     )
+
+
+def has_room(cache: Cache, slots: int) -> bool:
+    """Whether its device has twice the memory that a dynamic cache takes besides, if all of its slots are there."""
+    layers = [layer for layer in cache.layers if isinstance(layer, _SOFTMAX)]
+    tensors = [x for layer in layers for x in (layer.keys, layer.values)]
+    if not tensors or tensors[0].device.type != "cuda":
+        return True
+    device = tensors[0].device
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    more = sum(x.nbytes // x.shape[2] * (slots - x.shape[2]) for x in tensors)
+    return bool(2 * more <= torch.cuda.mem_get_info(device)[0] + unused)
 
 
 @contextmanager
@@ -271,10 +284,10 @@ def _with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
 class _Replayer:
     """Stands in for a model's forward: takes steps of one token to a graph, and everything else to the model."""
 
-    def __init__(self, model: PreTrainedModel, slots: int) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int | None) -> None:
         self._model = model
         self._forward = model.forward
-        self._slots = slots
+        self._given = slots
         self._step: TokenStep | None = None
         self._cache: Cache | None = None
 
@@ -290,6 +303,10 @@ class _Replayer:
         assert tokens is not None
         self._step.tokens.copy_(tokens)
         return CausalLMOutputWithPast(logits=self._step()[:, None], past_key_values=cache)
+
+    @property
+    def _slots(self) -> int:
+        return self._model.sse_columns if self._given is None else self._given
 
     def release(self) -> None:
         """Give the cache back."""
@@ -311,6 +328,7 @@ class _Replayer:
         if (
             not 0 < length < self._slots
             or not can_fix(past_key_values)
+            or not has_room(past_key_values, self._slots)
             or wanted - {"use_cache", "return_dict", "logits_to_keep"}
             or getattr(attention_mask, "ndim", 2) != 2
             or torch.is_grad_enabled()

@@ -28,7 +28,12 @@ def record_outputs(model: Any) -> None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs before or after a module's forward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """What runs before or after a module's forward."""
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
 def is_bare(module: nn.Module) -> bool:

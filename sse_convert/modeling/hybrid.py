@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 
@@ -25,6 +26,7 @@ from sse_convert.modeling.backbone import SSEBaseMixin, SSEMixin, leave_further_
 from sse_convert.modeling.cache import counting_layer
 from sse_convert.modeling.compat import record_outputs, share_weight_names
 from sse_convert.modeling.configuration import config_class_for, hand_down
+from sse_convert.modeling.generation import stepping
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layer_arguments import PADDING
 
@@ -110,16 +112,29 @@ class SSEHeadMixin(SSEMixin):
 class SSECausalLMMixin(SSEHeadMixin):
     """Goes in front of a family's causal LM class."""
 
+    sse_columns = 0
+    """most columns of the cache that `generate` now fills; 0 if its steps do not follow each other, as with beams"""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own. Where the package is imported, steps on a GPU are replayed from a CUDA graph."""
+        with stepping(self):
+            return super().generate(*args, **kwargs)
+
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int,
+        max_cache_length: int,
+    ) -> Any:  # fmt: skip
+        one_by_one = generation_mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+        self.sse_columns = max_cache_length + 1 if one_by_one else 0
         if getattr(generation_config, "use_mtp", None):
             raise UsageError(
                 "use_mtp: drafts by layers that predict further tokens",
                 expected="such layers are not converted, and read the hidden states of the original model",
                 fix="leave use_mtp unset, or give generate an assistant_model",
             )
-        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        result = super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
         cache = model_kwargs.get("past_key_values")
         self._sse_backbone().sse_install(cache)
         if cache is not None and generation_config.is_assistant:  # recording began before our layers were in
