@@ -5,6 +5,7 @@ else, that the process group it has made is one of accelerators; all that follow
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -35,6 +36,7 @@ OLDEST = "oldest"
 
 def main(runs_file, out):
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported stays, and Accelerate collects garbage after every stage
     for name, (recipe, checkpoint) in json.loads(Path(runs_file).read_text()).items():
         fresh_accelerate()
         with oldest_libraries() if name == OLDEST else contextlib.nullcontext():
