@@ -64,6 +64,12 @@ def run_stages(recipe, checkpoint, out):
             run_stage(recipe, stage, checkpoint, out / stage.name)
 
 
+def forked_main(runs_file, out):
+    """`main` in a process that `debug_launcher` forks off a test."""
+    PartialState._reset_state()  # the test's own
+    main(runs_file, out)
+
+
 def forked(recipe, stage, checkpoint, out):
     """What each process does that `debug_launcher` forks off a test."""
     PartialState._reset_state()  # the test's own
