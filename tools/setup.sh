@@ -10,6 +10,7 @@ extras=${1:-}
 venv=${VENV:-.venv}
 stamp="$venv/.installed"
 torch=$(sed -n 's/^torch==/torch==/p' constraints.txt)
+transformers=$(sed -n 's/^transformers==//p' constraints.txt)
 cpu_index=https://download.pytorch.org/whl/cpu
 
 say() { echo "setup: $*" >&2; }
@@ -45,13 +46,30 @@ install_torch() {
     fi
     if [ -n "$index" ]; then
         say "installing $torch from $index"
+        triton=""
+        if [ "$index" = "$cpu_index" ]; then # where torch does not bring it
+            pip_install --no-deps triton &
+            triton=$!
+        fi
         if pip_install --index-url "$index" "$torch"; then
+            [ -z "$triton" ] || wait "$triton"
             return
         fi
+        [ -z "$triton" ] || wait "$triton" || true
         say "$index failed, trying the default index"
     fi
     say "installing $torch"
     pip_install "$torch"
+}
+
+# What extras name, without what that needs in turn: torch needs none of it, so it is installed beside torch.
+install_named() {
+    "$venv/bin/python" - "$extras" >"$venv/named.txt" <<'END'
+import sys, tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(*(name for extra in sys.argv[1].split(",") for name in extras[extra]), sep="\n")
+END
+    pip_install --no-deps -r "$venv/named.txt"
 }
 
 reachable() {
@@ -78,10 +96,23 @@ for extra in base $(echo "$extras" | tr , ' '); do
 done
 [ -n "$missing" ] || exit 0
 
+# Beside each other, as pip uses one core: torch, what else is large, and what comes from a source distribution.
+named=""
+if [ -n "$extras" ]; then
+    install_named &
+    named=$!
+fi
+checks=""
+case ",$extras," in *,dev,*)
+    "$venv/bin/python" tools/upstream_tests.py "$transformers" &
+    checks=$!
+    ;;
+esac
 install_torch
+[ -z "$named" ] || wait "$named"
 say "installing sse-convert${extras:+ with $extras}"
 pip_install -e ".${extras:+[$extras]}"
-case ",$extras," in *,dev,*) "$venv/bin/python" tools/upstream_tests.py ;; esac
+[ -z "$checks" ] || wait "$checks"
 {
     echo "$inputs"
     for extra in $installed $missing; do echo "$extra"; done

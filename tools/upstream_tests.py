@@ -1,5 +1,8 @@
 """Puts transformers' own model checks, of the installed version, beside it as the package `transformers_tests`.
 
+    python tools/upstream_tests.py            of the installed version
+    python tools/upstream_tests.py 5.23.0     of this one, while it is being installed
+
 The wheel lacks them, the source distribution has those that all models share. Does nothing the second time.
 """
 
@@ -15,9 +18,9 @@ FILES = ("test_modeling_common.py", "test_training_mixin.py")
 
 
 def main() -> None:
-    """Install them; the first argument names another folder than that of the installed packages."""
-    version = metadata.version("transformers")
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("purelib")) / "transformers_tests"
+    """Install them."""
+    version = sys.argv[1] if len(sys.argv) > 1 else metadata.version("transformers")
+    target = Path(sysconfig.get_path("purelib")) / "transformers_tests"
     stamp = target / "__init__.py"
     text = f'"""Checks of transformers {version}, from its source distribution."""\n'
     if stamp.is_file() and stamp.read_text() == text:

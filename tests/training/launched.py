@@ -5,6 +5,7 @@ else, that the process group it has made is one of accelerators; all that follow
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -35,6 +36,7 @@ OLDEST = "oldest"
 
 def main(runs_file, out):
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported stays, and Accelerate collects garbage after every stage
     for name, (recipe, checkpoint) in json.loads(Path(runs_file).read_text()).items():
         fresh_accelerate()
         with oldest_libraries() if name == OLDEST else contextlib.nullcontext():
@@ -60,6 +62,12 @@ def run_stages(recipe, checkpoint, out):
                 run_stage(recipe, stage, checkpoint, out / stage.name)
         if stage.name != STOPPED:
             run_stage(recipe, stage, checkpoint, out / stage.name)
+
+
+def forked_main(runs_file, out):
+    """`main` in a process that `debug_launcher` forks off a test."""
+    PartialState._reset_state()  # the test's own
+    main(runs_file, out)
 
 
 def forked(recipe, stage, checkpoint, out):

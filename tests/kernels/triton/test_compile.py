@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 import sse_convert.kernels.triton
+from sse_convert.kernels.triton.problem import Shape
 from tests.kernels.triton.compile_cases import COMPILE_CASES
-from tests.kernels.triton.compiling import SHARED_LIMIT, Report, compile_all, compile_in_subprocess
+from tests.kernels.triton.compiling import (
+    SHARED_LIMIT,
+    Launch,
+    Report,
+    compile_all,
+    compile_each_choice,
+    compile_in_subprocess,
+    richest,
+)
 
 BEARABLE_STACK = {
     "prepare_kernel": 192,
@@ -43,8 +52,8 @@ BUFFERED = {
     "correct_backward_kernel",
 }  # fmt: skip
 """kernels whose loops load ahead"""
-COMMON = 89, 90
-"""the least and the most shared memory, so every choice of tiles but those for tensor memory"""
+LEAST, MOST = 89, 90
+"""shared memory, so every choice of tiles but those for tensor memory"""
 FEW = {80: "train", 120: "train by the delta rule", 100: "train as the layer does", 103: "decode in slots"}
 """one case for each of the others on every change; all of them among the experiments"""
 
@@ -58,7 +67,7 @@ QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
 SLOW = tuple(name for name, case in COMPILE_CASES.items() if case.slow)
 
 
-@pytest.mark.parametrize("capability", capabilities(*COMMON))
+@pytest.mark.parametrize("capability", capabilities(MOST))
 def test_compiles_without_spills(capability: int) -> None:
     reports = compile_in_subprocess(capability, *QUICK)
     assert_all_fit(reports, QUICK, capability)
@@ -66,8 +75,39 @@ def test_compiles_without_spills(capability: int) -> None:
         assert_pipelines(report)
 
 
+def test_each_choice_of_tiles_compiles_without_spills() -> None:
+    """Where shared memory is least: each with most of the features that it is launched with. The test above compiles
+    the others for the most shared memory."""
+    report = compile_each_choice(LEAST, *QUICK)
+    assert_fits(report, LEAST)
+    assert_pipelines(report)
+    assert kernels() <= {kernel["kernel"] for kernel in report["kernels"]}
+
+
+class TestRichest:
+    """Which launches stand for all."""
+
+    @staticmethod
+    def launch(*args: object, **options: object) -> Launch:
+        return Launch(TestRichest.launch, (1,), args, options)
+
+    def test_the_one_with_most_features_of_each_choice(self) -> None:
+        few, many = self.launch(1, None, BV=32, GATE=False), self.launch(1, (2, 3), BV=32, GATE=True)
+        wider = self.launch(1, None, BV=64, GATE=False)
+        assert richest([few, many, wider]) == [many, wider]
+
+    def test_the_first_of_equals(self) -> None:
+        first, second = self.launch("a", BV=32), self.launch("b", BV=32)
+        assert richest([first, second]) == [first]
+
+    def test_products_in_float32_are_a_choice(self) -> None:
+        shapes = [Shape(H=2, G=1, D=64, V=64, C=64, VALUE_P=1, IEEE=exact) for exact in (False, True)]
+        launches = [self.launch(BV=32, shape=shape) for shape in shapes]
+        assert richest(launches) == launches
+
+
 def test_a_case_compiles_for_every_architecture() -> None:
-    assert FEW.keys() | set(COMMON) == SHARED_LIMIT.keys()
+    assert {*FEW, LEAST, MOST} == SHARED_LIMIT.keys()
     for (capability, _), report in compile_all(*FEW.items()).items():
         assert_fits(report, capability)
         assert_pipelines(report)
@@ -113,7 +153,7 @@ def loads_ahead(kernel: dict[str, Any]) -> bool:
 def test_loops_keep_their_pipelines() -> None:
     """Loads of later steps are in flight while one computes: there are as many buffers as the loop is deep."""
     found = set()
-    reports = compile_in_subprocess(90, *QUICK)
+    reports = compile_in_subprocess(MOST, *QUICK)
     for case in ("train", "train as the layer does", "train by the delta rule"):
         for kernel in reports[case]["kernels"]:
             if kernel["kernel"] in BUFFERED:
@@ -147,7 +187,7 @@ def assert_pipelined(kernel: dict[str, Any]) -> None:
 def test_every_kernel_is_compiled() -> None:
     compiled = {
         kernel["kernel"]
-        for report in compile_in_subprocess(90, *QUICK).values()
+        for report in compile_in_subprocess(MOST, *QUICK).values()
         for kernel in report.get("kernels", ())
     }
     assert kernels() <= compiled, f"never compiled: {sorted(kernels() - compiled)}"
