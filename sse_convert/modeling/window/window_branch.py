@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
+from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout
-from sse_convert.modeling.window.sliding import with_window
+from sse_convert.modeling.token_heads import PLAIN_ATTENTION, TokenHeads
+from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
@@ -85,6 +88,7 @@ class SSESlidingAttention(SSEAttention):
 
     mixer: SSESlidingMixer
     config: Any
+    scaling: float
     sse_window_scale: nn.Parameter
 
     def __init__(
@@ -114,6 +118,9 @@ class SSESlidingAttention(SSEAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """As that of `SSEAttention`; the window's mask comes with the other arguments, and padding is not zero."""
+        stepped = self._step_of_both(hidden_states, position_embeddings, sse_layout, kwargs)
+        if stepped is not None:
+            return stepped, None
         precise, source, projected = precise_dtype(hidden_states), self._source(sse_layout), None
         if source is not self:
             projected = projections(source, self.spec, self.dims, hidden_states.flatten(0, 1))
@@ -125,6 +132,45 @@ class SSESlidingAttention(SSEAttention):
         join = functools.partial(self._join, heads)
         result: tuple[Tensor, Tensor | None] = self._softmax(source, hidden_states, join=join, **kwargs)
         return result
+
+    def _step_of_both(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: RotaryTables | None,
+        layout: SequenceLayout | None,
+        kwargs: dict[str, Any],
+    ) -> Tensor | None:
+        """[B, 1, hidden] of one token of each row, whose q, k and v both branches share; None for what is not that. For
+        arguments see `forward`."""
+        cache, key = kwargs.get(self.spec.cache_argument), mask_key(self.mixer.window, self.mixer.sinks)
+        sees_all = cache is not None and kwargs.get(MASKS, {}).get(key, layout) is None
+        if not sees_all or layout is None or not isinstance(position_embeddings, tuple) or not self._is_plain():
+            return None
+        x, kept = layout.pack(hidden_states), cache.layers[self.layer_idx]
+        if (step := self.step(x, layout, kept.recurrent)) is None:
+            return None
+        o, heads = self.stepped(step, x, position_embeddings if self.rotates else None, kept.recurrent)
+        window = self._window_of(heads, position_embeddings, kept)
+        both = branch_sum(self.scaled(o, x, precise_dtype(x)), window, self.sse_window_scale)
+        projected: Tensor = getattr(self, self.spec.output)(both.flatten(1))
+        return projected[:, None]
+
+    def _is_plain(self) -> bool:
+        """Whether the family's attention is what `_window_of` computes."""
+        known = self.spec.model_type in PLAIN_ATTENTION and self.mixer.row_top_k is None and not self.training
+        return known and self.config.model._attn_implementation == "sdpa" and current_shard() is None
+
+    def _window_of(self, heads: TokenHeads, rotation: tuple[Tensor, Tensor], kept: Any) -> Tensor:
+        """The window branch [B, Hq, D] of q, k and v as the sparse partitions have them."""
+        each, kv_heads = self.state_heads // self.dims.kv_heads, self.dims.kv_heads
+        q, k, v = heads.q[:, 0], heads.k[:, 0], heads.v.to(heads.k.dtype)
+        if each > 1:
+            k, v = k[:, ::each], v[:, ::each]
+        if not self.rotates:
+            q, k = self.rotated(torch.cat([q, k], 1), rotation).split_with_sizes([q.shape[1], kv_heads], 1)
+        keys, values = kept.update(k[:, :, None], v[:, :, None])
+        grouped = q.unflatten(1, (kv_heads, -1))
+        return F.scaled_dot_product_attention(grouped, keys, values, scale=self.scaling).flatten(1, 2)
 
     def _source(self, layout: SequenceLayout | None) -> Any:
         """What both branches take their projections from: where nothing is packed or differentiated, each runs once."""
