@@ -9,6 +9,7 @@ compared with plain passes at first.
 import contextlib
 import dataclasses as dc
 import gc
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -228,7 +229,7 @@ class RecordedPass:
             with contextlib.nullcontext() if kind else one_document_per_row():
                 replay, found = self._device.record(lambda: self._run(inputs, factor, share))
         except Exception as error:
-            return (str(error).splitlines() or [type(error).__name__])[0]
+            return f"{(str(error).splitlines() or [type(error).__name__])[0]} ({_place(error)})"
         routers = [(trace, trace.logits_TN, trace.positions_T) for trace in self._traces]
         self._recordings[kind] = Recording(replay, inputs, factor, found, routers)
         return None
@@ -257,6 +258,13 @@ class RecordedPass:
         """[2] loss and gradient norm, in float64."""
         norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
         return torch.stack([found["loss"].double(), torch.stack(norms).double().norm()])
+
+
+def _place(error: Exception) -> str:
+    """Where an error came from: the innermost line of this package, and of all code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "sse_" in frame.filename]
+    return ", ".join(dict.fromkeys(f"{frame.filename}:{frame.lineno}" for frame in (*own[-1:], frames[-1])))
 
 
 def padded_offsets(starts: Tensor) -> Tensor:

@@ -132,8 +132,9 @@ def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, mon
     assert same(folder, plain)
     said = capsys.readouterr().err
     assert said.count("the stage goes on without CUDA graphs: ") == 1
-    why = {"cannot": "stream is capturing\n", "other error": ": ValueError\n"}
+    why = {"cannot": "stream is capturing (", "other error": ": ValueError ("}
     assert why.get(fault, "a graph has loss and gradient norm [") in said
+    assert (f"{__file__}:" in said) == (fault in why)
 
 
 def test_a_pass_that_is_not_finite_is_not_compared(train, recipe_with, player, monkeypatch):

@@ -1,7 +1,9 @@
 """Whether the Triton kernels can be trusted on a device of this machine, and if not, why."""
 
+import contextlib
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -45,9 +47,20 @@ def _examine(index: int, delta: bool) -> str | None:
         return f"{name} has compute capability {capability[0]}.{capability[1]}, below {lowest}"
     from sse_convert.kernels.triton.selfcheck import self_check
 
-    with torch.cuda.device(index):
+    with torch.cuda.device(index), _waiting_allowed():
         wrong = self_check(torch.device("cuda", index), delta=delta)
     return None if wrong is None else f"self-check failed on {name}: {wrong}; {_toolchain(capability)}"
+
+
+@contextlib.contextmanager
+def _waiting_allowed() -> Iterator[None]:
+    """Let the host wait for the device, also where a caller's debug mode forbids it to."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _toolchain(capability: tuple[int, int]) -> str:

@@ -39,6 +39,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     monkeypatch.setattr(selfcheck, "self_check", lambda device, delta: None)
     return monkeypatch
 
@@ -124,6 +126,15 @@ def test_a_right_gpu_is_examined_once(gpu: pytest.MonkeyPatch) -> None:
     assert untrusted_reason(GPU) is None
     assert untrusted_reason(GPU) is None
     assert examined == [GPU]
+
+
+def test_the_self_check_may_wait_where_the_caller_may_not(gpu: pytest.MonkeyPatch) -> None:
+    modes: list[int | str] = [2]
+    gpu.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    gpu.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    gpu.setattr(selfcheck, "self_check", lambda device, delta: modes.append("checked"))
+    assert untrusted_reason(GPU) is None
+    assert modes == [2, "default", "checked", 2]
 
 
 def test_the_delta_rule_is_examined_when_it_is_asked_for(gpu: pytest.MonkeyPatch) -> None:
