@@ -16,7 +16,8 @@ from sse_convert import api
 from sse_convert.checkpoints.load_model import load_model, load_tokenizer
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import progress
-from sse_convert.evaluation.evaluate import make_tasks, measure_model
+from sse_convert.evaluation.evaluate import measure_model
+from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.report import table
 from sse_convert.surgery.plan import geometry_of

@@ -63,7 +63,8 @@ def measure_untrained(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
     """Figures of a checkpoint on the held-out text and needles that the recipe's evaluation uses."""
     from sse_convert.checkpoints.load_model import load_model, load_tokenizer, pick_device
     from sse_convert.checkpoints.teacher import open_teacher
-    from sse_convert.evaluation.evaluate import make_tasks, measure_model
+    from sse_convert.evaluation.evaluate import measure_model
+    from sse_convert.evaluation.tasks import make_tasks
     from sse_convert.surgery.plan import geometry_of
 
     teacher = open_teacher(recipe.model)

@@ -39,14 +39,14 @@ class Line:
 
 
 LINES = (
-    Line(what="two layers that `select` chose", kept="2 of 10", context=8192, runs=SEEDS_0_7,
+    Line(what="chosen by `select`", kept="2 of 10", context=8192, runs=SEEDS_0_7,
          windows=("keep-0-7_window_seed0",)),
-    Line(what="two layers that retrieve nothing", kept="2 of 10", context=8192, runs=SEEDS_4_9,
+    Line(what="two that retrieve nothing", kept="2 of 10", context=8192, runs=SEEDS_4_9,
          windows=("keep-4-9_window",)),
-    Line(what="nothing", kept="0 of 10", context=8192, runs=("keep-none_muon_8k-steps",)),
-    Line(what="as in row two, then rows of 32K, four times the teacher's context", kept="2 of 10", context=32768,
+    Line(what="none", kept="0 of 10", context=8192, runs=("keep-none_muon_8k-steps",)),
+    Line(what="as row two, then rows of 32K", kept="2 of 10", context=32768,
          runs=RUNS_32K),
-    Line(what="a second teacher (Llama shape, 2.6M parameters): two that `select` chose", kept="2 of 6", context=2048,
+    Line(what="second teacher, chosen by `select`", kept="2 of 6", context=2048,
          runs=("second-teacher_muon",), needle_runs=("second_teacher_500_cpu",),
          windows=("second-teacher_muon_window",), window_needles=("second_teacher_window_500",)),
 )  # fmt: skip
@@ -54,15 +54,15 @@ LINES = (
 
 def quality() -> str:
     """Five conversions beside windows alone in the same layers."""
-    head = ("what stays softmax", "layers", "training tokens", "loss above the teacher", "needles found (teacher)",
-            "windows alone: loss, needles", "cache at 128K tokens (teacher)")  # fmt: skip
+    head = ("softmax layers", "number", "training tokens", "loss above teacher", "needles found (teacher)",
+            "windows alone: loss, needles", "cache at 128K (teacher)")  # fmt: skip
     notes = (
-        "Loss is in nats per token, in rows of 8K tokens (32K in row four, 2K in row five).",
-        "Rows one and two are medians and ranges of five seeds, row four of three runs. The others are one seed with "
-        "its 95% interval.",
-        "Windows of row two were trained with AdamW in steps of 16K tokens, the hybrid with Muon in steps of 8K.",
-        "One NVIDIA H200, but for the hybrid's needles in row five (a CPU). `benchmarks/quality/results.csv` has "
-        "commits, seeds and commands.",
+        "Loss is in nats per token at 8K tokens; row four at 32K, four times the teacher's context; row five at 2K.",
+        "Rows one and two are medians and ranges of five seeds, row four of three runs, the others one seed with its "
+        "95% interval.",
+        "Windows of row two had AdamW and steps of 16K tokens, the hybrid Muon and 8K.",
+        "One NVIDIA H200; needles of row five's hybrid on a CPU. Commits, seeds and commands: "
+        "`benchmarks/quality/results.csv`.",
     )
     return "\n".join([*table(head, [_line(line) for line in LINES]), "", *notes])
 
@@ -101,20 +101,20 @@ def speed() -> str:
     cells = operator["cells"]
     lines = [_operator(cells, 2**10), _operator(cells, 2**16)]
     for what, section, context, name, unit in (
-        ("training at 32K tokens", "training", 2**15, "tokens_per_s", "tokens/s"),
-        ("generation after 128K tokens", "decoding", 2**17, "tokens_per_s", "tokens/s"),
-        ("memory of generation after 128K tokens", "decoding", 2**17, "peak_gib", "GiB"),
+        ("training at 32K", "training", 2**15, "tokens_per_s", "tokens/s"),
+        ("generation after 128K", "decoding", 2**17, "tokens_per_s", "tokens/s"),
+        ("memory after 128K", "decoding", 2**17, "peak_gib", "GiB"),
     ):
         lines.append(_model(models, what, section, context, name, unit))
     commits = sorted(
         {env["commit"] for report in (operator, models) for env in (*report["earlier"], report["environment"])}
     )
     notes = (
-        "Both sides take their fastest kernels, as CUDA graphs or compiled where that is faster; batch 1, bf16.",
-        "The hybrid has random weights, and SSE in four of five layers.",
+        "Both sides take their fastest kernels; batch 1, bf16. The hybrid has random weights, and SSE in four of five "
+        "layers.",
         f"{models['environment']['device']}, torch {models['environment']['torch']}, commits {', '.join(commits)}.",
     )
-    return "\n".join([*table(("", "SSE or hybrid", "softmax attention", ""), lines), "", *notes])
+    return "\n".join([*table(("", "SSE or hybrid", "softmax", ""), lines), "", *notes])
 
 
 def operator_ms(cells: list[dict[str, Any]], candidate: str, tokens: int, direction: str) -> float | None:
@@ -141,7 +141,7 @@ def _model(report: dict[str, Any], what: str, section: str, context: int, name: 
     assert teacher is not None
     digits = ",.0f" if most else ".1f"
     ratio = _times(hybrid / teacher) if most else f"{hybrid / teacher:.0%} of it"
-    return f"Qwen3-0.6B shape, {what}", f"{hybrid:{digits}} {unit}", f"{teacher:{digits}} {unit}", ratio
+    return f"Qwen3-0.6B shape: {what}", f"{hybrid:{digits}} {unit}", f"{teacher:{digits}} {unit}", ratio
 
 
 def _times(ratio: float) -> str:

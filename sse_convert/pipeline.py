@@ -41,9 +41,10 @@ from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
-from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, check_texts, measures, publish
+from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, measures, publish
 from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.questions import file_digests
+from sse_convert.evaluation.tasks import check_texts
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.files import is_leftover, write_json, write_text

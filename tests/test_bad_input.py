@@ -235,15 +235,6 @@ def test_a_full_disk(place, fails, converted, command, monkeypatch):
     assert not (place / "out").exists()
 
 
-def test_a_cache_that_cannot_be_written(place, fails, converted):
-    (place / "file").touch()
-    option = f"stages.1.offline={{dir: {place / 'file' / 'below'}}}"
-    code, message = fails("distill", place / "r.yaml", "-c", converted, "-o", place / "out", "--set", option)
-    assert code in (2, 8)
-    assert "file" in message
-    assert not (place / "out").exists()
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_kernel_that_needs_a_gpu(place, fails, converted):
     for command in COMMANDS:

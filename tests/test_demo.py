@@ -151,7 +151,7 @@ def run_demo(folder: Path, *arguments: str) -> tuple[int, str, str]:
 def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
     changes = [
         "layers.select.chosen=[0, 4]",
-        "stages.0.tokens=12K",
+        "stages.0.tokens=6K",
         "calibrate.rows=2",
         "data.train.0.rows=16",
         "data.valid.0.rows=16",

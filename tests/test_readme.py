@@ -13,6 +13,7 @@ from tests.test_rooms import ROOMS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_its_recipe_loads(tmp_path):
@@ -42,9 +43,9 @@ def test_its_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
-def test_its_tree_is_that_of_the_folders():
+def test_the_tree_is_that_of_the_folders():
     """Every package stands in it, in the order in which they may import each other, and nothing that does not exist."""
-    section = README.partition("\n## The code\n")[2].partition("\n## ")[0]
+    section = CONTRIBUTING.partition("\n## The code\n")[2].partition("\n## ")[0]
     entries = re.findall(r"^    (\S+) +\S", section, flags=re.MULTILINE)
     assert [entry for entry in entries if not (ROOT / entry).exists()] == []
     rooms = [Path(entry).stem for entry in entries if entry.startswith("sse_convert/")]

@@ -61,7 +61,7 @@ _STEPS = (
     "convert recipe.yaml -o converted",
     "calibrate recipe.yaml -c converted -o calibrated",
     "align recipe.yaml -c calibrated -o aligned",
-    "distill recipe.yaml -c aligned -o distilled --set stages.1.offline=null",
+    "distill recipe.yaml -c aligned -o distilled",
     "uptrain recipe.yaml -c distilled -o uptrained",
     "eval recipe.yaml -c uptrained -o evaluation.json",
     "export recipe.yaml -c uptrained -o exported --evaluation evaluation.json",
@@ -98,7 +98,7 @@ def make_inputs(folder: Path) -> None:
     make_llama(tie=True).save_pretrained(folder / "teacher")
     make_tokenizer().save_pretrained(folder / "teacher")
     size = {"tokens": 512, "checkpoint_steps": 1, "micro_batch": 1}
-    stages = [("align", size), ("distill", {**size, "offline": {"top_k": 8}}), ("uptrain", size)]
+    stages = [("align", size), ("distill", size), ("uptrain", size)]
     recipe = recipe_for(
         "teacher",
         "text",

@@ -4,8 +4,9 @@
     python -m benchmarks.analysis.beside_gla --tokens 0 --out out/beside_gla.json          # calibrated, not trained
 
 Both models keep the same layers softmax and see the same text, once after calibration and once after a short
-distillation. What `sse-convert analyze` finds in them is kept, and each sentence of the paper about states is judged
-layer by layer. --resume keeps what the JSON has. COMMIT names the commit where the checkout has no git.
+distillation. What `sse-convert analyze` and `paper_states` find in them is kept, and each sentence of the paper about
+states is judged layer by layer. --resume keeps what the JSON has.
+COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.analysis.beside_gla_plot import draw
+from benchmarks.analysis.paper_states import paper_states
 from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.paper.row_sparse.results import Outcome
 from sse_convert import api
@@ -35,7 +37,7 @@ MODELS = {
 }
 """the paper's SSE (N = 4, k = 1, softmax keys) and its GLA (SiLU keys), both with a state per query head"""
 KEPT = ("entropy", "similarity", "row_sparsity", "receptive_field", "half_life", "routing", "output_error", "attention")
-"""quantities of `analyze` that are kept"""
+"""quantities of `analyze` and of `paper_states` that are kept"""
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,8 @@ def analysed(options: argparse.Namespace, recipe: Recipe, checkpoint: Path) -> d
     found = api.analyze(
         checkpoint, _text(options, recipe), teacher=recipe.model, tokens=options.read, length=options.length
     ).to_dict()
-    converted = [layer for layer in found["layers"] if layer["kind"] != "full"]
+    states = paper_states(checkpoint, _text(options, recipe), tokens=options.read, length=options.length)
+    converted = [{**layer, **states[layer["index"]]} for layer in found["layers"] if layer["kind"] != "full"]
     layers = [{name: layer[name] for name in ("index", "kind", *KEPT) if name in layer} for layer in converted]
     return {"conditions": found["conditions"], "layers": layers}
 

@@ -52,6 +52,7 @@ class Benchmark:
     def __init__(self, options: argparse.Namespace) -> None:
         self.out: Path = options.out
         self.wanted: list[str] = options.candidates
+        self.notes: list[str] | None = options.notes
         self.device = torch.device("cuda")
         self.report: Row = {"schema": 1, "cells": []}
         if options.resume and self.out.is_file():
@@ -69,6 +70,8 @@ class Benchmark:
         for case in GROUPS[name]():
             candidates = [c for c in case.candidates if c in self.wanted and identity(case.key(), c) not in self.known]
             if not candidates or (tokens is not None and case.tokens not in tokens):
+                continue
+            if self.notes is not None and case.note not in self.notes:
                 continue
             late = time.monotonic() - started > SECONDS[name]
             for candidate in candidates if late else ():
@@ -221,6 +224,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--candidates", nargs="+", default=list(CANDIDATES), choices=CANDIDATES, metavar="CANDIDATE",
                         help=f"of {', '.join(CANDIDATES)}; default: all")  # fmt: skip
     parser.add_argument("--tokens", type=int, nargs="+", help="only cases of so many tokens in all")
+    parser.add_argument("--notes", nargs="+", help="only cases with these notes, as --list shows them")
     parser.add_argument("--resume", action="store_true", help="keep the cells that the JSON has, measure the others")
     return parser.parse_args(arguments)
 
@@ -232,6 +236,7 @@ def listing(options: argparse.Namespace) -> str:
         f"heads={case.query_heads}/{case.heads}x{case.dim} {case.note}: {candidate}"
         for group in options.groups for case in GROUPS[group]() for candidate in case.candidates
         if candidate in options.candidates and (options.tokens is None or case.tokens in options.tokens)
+        and (options.notes is None or case.note in options.notes)
     ]  # fmt: skip
     return "\n".join([*lines, f"{len(lines)} cells"])
 

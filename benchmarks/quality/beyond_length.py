@@ -34,8 +34,8 @@ from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.data.needle import NeedleSample
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.evaluate import make_tasks
 from sse_convert.evaluation.intervals import Accuracy
+from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.files import write_json
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe import Recipe, load_recipe

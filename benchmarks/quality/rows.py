@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.quality import words
 
-KINDS = ("number_x1", "number_x4", "number_x8", "code_x1", "code_x8")
+KINDS = ("number_x1", "number_x4", "number_x8", "code_x1", "code_x4", "code_x8")
 """columns of needles: what is hidden, and how many of them stand in the row"""
 Z95 = 1.96
 LONG = 131_072
@@ -50,12 +50,14 @@ class Row:
     number_x4: int | None = None
     number_x8: int | None = None
     code_x1: int | None = None
+    code_x4: int | None = None
     code_x8: int | None = None
     teacher_number_x1: int | None = None
     """needles that the teacher finds in the same rows"""
     teacher_number_x4: int | None = None
     teacher_number_x8: int | None = None
     teacher_code_x1: int | None = None
+    teacher_code_x4: int | None = None
     teacher_code_x8: int | None = None
     ruler: str = ""
     """scores of RULER's tasks, in words"""
@@ -152,7 +154,8 @@ def _conversion(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
     }
     asked = _ruler_words(report.get("ruler", ()))
     for row in _models(run, "trained", report["after"], {**about, **trained}):
-        yield dc.replace(row, ruler=asked.get(row.context, ""))
+        notes = "; ".join(filter(None, (row.notes, _cut(report))))
+        yield dc.replace(row, ruler=asked.get(row.context, ""), notes=notes)
     for control in (report.get("controls") or {}).get("runs", ()):
         if control["status"] == "measured":
             where = {"teacher": _teacher(report["after"]), "hardware": _device(report["after"])}
@@ -195,6 +198,11 @@ def _ruler_words(entries: Iterable[Mapping[str, Any]]) -> dict[int, str]:
             f"{entry['task']} {sum(scores) / len(scores):.1%} of {len(scores)}"
         )
     return {length: ", ".join(texts) for length, texts in found.items()}
+
+
+def _cut(report: Mapping[str, Any]) -> str:
+    """That `wordings` ended a training before its last step, in words."""
+    return "cut short at " + ", ".join(f"{k} {n:,}" for k, n in report["cut"].items()) if "cut" in report else ""
 
 
 def _evaluation(run: str, report: Mapping[str, Any]) -> Iterator[Row]:

@@ -5,22 +5,16 @@ JSON (schema 1); lengths, widths and half-lives in tokens; null where nothing wa
     schema, model, teacher, conditions {device, dtype, versions, text, tokens, rows, length ...}
     layers    [{index, mixer, kind, ...}], for recurrent layers also partitions, shared, heads, head_dim, and of these
               whatever applies:
-        entropy          partitions [N], shared, sparse_stacked, stacked        singular value entropy, 0 to 1
-        similarity       within, across, within_shared, sparse_to_shared        mean |cos| of state rows
-                         absolute [M][M], signed [M][M]                         block means, the shared partition last
-        row_sparsity     threshold, sparse, shared                              share of phi(k) under the threshold
-        receptive_field  window, threshold, sparse {mean, p10, median, p90, full}, shared {...}, partitions [N]
         half_life        sparse {p10, median, p90}, own, shared, sparse_by_head [H], shared_by_head [H]
         routing          load [N], load_entropy, gate_entropy, gate_mean, dead [partition ...]
         tokens           top [N][{id, text, count, of}]
-        clustering       explained, explained_by_head [H], rows, rows_used, plane_share [2]
         branches         sparse_rms, shared_rms, sparse_share, sparse_share_by_head [Hq], cosine
         output_error     relative, cosine                                       against the teacher, given its inputs
         attention        distance [Hq]                                          of the teacher
     left_out  [{layers, quantities, reason}]
-    files     names of the figures and arrays beside the JSON, where it was written
+    files     names of the figures beside the JSON, where it was written
 
-`arrays.safetensors` beside it holds what is too large for JSON, named `layers.3.similarity.matrix` and so on.
+Analyses of earlier versions have more: what only the paper's figures show, which `benchmarks/analysis` measures now.
 """
 
 import dataclasses as dc
@@ -32,7 +26,6 @@ from sse_convert.report import json_ready, table
 
 SCHEMA = 1
 FILE = "analysis.json"
-ARRAYS = "arrays.safetensors"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +82,7 @@ class AnalysisReport:
     folder: Path | None = None
     """where the report was written, None where it was not"""
     files: tuple[str, ...] = ()
-    """figures and arrays in that folder"""
+    """figures in that folder"""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, described at the top of this module."""
@@ -125,15 +118,10 @@ class AnalysisReport:
         ]
 
 
-_HEADER = (
-    *("layer", "mixer", "entropy", "cos in", "cos out", "k<1e-5", "shared", "field", "shared", "half-life", "shared"),
-    *("load H", "gate H", "dead", "sparse", "error"),
-)
+_HEADER = (*("layer", "mixer", "half-life", "shared", "load H", "gate H", "dead", "sparse", "error"),)
 _LEGEND = (
-    "entropy: singular values of all states stacked (0 to 1); cos: mean |cosine| of state rows, in a partition and",
-    "between partitions; k<1e-5: rows a token leaves alone; field: tokens back until 0.001 is left; half-life: tokens",
-    "of text; load H, gate H: entropy of load and gate (1 is even); sparse: the partitions' part of the output;",
-    "error: of the output against the teacher's, as a part of its power; shared: the same of the shared partition",
+    "half-life: tokens of text, and of the shared partition; load H, gate H: entropy of load and gate (1 is even);",
+    "sparse: the partitions' part of the output; error: of the output against the teacher's, as a part of its power",
 )
 
 
@@ -142,13 +130,6 @@ def _row(layer: LayerAnalysis) -> tuple[str | None, ...]:
     return (
         str(layer.index),
         layer.mixer,
-        _number(layer.get("entropy", "stacked")),
-        _number(layer.get("similarity", "within")),
-        _number(layer.get("similarity", "across")),
-        _percent(layer.get("row_sparsity", "sparse")),
-        _percent(layer.get("row_sparsity", "shared")),
-        _tokens(layer.get("receptive_field", "sparse", "mean")),
-        _tokens(layer.get("receptive_field", "shared", "mean")),
         _tokens(layer.get("half_life", "sparse", "median")),
         _tokens(layer.get("half_life", "shared", "median")),
         _number(layer.get("routing", "load_entropy")),

@@ -1,26 +1,20 @@
 """Run a converted model over a text and say what its layers do with it."""
 
 import dataclasses as dc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from safetensors.torch import save
-from torch import Tensor
 
-from sse_convert.analysis.analysis_report import ARRAYS, FILE, AnalysisReport, LayerAnalysis, LeftOut
+from sse_convert.analysis.analysis_report import FILE, AnalysisReport, LayerAnalysis, LeftOut
 from sse_convert.analysis.branches import BranchNorms
 from sse_convert.analysis.capture import Seen, Sizes, watching
-from sse_convert.analysis.clustering import Clustering
 from sse_convert.analysis.decay import HalfLife
-from sse_convert.analysis.keys import RowSparsity
 from sse_convert.analysis.plot import draw
 from sse_convert.analysis.quantity import Quantity
-from sse_convert.analysis.receptive import ReceptiveField
 from sse_convert.analysis.router_health import RouterHealth
-from sse_convert.analysis.similarity import RowSimilarity
-from sse_convert.analysis.states import StateEntropy
 from sse_convert.analysis.teacher import attention_distances, check_pair, output_errors
 from sse_convert.analysis.tokens import TopTokens
 from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
@@ -42,10 +36,7 @@ if TYPE_CHECKING:
 
 TOKENS_PER_PASS = 8192
 """tokens of one forward pass, at least one row"""
-QUANTITIES: tuple[type[Quantity], ...] = (
-    *(StateEntropy, RowSimilarity, RowSparsity, ReceptiveField, HalfLife),
-    *(RouterHealth, TopTokens, Clustering, BranchNorms),
-)
+QUANTITIES: tuple[type[Quantity], ...] = (HalfLife, RouterHealth, TopTokens, BranchNorms)
 """what is asked of recurrent layers"""
 TEACHER_QUANTITIES = ("output_error", "attention")
 """what needs the teacher"""
@@ -92,24 +83,27 @@ def analyze_model(
         layers=tuple(_layer(student, i, found.get(i, {})) for i in range(config.num_hidden_layers)),
         left_out=inapplicable(student, with_teacher=teacher is not None),
     )
-    return report if out is None else write(report, arrays_of(layers), out)
+    return report if out is None else write(report, out)
 
 
 @torch.no_grad()
-def measure_layers(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[int, list[Quantity]]:
+def measure_layers(
+    student: "PreTrainedModel", text: Text, *, bar: Bar, kinds: Sequence[type[Quantity]] = QUANTITIES
+) -> dict[int, list[Quantity]]:
     """The quantities of every recurrent layer, summed over the text.
 
     Args:
         student: converted model in evaluation mode.
         text: what it sees.
         bar: advanced by one per row.
+        kinds: what is asked.
 
     Returns:
         Index of each recurrent layer -> what applies to it.
     """
     layers: dict[int, SSEAttention] = student.sse_layers()
     found = {
-        i: [kind(Sizes.of(layer), text) for kind in QUANTITIES if kind.absent(layer.mixer) is None]
+        i: [kind(Sizes.of(layer), text) for kind in kinds if kind.absent(layer.mixer) is None]
         for i, layer in layers.items()
     }
 
@@ -122,16 +116,6 @@ def measure_layers(student: "PreTrainedModel", text: Text, *, bar: Bar) -> dict[
             backbone_of(student)(input_ids=ids.to(student.device), use_cache=False)
         bar.update(len(ids))
     return found
-
-
-def arrays_of(layers: dict[int, list[Quantity]]) -> dict[str, Tensor]:
-    """What is too large for JSON, named `layers.3.similarity.matrix` and so on."""
-    return {
-        f"layers.{index}.{quantity.name}.{name}": array.contiguous()
-        for index, layer in layers.items()
-        for quantity in layer
-        for name, array in quantity.arrays().items()
-    }
 
 
 def inapplicable(student: "PreTrainedModel", *, with_teacher: bool) -> tuple[LeftOut, ...]:
@@ -158,12 +142,11 @@ def inapplicable(student: "PreTrainedModel", *, with_teacher: bool) -> tuple[Lef
     return tuple(LeftOut(layers=tuple(i), quantities=names, reason=reason) for (reason, names), i in layers.items())
 
 
-def write(report: AnalysisReport, arrays: dict[str, Tensor], out: Path) -> AnalysisReport:
-    """Write the report, its arrays and figures into a new folder.
+def write(report: AnalysisReport, out: Path) -> AnalysisReport:
+    """Write the report and its figures into a new folder.
 
     Args:
         report: what was found.
-        arrays: from `arrays_of`.
         out: the folder to make.
 
     Returns:
@@ -173,11 +156,7 @@ def write(report: AnalysisReport, arrays: dict[str, Tensor], out: Path) -> Analy
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
     with new_folder(out) as folder:
-        names = draw(report.to_dict(), arrays, folder)
-        if arrays:
-            (folder / ARRAYS).write_bytes(save(arrays))
-            names.append(ARRAYS)
-        report = dc.replace(report, folder=out, files=tuple(names))
+        report = dc.replace(report, folder=out, files=tuple(draw(report.to_dict(), folder)))
         write_json(folder / FILE, report.to_dict())
     return report
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sse_convert.calibration.attention_statistics import layer_inputs
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.routing import Routing
-from sse_convert.kernels.torch.operands import Operands, gather_rows, operands_of
+from sse_convert.kernels.torch.operands import Operands, operands_of
 from sse_convert.kernels.validation import build_inputs
 from sse_convert.modeling.layer import SSEAttention
 
@@ -78,7 +78,7 @@ class Seen:
     shared_TQV: Tensor | None
     """output of the shared partition, None without one"""
     states_SMHDV: Tensor
-    """states at the end of each row; the shared one last"""
+    """states at the end of each row, the shared one last; `benchmarks/analysis` reads them"""
 
     @property
     def routes(self) -> Routing:
@@ -88,19 +88,7 @@ class Seen:
 
     def written(self) -> Tensor:
         """bool [T, N], whether a token decays and writes a partition."""
-        return _members(self.routes, self.routes.write_TK)
-
-    def read(self) -> Tensor:
-        """bool [T, N], whether a token reads a partition."""
-        return _members(self.routes, self.routes.read_TK)
-
-    def of_written(self, x_TP: Tensor) -> Tensor:
-        """Keys or values [T, P, ...] of the partitions written, best first, [T, K, ...]; as they are where P = 1."""
-        if x_TP.shape[1] == 1:
-            return x_TP
-        write_TK = self.routes.write_TK
-        tokens = torch.arange(len(write_TK), device=write_TK.device)[:, None].expand_as(write_TK)
-        return gather_rows(x_TP, tokens, write_TK)
+        return torch.zeros_like(self.routes.gate_TN, dtype=torch.bool).scatter_(1, self.routes.write_TK, True)
 
 
 def see(inputs: dict[str, Any], cu_seqlens: Tensor, tokens_T: Tensor, *, backend: str = "auto") -> Seen:
@@ -177,7 +165,3 @@ def _shared_branch(inputs: dict[str, Any]) -> dict[str, Any]:
         **{"write_strength": strength if own_strength is None else own_strength},
         **{"shared_write_strength": None, "router_bias": None, "partition_gate": None},
     }
-
-
-def _members(routing: Routing, chosen_TK: Tensor) -> Tensor:
-    return torch.zeros_like(routing.gate_TN, dtype=torch.bool).scatter_(1, chosen_TK, True)

@@ -50,10 +50,6 @@ class Quantity(ABC):
     def result(self) -> dict[str, Any]:
         """JSON-ready, but for NaN where nothing was found."""
 
-    def arrays(self) -> dict[str, Tensor]:
-        """What is too large for JSON, by name."""
-        return {}
-
 
 def quantiles(x: Tensor) -> dict[str, float]:
     """10th, 50th and 90th percentile (the nearest value, so that infinities do no harm), NaN of nothing."""

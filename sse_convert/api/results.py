@@ -71,7 +71,7 @@ def analyze(
         teacher: the model it was made from, for output errors and attention distances.
         tokens: of the text, at most.
         length: tokens per row; unset takes 2048, or the model's context or the text if they are shorter.
-        out: new folder for the report, its arrays and figures.
+        out: new folder for the report and its figures.
         device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
 
     Raises:

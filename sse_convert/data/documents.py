@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sse_convert.data.tokens import token_ids
 from sse_convert.errors import DataError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Encoder:
             DataError: a conversation does not fit the chat template.
         """
         texts = [document.text for document in documents if document.text is not None]
-        plain = iter(self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else [])
+        plain = iter(token_ids(self._tokenizer, texts))
         return [self._encoded(document, next(plain) if document.text is not None else []) for document in documents]
 
     def _encoded(self, document: Document, text_ids: list[int]) -> Encoded:

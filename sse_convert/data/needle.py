@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sse_convert.data.documents import beginning_ids
+from sse_convert.data.tokens import token_ids
 from sse_convert.errors import DataError
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def evaluation_sample(
     chosen = rng.sample(words.held_out, keys)
     values = [make_value(rng, kind, words.train) for _ in chosen]
     pairs = list(zip(chosen, values, strict=True))
-    planted = encode_all(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
+    planted = token_ids(tokenizer, [needle_text(kind, k, v) for k, v in pairs])
     ((prompt, answer),) = _questions(tokenizer, kind, pairs[:1])
     bos = beginning_ids(tokenizer)
     used = len(bos) + sum(map(len, planted)) + len(prompt) + len(answer)
@@ -163,12 +164,7 @@ def evaluation_sample(
 
 def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Token ids of a text, without the tokenizer's special tokens around it."""
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
-    """Token ids of each text as of `encode`, in one call, which a tokenizer makes faster than many."""
-    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    return token_ids(tokenizer, [text])[0]
 
 
 def _questions(
@@ -179,7 +175,7 @@ def _questions(
     prompts = [question_text(kind, key) for key, _ in pairs]
     answers = [f" {value}." for _, value in pairs]
     texts = [*prompts, *map("".join, zip(prompts, answers, strict=True)), *answers]
-    encoded = encode_all(tokenizer, texts)
+    encoded = token_ids(tokenizer, texts)
     n = len(pairs)
     return [
         (prompt, both[len(prompt) :] if both[: len(prompt)] == prompt else answer)

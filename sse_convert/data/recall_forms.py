@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sse_convert.data import recall_templates as templates
 from sse_convert.data.needle import encode
+from sse_convert.data.tokens import token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,8 +142,8 @@ def _chain(draw: Draw) -> list[Item]:
         value = draw.value()
         said = [first.format(k=own[0], v=value)]
         said += [link.format(k=name, a=before) for before, name in itertools.pairwise(own)]
-        parts = [encode(draw.tokenizer, part) for part in said]
-        items.append(Item(parts, [_asked(draw, asked, {"k": draw.rng.choice(own), "v": value})]))
+        question = _asked(draw, asked, {"k": draw.rng.choice(own), "v": value})
+        items.append(Item(token_ids(draw.tokenizer, said), [question]))
     return items
 
 
@@ -163,7 +164,7 @@ def _quote(draw: Draw) -> list[Item]:
 def _questions(draw: Draw) -> list[Item]:
     """Questions about the row's own text: which words follow these?"""
     before, after = draw.rng.choice(templates.CONTINUATIONS).split("{c}")
-    opening, closing = encode(draw.tokenizer, before), encode(draw.tokenizer, after)
+    opening, closing = token_ids(draw.tokenizer, [before, after])
     items = []
     for passage, end in _passages(draw):
         cue = min(draw.rng.randint(2, 2 * CUE), len(passage) - 1)
@@ -192,15 +193,16 @@ ABOUT_TEXT = ("quote", "questions")
 
 
 def _item(draw: Draw, said: list[str], asked: str, values: dict[str, str]) -> Item:
-    return Item([encode(draw.tokenizer, text.format(**values)) for text in said], [_asked(draw, asked, values)])
+    parts = token_ids(draw.tokenizer, [text.format(**values) for text in said])
+    return Item(parts, [_asked(draw, asked, values)])
 
 
 def _asked(draw: Draw, template: str, values: dict[str, str]) -> Asked:
     """Tokens of a question whose answer begins with the value, as the tokenizer writes both together."""
     cue, tail = template.split("{v}")
     space = " " if cue.endswith(" ") else ""
-    prompt = encode(draw.tokenizer, cue.removesuffix(" ").format(**values))
-    both = encode(draw.tokenizer, template.format(**values))
+    texts = [cue.removesuffix(" ").format(**values), template.format(**values)]
+    prompt, both = token_ids(draw.tokenizer, texts)
     if both[: len(prompt)] == prompt:
         return Asked(prompt, both[len(prompt) :])
     return Asked(prompt, encode(draw.tokenizer, space + values["v"] + tail.format(**values)))

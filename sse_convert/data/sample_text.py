@@ -15,8 +15,8 @@ from sse_convert.errors import DataError, UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-WINDOW = 128
-"""last tokens of a row whose receptive field is measured (paper, appendix "Receptive Field Analysis")"""
+LEAST = 128
+"""tokens of a row at least: states of fewer say little"""
 LENGTH = 2048
 """tokens per row where neither the user, the model nor the text asks for fewer"""
 _CHARACTERS_PER_TOKEN = 16
@@ -95,19 +95,19 @@ def read_text(
         vocab_size: rows of the model's embedding, to refuse a foreign tokenizer.
 
     Raises:
-        UsageError: rows shorter than `WINDOW`, longer than the context or than `tokens`.
+        UsageError: rows shorter than `LEAST`, longer than the context or than `tokens`.
         DataError: the text is shorter than one row, or its tokens are not the model's.
     """
     _check_sizes(tokens, length, limit)
     with path.open(encoding="utf-8") as file:
         document = Document(text=file.read(_CHARACTERS_PER_TOKEN * tokens), where=str(path), ends=False)
     ids = torch.from_numpy(Encoder(tokenizer, vocab_size).encode([document])[0].ids)[:tokens].long()
-    row = length or min(LENGTH, limit or LENGTH, max(len(ids), WINDOW))
+    row = length or min(LENGTH, limit or LENGTH, max(len(ids), LEAST))
     if len(ids) < row:
-        shorter = f", or a --length of {WINDOW} to {len(ids)}" if len(ids) >= WINDOW else ""
+        shorter = f", or a --length of {LEAST} to {len(ids)}" if len(ids) >= LEAST else ""
         raise DataError(
             f"{path} has {len(ids)} tokens",
-            expected=f"at least {row}" + (", the window of the receptive field" if row == WINDOW else ", one row"),
+            expected=f"at least {row}" + (", the shortest row" if row == LEAST else ", one row"),
             fix=f"give a longer text{shorter}",
         )
     rows = len(ids) // row
@@ -115,12 +115,12 @@ def read_text(
 
 
 def _check_sizes(tokens: int, length: int | None, limit: int | None) -> None:
-    if limit is not None and limit < WINDOW:
-        raise UsageError(f"the model's context is {limit} tokens", expected=f"at least {WINDOW}")
-    if tokens < (length or WINDOW):
-        raise UsageError(f"tokens is {tokens}", expected=f"at least one row ({length or WINDOW})", fix="raise --tokens")
+    if limit is not None and limit < LEAST:
+        raise UsageError(f"the model's context is {limit} tokens", expected=f"at least {LEAST}")
+    if tokens < (length or LEAST):
+        raise UsageError(f"tokens is {tokens}", expected=f"at least one row ({length or LEAST})", fix="raise --tokens")
     if length is None:
         return
     bound = f" to {limit}, the model's context" if limit is not None else " or more"
-    if length < WINDOW or (limit is not None and length > limit):
-        raise UsageError(f"length is {length}", expected=f"{WINDOW}{bound}", fix="change --length")
+    if length < LEAST or (limit is not None and length > limit):
+        raise UsageError(f"length is {length}", expected=f"{LEAST}{bound}", fix="change --length")

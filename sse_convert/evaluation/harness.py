@@ -34,8 +34,6 @@ PAPER = (
 ALIASES = {"paper": PAPER, "niah": NIAH, "arc": ("arc_easy", "arc_challenge"), "siqa": ("social_iqa",)}
 BOOTSTRAP = 1000
 """resamplings for the standard errors of metrics that are no means"""
-SEED = 1234
-"""of few-shot examples and bootstrap, the harness's own"""
 NOT_MEASURED = -1.0
 """what the harness's RULER tasks, whose metrics are lengths, give for lengths that were not asked for"""
 

@@ -7,7 +7,7 @@ are treated alike.
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sse_convert.compat import is_compiled
 from sse_convert.errors import UsageError
+from sse_convert.inference.fused_layers import fused_layers
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
@@ -98,12 +99,12 @@ class TokenStep:
         self.length += 1
         if self._plain or self._first:
             self._first = False
-            with fixed_cache_attention(self._model), self._norms():
+            with fixed_cache_attention(self._model), self._fused():
                 return self._run()
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
             recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
-            with fixed_cache_attention(self._model), self._norms(), recording:
+            with fixed_cache_attention(self._model), self._fused(), recording:
                 self._recorded = self._run()
             self._graph = graph
         self._graph.replay()
@@ -113,9 +114,14 @@ class TokenStep:
         """Give the cache back, dynamic as it was, with what the steps added."""
         self._cache.release(self.length)
 
-    def _norms(self) -> AbstractContextManager[None]:
-        """Fused norms, unless torch.compile fuses them with their surroundings."""
-        return nullcontext() if self._compiled else fused_norms(self._model)
+    @contextmanager
+    def _fused(self) -> Iterator[None]:
+        """Fused layers and norms, unless torch.compile fuses them with their surroundings."""
+        if self._compiled:
+            yield
+            return
+        with fused_layers(self._model), fused_norms(self._model):
+            yield
 
     def _run(self) -> Tensor:
         if self._mask is not None:

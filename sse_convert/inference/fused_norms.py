@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.compat import has_compiled_part
 from sse_convert.kernels.triton_backend import fuses
+from sse_convert.modeling.compat import has_hooks
 
 MAX_CHANNELS = 16384
 """of a row, which one program of the kernel holds"""
@@ -19,6 +20,14 @@ ROUND_FIRST = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Granite", "SmolLM3
 """families whose norm rounds to the input's dtype before the weight multiplies"""
 OFFSETS = {**dict.fromkeys((*ROUND_FIRST, "Olmo2"), 0.0), "Gemma2": 1.0, "Gemma3": 1.0}
 """by family: what is added to the weight of its norm"""
+
+
+class Norm(NamedTuple):
+    """x / sqrt(mean(x^2) + eps) * (weight + offset)."""
+
+    weight: Tensor
+    eps: float
+    offset: float
 
 
 @contextmanager
@@ -41,6 +50,16 @@ def fused_norms(model: PreTrainedModel) -> Iterator[None]:
 def _known(module: nn.Module) -> bool:
     family = type(module).__name__.removesuffix("RMSNorm")
     return family in OFFSETS and type(module).__module__.startswith("transformers.") and "forward" not in vars(module)
+
+
+def norm_of(module: nn.Module) -> Norm | None:
+    """What a norm of a known class computes; None for other modules, and those with a forward of another's."""
+    inside = vars(module).get("forward")
+    ours = isinstance(inside, functools.partial) and inside.func is _norm
+    if not (ours or _known(module)) or has_hooks(module):
+        return None
+    family, weight, eps = _parts(module)
+    return Norm(weight, eps, OFFSETS[family])
 
 
 def _norm(module: nn.Module, plain: functools.partial[Tensor], x: Tensor) -> Tensor:

@@ -20,7 +20,12 @@ from sse_convert.kernels.torch.sequential import sse_attention_sequential
 from sse_convert.kernels.torch.step import can_step, sse_attention_step
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton_backend import GPU as _GPU
-from sse_convert.kernels.triton_backend import sse_attention_on_triton, unavailable_reason, unsupported_reason
+from sse_convert.kernels.triton_backend import (
+    sse_attention_on_triton,
+    unavailable_reason,
+    unsupported_reason,
+    untrusted,
+)
 from sse_convert.kernels.validation import build_inputs
 
 _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = {
@@ -266,7 +271,7 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
 
 def _check_triton(x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
-    if (reason := unavailable_reason(x.q.device, x.write_strength is not None)) is not None:
+    if (reason := untrusted(x)) is not None:
         raise HardwareError(f"backend 'triton' is not available: {reason}", expected=others, fix="use backend: auto")
     if (reason := unsupported_reason(x)) is not None:
         raise UsageError(f"backend 'triton' cannot run this: {reason}", expected=others, fix="use backend: auto")
@@ -277,8 +282,8 @@ def _chosen(backend: str, x: Inputs) -> str:
         _check_triton(x)
     if backend != "auto":
         return backend
-    on_gpu, delta = x.q.device.type == _GPU, x.write_strength is not None
-    if on_gpu and x.num_tokens and unsupported_reason(x) is None and unavailable_reason(x.q.device, delta) is None:
+    on_gpu = x.q.device.type == _GPU
+    if on_gpu and x.num_tokens and unsupported_reason(x) is None and untrusted(x) is None:
         return "triton"
     if x.partition_gate is not None and x.partition_gate.needs_state:
         return "recurrent"

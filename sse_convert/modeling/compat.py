@@ -26,9 +26,14 @@ def record_outputs(model: Any) -> None:
     dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(model.__class__), model._can_record_outputs)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something runs before or after a module's forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def is_bare(module: nn.Module) -> bool:
     """Whether a module is no more than its class says: no hook, no forward of another."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return not (has_hooks(module) or "forward" in vars(module))
 
 
 def version(tensor: Tensor) -> int:

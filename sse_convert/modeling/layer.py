@@ -20,7 +20,8 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.kernels.triton_backend import fuses
+from sse_convert.kernels.triton.config import Widths
+from sse_convert.kernels.triton_backend import GPU, fuses, unavailable_reason
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
@@ -150,7 +151,7 @@ class SSEAttention(RoutedLayer):
         if shard is not None:
             inputs = operator_heads(inputs, shard)
         self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
-        o = self._attend(inputs, sse_layout, kept, length)
+        o = self.run_operator(inputs, sse_layout, kept, length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
@@ -226,7 +227,7 @@ class SSEAttention(RoutedLayer):
             "write_strength": self._write_strength(precise, "sse_write_strength"),
             "shared_write_strength": self._write_strength(precise, "sse_shared_write_strength"),
             **self.mapping_options(),
-            **self._routing_options(),
+            **self.routing_options(),
         }
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,9 +259,17 @@ class SSEAttention(RoutedLayer):
         y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
         return y.flatten(1) * self.sse_out_scale.to(y.dtype)
 
-    def _attend(
+    def run_operator(
         self, inputs: dict[str, Any], layout: SequenceLayout, layer: SSECacheLayer | None, length: int
     ) -> Tensor:
+        """o [T, Hq, V] of the operator's inputs; with a cache layer from its state on, which then holds the next.
+
+        Args:
+            inputs: as `operator_inputs` gives them.
+            layout: of the batch.
+            layer: of the cache, or None.
+            length: tokens of each row.
+        """
         sequences: dict[str, Any] = {
             "cu_seqlens": layout.cu_seqlens.to(inputs["q"].device),
             "max_seqlen": layout.max_seqlen,
@@ -401,7 +410,16 @@ class SSEAttention(RoutedLayer):
             "decay_normalizer": None if mixer.decay == "none" else DECAY_NORMALIZER,
         }
 
-    def _routing_options(self) -> dict[str, Any]:
+    def trains_on_torch(self, device: torch.device) -> str | None:
+        """Why `backend: auto` leaves its gradients on a GPU to torch, which is slower than the kernels; else None."""
+        if device.type != GPU or self.backend != "auto":
+            return None
+        dims = self.dims
+        widths = Widths(dims.query_heads // self.state_heads, dims.head_dim, dims.value_dim)
+        return unavailable_reason(device, self.mixer.update == "delta", widths)
+
+    def routing_options(self) -> dict[str, Any]:
+        """How the operator routes."""
         return {
             "top_k": self.mixer.top_k,
             "read_top_k": self.mixer.read_top_k,

@@ -4,15 +4,11 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
 from sse_convert.analysis import analysis_report
 from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.open import CONFIG, read_config
 from sse_convert.checkpoints.provenance import read_provenance
-from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.errors import UsageError
 from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.controls import COMPARISON, stages_folder
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
@@ -70,8 +66,6 @@ class Analysis:
     """the JSON file"""
     data: dict[str, Any]
     """its content"""
-    arrays: dict[str, Tensor]
-    """the arrays beside it"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,14 +249,7 @@ def _analysis(folder: Path) -> Analysis | None:
     path = folder / analysis_report.FILE
     if not path.is_file():
         return None
-    data = read_json(path, ANALYSIS, schema=analysis_report.SCHEMA)
-    arrays = folder / analysis_report.ARRAYS
-    try:
-        return Analysis(path=path, data=data, arrays=load_file(arrays) if arrays.is_file() else {})
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{arrays} cannot be read: {error}", expected="a safetensors file", fix=f"remove {folder}, analyse again"
-        ) from error
+    return Analysis(path=path, data=read_json(path, ANALYSIS, schema=analysis_report.SCHEMA))
 
 
 def _samples(path: Path) -> dict[str, Any] | None:

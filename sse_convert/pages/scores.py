@@ -28,9 +28,6 @@ CACHE = "cache and state of one sequence"
 RATIO = "decoding, as a multiple of the teacher's"
 FACTS = ("teacher", "layers converted", "kinds of layers", "parameters", "of them new", "recipe", "tokens trained on")
 INSIDE = {
-    "state entropy (0 to 1)": ("entropy", "stacked"),
-    "|cosine| of rows within a partition": ("similarity", "within"),
-    "|cosine| of rows across partitions": ("similarity", "across"),
     "load entropy (1: even)": ("routing", "load_entropy"),
     "layer error against the teacher": ("output_error", "relative"),
 }

@@ -34,7 +34,7 @@ BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", 
 TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
 """RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
-_ONE_LOSS = {"teacher": "kl", "offline": "kl", "rope": "ce", "stop": "layer_mse"}
+_ONE_LOSS = {"teacher": "kl", "rope": "ce"}
 """stage keys that one loss alone knows"""
 ROPE_NOT_BUILT = {
     "dynamic": "its frequencies depend on the longest row seen so far, so a run could not be continued to the bit",
@@ -103,9 +103,6 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
             if stage is not None and stage.needle_keys and not data.needles.share:
                 text = "no row is planted, since data.needles.share is 0; raise that, or remove needle_keys"
                 yield Problem(("stages", i, "needle_keys"), text)
-            if stage is not None and stage.offline and data.needles.answers == "row":
-                text = "stored predictions have no answers of the row; use data.needles.answers: teacher"
-                yield Problem(("stages", i, "offline"), text)
 
 
 def check_run(recipe: Recipe) -> Iterator[Problem]:
@@ -171,14 +168,10 @@ def _stage(stage: Stage) -> Iterator[Problem]:
         )
     if not 0 <= stage.warmup < 1:
         yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
-    if stage.stop is not None and not 0 <= stage.stop < 1:
-        yield Problem(("stop",), f"{stage.stop} is not a share of the error, expected 0 to less than 1")
     if stage.needle_keys is not None:
         yield from _not_empty(stage, "needle_keys")
     if stage.seq_len % stage.context_parallel:
         yield Problem(("context_parallel",), f"{stage.context_parallel} does not divide seq_len ({stage.seq_len})")
-    if stage.context_parallel > 1 and stage.offline is not None:
-        yield Problem(("context_parallel",), "is not offered with offline, whose teacher reads whole rows; remove one")
     yield from _stage_rates(stage)
     yield from _stage_budget(stage)
     yield from _stage_loss(stage)

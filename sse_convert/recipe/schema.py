@@ -17,7 +17,7 @@ from sse_convert.recipe.ranges import (
     Share,
     Tokens,
 )
-from sse_convert.recipe.stage_settings import Offline, Rope
+from sse_convert.recipe.stage_settings import Rope
 
 RulerName = Literal[
     "niah_single_1",
@@ -120,14 +120,9 @@ class Stage:
     """recompute activations in the backward pass; auto: where the GPU's memory does not hold them"""
     loss_mask: Literal["all", "assistant"] = "all"
     """kl and ce: train on every token, or on assistant turns of the chat template alone"""
-    stop: float | None = None
-    """layer_mse only: stop a layer whose mean error over 50 steps is not lower by this share than over the 50 before,
-    e.g. 0.01; null trains all for the whole budget"""
     teacher: PathText | None = None
     """kl only: another model to learn from, with the model's tokens: folder or hub id, with @REVISION where that
     matters; null is the model itself"""
-    offline: Offline | None = None
-    """kl only: take the teacher's predictions from disk; made before training where they are missing"""
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
     needle_keys: list[Count] | None = None
@@ -356,11 +351,6 @@ class Train:
     """experiment trackers, through Accelerate"""
     lora: Lora = dc.field(default_factory=Lora)
     """used by stages with `train: lora`"""
-    spikes: Positive | None = None
-    """leave out steps whose loss lies this many robust standard deviations above the median of the last 100, e.g. 20;
-    null leaves out only those that are not finite"""
-    collapse: Literal["warn", "stop"] = "warn"
-    """where a router sends nearly all tokens to the same partitions: say so, or end the stage with an error as well"""
     backend: str = "auto"
     """operator backend"""
     compile: Auto | bool = "auto"

@@ -1,24 +1,9 @@
-"""Recipe keys of training in groups of their own: offline teacher, RoPE. Read with `schema.py`."""
+"""Recipe keys of a stage's rotary embedding. Read with `schema.py`."""
 
 import dataclasses as dc
 from typing import Annotated
 
-from sse_convert.recipe.ranges import Length, PathText, Range
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Offline:
-    """The teacher's predictions from a cache on disk: its likeliest tokens, and the mass of all others together."""
-
-    top_k: Annotated[int, Range(1, 2**24)] = 64
-    """tokens kept per position"""
-    dir: PathText | None = None
-    """folder of the cache; unset means one below the user's cache folder, named by a hash of all its inputs"""
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes on disk of one position: float16 log probabilities, int32 indices, float32 log mass of the others."""
-        return self.top_k * (2 + 4) + 4
+from sse_convert.recipe.ranges import Length, Range
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

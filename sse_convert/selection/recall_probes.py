@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sse_convert.data.documents import beginning_ids
-from sse_convert.data.needle import KeyWords, encode_all, splice, text_stretch
+from sse_convert.data.needle import KeyWords, splice, text_stretch
 from sse_convert.data.recall_rows import recall_row
+from sse_convert.data.tokens import token_ids
 from sse_convert.errors import DataError
 from sse_convert.evaluation.retrieval import needle_samples
 from sse_convert.evaluation.ruler import NEEDLE, wording
@@ -100,7 +101,7 @@ def ruler_rows(material: RecallMaterial) -> Rows:
         values = [str(rng.randrange(10**6, 10**7)) for _ in keys]
         facts = [" " + NEEDLE.format(kind="numbers", key=k, value=v) for k, v in zip(keys, values, strict=True)]
         texts = [head, (tail + lead).format(query=keys[0]) + ":", f" {values[0]}", *facts]
-        start, asked, answer, *planted = encode_all(material.tokenizer, texts)
+        start, asked, answer, *planted = token_ids(material.tokenizer, texts)
         start = beginning_ids(material.tokenizer) + start
         size = material.length - sum(map(len, (start, asked, answer, *planted)))
         hay = text_stretch(rng, material.haystack, size, material.length)

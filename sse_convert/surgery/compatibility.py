@@ -110,9 +110,6 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
             of = "the teacher" if stage.rope is None else "the model with this rope"
             longer = "" if stage.rope or learned or stage.loss != "ce" else f" (stages.{i}.rope stretches them)"
             problems.append(f"stages.{i}.seq_len is {stage.seq_len}, beyond the {limit} positions of {of}{longer}")
-        vocabulary = teacher.text.vocab_size
-        if stage.offline is not None and stage.offline.top_k > vocabulary:
-            problems.append(f"stages.{i}.offline.top_k is {stage.offline.top_k}, the model has {vocabulary} tokens")
     return problems
 
 

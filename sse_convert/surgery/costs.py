@@ -170,7 +170,6 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
     per_stage = 4 * (geometry.parameters + memory.added_elements(geometry, layers))
     work = [
         12 * KEPT_CHECKPOINTS * memory.trained_parameters(geometry, layers, stage, recipe.train.lora)
-        + memory.offline_bytes(stage)
         for stage in recipe.stages
     ]
     return own + new * (1 + recipe.calibrate.enabled) + per_stage * len(work) + max(work, default=0) + own + new
@@ -289,7 +288,7 @@ class _Stages:
             asked = dc.replace(stage, context_parallel=parts)
             own = stage.context_parallel in (1, parts)
             even = count % parts == 0 and stage.seq_len % parts == 0
-            if own and even and stage.offline is None and not self._problems(asked):
+            if own and even and not self._problems(asked):
                 yield parts
 
     def _memory(self, stage: Stage, checkpointing: bool, sharded: bool) -> StageMemory:

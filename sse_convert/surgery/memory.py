@@ -31,7 +31,7 @@ autograd saves (tests/surgery/test_memory.py holds them to it).
 import dataclasses as dc
 
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
-from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, logits_at_once
+from sse_convert.modeling.logits import FUSED_BYTES, logits_at_once
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
@@ -222,7 +222,7 @@ def stage_memory(
     weights = trained if alone else geometry.parameters + added
     copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
-    beside = stage.loss != "ce" and stage.offline is None
+    beside = stage.loss != "ce"
     other = teacher or geometry
     kept, again = _activations(
         geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=COMPILED_SHARE if compiled else 1
@@ -313,18 +313,10 @@ def _around(geometry: Geometry) -> int:
     return geometry.embedding_parameters * (1 if geometry.tied else 2)
 
 
-def offline_bytes(stage: Stage) -> int:
-    """Disk for the teacher's predictions of all rows that a stage reads; 0 where it runs beside the student."""
-    rows = -(-stage.tokens // stage.batch_tokens) * -(-stage.batch_tokens // stage.seq_len)
-    return 0 if stage.offline is None else rows * stage.seq_len * stage.offline.bytes_per_token
-
-
 def _logit_bytes(stage: Stage, element: int) -> tuple[int, int]:
     """Bytes per logit that chunks are cut for, and that one takes: in one kernel, the student's and a teacher's."""
     if stage.loss == "layer_mse":
         return 0, 0
-    if stage.offline is not None:
-        return KL_BYTES, KL_BYTES
     return FUSED_BYTES, element * (1 if stage.loss == "ce" else 2)
 
 

@@ -19,7 +19,7 @@ from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Stage
-from sse_convert.report import format_bytes, format_number
+from sse_convert.report import format_number
 from sse_convert.surgery import budget, memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
@@ -215,7 +215,6 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
         flops=stage.tokens * training_flops(stage, geometry, mixers, teacher),
         trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
-        offline_bytes=memory.offline_bytes(stage),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
             for gib in memory.GPU_GIB
@@ -282,12 +281,6 @@ def _notes(recipe: Recipe, teacher: Teacher, names: list[str], mixers: Mixers) -
         for stage in recipe.stages
         if stage.context_parallel > 1
     ]
-    for stage in recipe.stages:
-        if (offline := stage.offline) is not None:
-            notes.append(
-                f"stage {stage.name}: the teacher's predictions take {offline.bytes_per_token} bytes per token, "
-                f"{format_bytes(memory.offline_bytes(stage))} in all (top_k {offline.top_k})"
-            )
     if left_out := left_out_tensors(teacher, skeleton(teacher.config)):
         size = format_number(sum(teacher.files.tensors[name].numel for name in left_out))
         notes.append(

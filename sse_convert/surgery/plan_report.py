@@ -84,8 +84,6 @@ class StageRow:
     trained_parameters: int
     memory_bytes: int
     """one GPU, at the recipe's seq_len, micro_batch and checkpointing; the least that is needed where those are auto"""
-    offline_bytes: int
-    """disk for the teacher's predictions of all tokens; 0 where the teacher runs beside the student"""
     longest: dict[str, dict[str, int]]
     """GPU memory in GiB -> tokens of the longest row that fits, plain and with gradient checkpointing"""
 

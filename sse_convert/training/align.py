@@ -23,11 +23,9 @@ from sse_convert.modeling.layout import document_starts, sequence_layout
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import full_state
-from sse_convert.training.early_stop import LayerStops
 from sse_convert.training.layer_error import LayerError, error_sums
 from sse_convert.training.objective import Batch, Call, Calls, Objective, Part, frozen_teacher
 from sse_convert.training.optimizer import make_optimizer
-from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import converted_attention, decoder_layers, shard_by
 
 
@@ -61,23 +59,11 @@ class Align(Objective):
         self._calls = Calls({i: getattr(layers[i], path.rsplit(".", 1)[-1]) for i, path in self._paths.items()})
         errors = {i: LayerError(student.get_submodule(path)) for i, path in self._paths.items()}
         self._memory = memory or self._measure(errors, first)
-        self._stops = LayerStops(stage.stop, self._memory.get("stops"))
         self.parts = [self._part(i, error) for i, error in errors.items()]
 
-    @property
-    def done(self) -> bool:
-        """Whether all layers have stopped early."""
-        return bool(self._paths) and all(i in self._stops.stopped for i in self._paths)
-
-    def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Stop layers that have had enough; `stopped` in the record says which, at which error and why."""
-        running = [i for i in self._paths if i not in self._stops.stopped]
-        new = self._stops.look(step, {i: values[f"error_{i}"] for i in running})
-        return {"stopped": {str(i): self._stops.stopped[i] for i in new}} if new else {}
-
     def memory(self) -> dict[str, Any]:
-        """The measurements, and what the early stop remembers."""
-        return {**self._memory, "stops": self._stops.memory()}
+        """The measurements."""
+        return self._memory
 
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """One teacher pass, then forward and backward layer by layer. `loss` is the layers' mean relative error."""
@@ -89,10 +75,6 @@ class Align(Objective):
         result: dict[str, Tensor] = {}
         losses: list[Tensor] = []
         for i, part in zip(self._paths, self.parts, strict=True):
-            if (stop := self._stops.stopped.get(i)) is not None:
-                calls.pop(i)
-                losses.append(torch.tensor(stop["error"] * share, device=self.accelerator.device))
-                continue
             with self.accumulating(part, last=last):
                 with self.accelerator.autocast():
                     sums = part.module(calls.pop(i))
@@ -135,17 +117,10 @@ class Align(Objective):
         return {name: trained[name] if name in trained else value.cpu() for name, value in state.items()}
 
     def details(self, records: list[dict[str, Any]]) -> dict[str, Any]:
-        """Relative error of each layer before and after, and which stopped early."""
-        layers: dict[str, dict[str, Any]] = {}
-        made = 0
-        for i in self._paths:
-            before, errors = self._memory["initial"][str(i)], _errors(records, i)
-            layers[str(i)] = {"before": before, "after": (errors or [before])[-1]}
-            if (stop := self._stops.stopped.get(i)) is not None:
-                layers[str(i)]["stopped"] = stop
-            made += len(errors)
-        planned = Schedule.of(self._stage).steps * len(layers)
-        return {"layers": layers, "layer_steps": made, "layer_steps_planned": planned}
+        """Relative error of each layer before and after."""
+        initial = self._memory["initial"]
+        after = {str(i): ([initial[str(i)], *_errors(records, i)])[-1] for i in self._paths}
+        return {"layers": {i: {"before": initial[i], "after": error} for i, error in after.items()}}
 
     def _part(self, index: int, error: LayerError) -> Part:
         shard_by(self.accelerator, None)

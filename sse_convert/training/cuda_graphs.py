@@ -58,7 +58,9 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         "each pass drops out other values": _drops_out(student),
         "experts are chosen token by token": has_experts(student.config),
         f"rope_type {rope} looks at the positions": rope in ("dynamic", "longrope"),
-        "a backend other than triton waits for the device": any(x.backend not in ("auto", "triton") for x in layers),
+        "a backend other than triton waits for the device": any(
+            x.backend not in ("auto", "triton") or x.trains_on_torch(accelerator.device) for x in layers
+        ),
         "balance: bias counts tokens": any(x.mixer.balance == "bias" for x in layers),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,15 +1,12 @@
 """`kl`: the student learns the teacher's next-token distribution; teacher and student run in one process.
 
 Loss: KL(teacher || student) per token, plus the balance loss. With `data.needles.answers: row`, answers that the
-teacher does not know are learned from the row, by cross entropy. With `offline` the teacher's predictions come with the
-batch, cut to the likeliest tokens, and no teacher is there.
+teacher does not know are learned from the row, by cross entropy.
 
 A teacher of the stage's own may have another embedding than the student, padded to another size: logits of both are cut
 to the tokens that both have. With `loss_mask: assistant` the divergence is that of the tokens that predict an assistant
 turn.
 """
-
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,13 +15,11 @@ from transformers import PreTrainedModel
 
 from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
-from sse_convert.training.objective import Batch, Frozen, frozen_teacher
+from sse_convert.training.objective import Frozen, frozen_teacher
 from sse_convert.training.setup import compile_layers, decoder_layers
-from sse_convert.training.topk_kl import Truncated, linear_truncated_kl
 
 
 class DistillLoss(nn.Module):
@@ -97,62 +92,3 @@ class Distill(WholeModel):
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
         loss = DistillLoss(student, frozen, picks=stage.loss_mask != "all", vocabulary=vocabulary)
         super().__init__(accelerator, student, loss, stage, train)
-
-
-class OfflineDistillLoss(nn.Module):
-    """Student and loss in one forward. Arguments as of `DistillLoss`."""
-
-    def __init__(self, student: PreTrainedModel, *, picks: bool = False, vocabulary: int | None = None) -> None:
-        super().__init__()
-        self.student = student
-        self._picks, self._vocabulary = picks, vocabulary
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        teacher: Truncated | None = None,
-        position_ids: Tensor | None = None,
-        sse_offsets: Tensor | None = None,
-        targets: Tensor | None = None,
-        *,
-        held_out: bool = False,
-    ) -> dict[str, Tensor]:
-        """`loss`, summed over tokens, and `balance`; 0-d each. For held-out text, which needs `targets` and no teacher,
-        `held_out_sums`."""
-        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
-        flat, head = hidden.flatten(0, 1), Head.of(self.student)
-        if held_out and targets is not None:
-            return held_out_sums(hidden, head, targets)
-        assert teacher is not None, "training has the teacher's predictions"
-        if self._picks and targets is not None:
-            kept = targets != IGNORED
-            flat, teacher = flat[kept.flatten()], teacher.at(kept)
-        return {"loss": linear_truncated_kl(flat, head.first(self._vocabulary), teacher), "balance": balance}
-
-
-class OfflineDistill(WholeModel):
-    """Distillation from the teacher's predictions on disk.
-
-    Args:
-        accelerator: of the stage.
-        student: the converted model.
-        stage: settings.
-        train: LoRA settings, and whether layers are compiled.
-        vocabulary: tokens of the vocabulary that both models have; None where they have the same.
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        student: PreTrainedModel,
-        stage: Stage,
-        train: Train,
-        vocabulary: int | None = None,
-    ) -> None:
-        loss = OfflineDistillLoss(student, picks=stage.loss_mask != "all", vocabulary=vocabulary)
-        super().__init__(accelerator, student, loss, stage, train)
-
-    def arguments(self, batch: Batch) -> dict[str, Any]:
-        """Tokens, and the teacher's predictions of them as one object."""
-        tokens = {name: batch[name] for name in ("input_ids", "targets", "position_ids", OFFSETS) if name in batch}
-        return {**tokens, "teacher": Truncated.of_batch(batch)}

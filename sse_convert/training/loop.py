@@ -18,9 +18,8 @@ from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
-from sse_convert.training.guard import Guard
 from sse_convert.training.held_out import HeldOut
-from sse_convert.training.loss_spikes import NOT_FINITE, SPIKE, check_left_out, kept, last_good
+from sse_convert.training.left_out import NOT_FINITE, check_left_out, kept, last_good
 from sse_convert.training.metrics import (
     HEALTH_EVERY,
     MetricsLog,
@@ -31,7 +30,7 @@ from sse_convert.training.metrics import (
 )
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.prefetch import Step
-from sse_convert.training.router_collapse import LOOKS, collapse_message, load_spread
+from sse_convert.training.router_collapse import LOOKS, CollapseWatch, collapse_message, load_spread
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stop import Stop
 
@@ -56,10 +55,10 @@ def train(
     checkpoints: Checkpoints,
     log: MetricsLog,
     start: Progress,
-    guard: Guard,
+    watch: CollapseWatch,
     held_out: HeldOut | None = None,
 ) -> Progress:
-    """Train from `start` to the end of the schedule, or until the objective has had enough.
+    """Train from `start` to the end of the schedule.
 
     Args:
         objective: the loss and what it trains.
@@ -69,18 +68,17 @@ def train(
         checkpoints: where to save.
         log: where to write.
         start: how far an earlier run came.
-        guard: leaves out steps and looks at routers.
+        watch: looks at routers.
         held_out: looks at held-out text; None for none.
 
     Raises:
-        TrainingError: too many steps were left out, weights are not finite, or a router collapsed and the recipe wants
-            an end then.
+        TrainingError: too many steps were left out, or weights are not finite.
         DataError: the text cannot be used, or a step has nothing to predict.
     """
     accelerator, now = objective.accelerator, start
     with _bar(accelerator, stage, schedule, start) as bar, Stop(accelerator) as stop:
         for step in steps:
-            if now.step == schedule.steps or objective.done:
+            if now.step == schedule.steps:
                 break
             began = time.monotonic()
             factor = schedule.factor(now.step)
@@ -89,21 +87,21 @@ def train(
             record: dict[str, Any] = {"step": now.step + 1, "tokens": (now.step + 1) * schedule.step_tokens, **values}
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
             if now.step % HEALTH_EVERY == 0 or now.step + 1 == schedule.steps:
-                record |= _health(objective, guard)
-            now = _stepped(objective, stage, guard, now, record)
+                record |= _health(objective, watch)
+            now = _stepped(objective, stage, now, record)
             record["seconds"] = time.monotonic() - began
-            last = now.step == schedule.steps or objective.done
+            last = now.step == schedule.steps
             if held_out is not None:
                 record |= held_out.look(now.step, last=last)
             log.write(record)
             if bar is not None:
                 note = f"loss {values['loss']:.4f}{'' if held_out is None else held_out.note()}"
                 bar.update(schedule.step_tokens, note=note)
-            _report(accelerator, guard, now, record, checkpoints)
+            _report(accelerator, watch, now, record, checkpoints)
             stopping = stop.wanted()
             if last or stopping or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
-                state |= {"guard": guard.memory()}
+                state |= {"guard": watch.memory()}
                 _save(objective, now, state, checkpoints, held_out, last=last, stopping=stopping)
             if stopping:
                 stop.obey()
@@ -172,60 +170,43 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
     return dict(zip(sums, total.tolist(), strict=True)), tokens
 
 
-def _stepped(objective: Objective, stage: Stage, guard: Guard, now: Progress, record: dict[str, Any]) -> Progress:
+def _stepped(objective: Objective, stage: Stage, now: Progress, record: dict[str, Any]) -> Progress:
     """Make the step of the gradients at hand, or leave it out; completes the record. Returns where the stage stands."""
-    loss = record["loss"]
-    verdict = guard.spikes.verdict(loss)
-    if (score := guard.spikes.zscore(loss)) is not None:
-        record["zscore"] = score
-    record["grad_norm"], verdict = _update(objective, stage.clip, verdict)
+    record["grad_norm"], made = _update(objective, stage.clip, record["loss"])
     after = dc.replace(now, step=now.step + 1, bad_in_a_row=0)
-    if verdict is not None:
-        record["left_out"] = verdict
-        return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
-    guard.spikes.accept(loss)
-    record |= objective.after_step(after.step, record)
-    return after
+    if made:
+        return after
+    record["left_out"] = NOT_FINITE
+    return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
 
 
-def _update(objective: Objective, clip: float, verdict: str | None) -> tuple[float, str | None]:
-    """Clip each part's gradient and step its optimizer, unless the step is to be left out or something is not finite.
+def _update(objective: Objective, clip: float, loss: float) -> tuple[float, bool]:
+    """Clip each part's gradient and step its optimizer, unless something is not finite.
 
     Args:
         objective: holds the gradients.
         clip: gradient norm limit of each part.
-        verdict: why the step must be left out, as far as its loss says.
+        loss: of the step.
 
     Returns:
-        The gradient norm over all parts before clipping, and why the weights were left as they are, or None.
+        The gradient norm over all parts before clipping, and whether the step was made.
     """
     accelerator = objective.accelerator
-    if verdict == SPIKE:  # not unscaled: the scaler of fp16 would wait for a step
-        norm = _gradient_norm(objective)
-    else:
-        norms = []
+    norms = []
+    for part in objective.parts:
+        accelerator.unscale_gradients(part.optimizer)
+        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), clip))))
+    norm = math.hypot(*norms)
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    if finite or accelerator.scaler is not None:  # the scaler of fp16 lowers its scale in a step it skips
         for part in objective.parts:
-            accelerator.unscale_gradients(part.optimizer)
-            norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), clip))))
-        norm = math.hypot(*norms)
-        finite = verdict is None and math.isfinite(norm)
-        if finite or accelerator.scaler is not None:  # the scaler of fp16 lowers its scale in a step it skips
-            for part in objective.parts:
-                part.optimizer.step()
-            finite = not any(part.optimizer.step_was_skipped for part in objective.parts)
-        verdict = None if finite else NOT_FINITE
+            part.optimizer.step()
+        finite = not any(part.optimizer.step_was_skipped for part in objective.parts)
     for part in objective.parts:
         part.optimizer.zero_grad()
     for layer in sse_layers_of(objective).values():
         layer.update_router_bias()
-    return norm, verdict
-
-
-def _gradient_norm(objective: Objective) -> float:
-    """Norm of the gradients as they are, over all parts."""
-    scaler = objective.accelerator.scaler
-    norms = [gradient_norm(list(part.module.parameters())) for part in objective.parts]
-    return math.hypot(*(float(norm) for norm in norms if norm is not None)) / (scaler.get_scale() if scaler else 1.0)
+    return norm, finite
 
 
 def sse_layers_of(objective: Objective) -> dict[int, SSEAttention]:
@@ -234,7 +215,7 @@ def sse_layers_of(objective: Objective) -> dict[int, SSEAttention]:
     return layers
 
 
-def _health(objective: Objective, guard: Guard) -> dict[str, Any]:
+def _health(objective: Objective, watch: CollapseWatch) -> dict[str, Any]:
     layers = sse_layers_of(objective)
     stats = {i: stats for i, layer in layers.items() if (stats := layer.router_stats()) is not None}
     health = router_health(stats)
@@ -242,7 +223,7 @@ def _health(objective: Objective, guard: Guard) -> dict[str, Any]:
         own = [load_spread(health["routers"][str(i)]["load"], layers[i].mixer.top_k) for i in stats]
         device = objective.accelerator.device
         shared = objective.accelerator.reduce(torch.tensor(own, dtype=torch.float32, device=device), "mean")
-        if collapsed := guard.collapse.look(dict(zip(stats, shared.tolist(), strict=True))):
+        if collapsed := watch.look(dict(zip(stats, shared.tolist(), strict=True))):
             health["collapsed"] = collapsed
     norms = [gradient_norm(router_parameters(part.module)) for part in objective.parts]
     found = [float(norm) for norm in norms if norm is not None]
@@ -256,7 +237,7 @@ def _set_rates(parts: Sequence[Part], factor: float) -> None:
 
 
 def _report(
-    accelerator: Accelerator, guard: Guard, now: Progress, record: dict[str, Any], checkpoints: Checkpoints
+    accelerator: Accelerator, watch: CollapseWatch, now: Progress, record: dict[str, Any], checkpoints: Checkpoints
 ) -> None:
     """Say what is wrong with a step; an error where there is too much of it."""
     if "left_out" in record:
@@ -266,11 +247,8 @@ def _report(
         if accelerator.is_main_process:
             say(f"{what}, weights left as they are")
     for i in record.get("collapsed", []):
-        message = collapse_message(i, record["routers"][str(i)]["load"], now.step)
-        if guard.collapse.action == "stop":
-            raise TrainingError(message, expected="tokens on all partitions", fix=last_good(checkpoints))
-        if guard.collapse.counts[i] == LOOKS and accelerator.is_main_process:
-            say(message)
+        if watch.counts[i] == LOOKS and accelerator.is_main_process:
+            say(collapse_message(i, record["routers"][str(i)]["load"], now.step))
 
 
 @contextlib.contextmanager

@@ -73,10 +73,6 @@ class WholeModel(Objective):
         """Tokens that the loss is averaged over: those that predict something, or all."""
         return int((batch["targets"] != IGNORED).sum()) if self._picks else super().count(batch)
 
-    def arguments(self, batch: Batch) -> dict[str, Any]:
-        """What the loss's forward takes of a micro batch."""
-        return dict(batch)
-
     def on_device(self, batch: Batch) -> Batch:
         """Without positions where every row is one document: models count those themselves, and the student does not
         look on the device for where documents begin. Otherwise with that, where passes are recorded. As it is where
@@ -101,7 +97,7 @@ class WholeModel(Objective):
     def _pass(self, batch: Batch, weight: Any, share: float) -> dict[str, Tensor]:
         """Forward and backward; `weight` is a float or 0-d."""
         with self.accelerator.autocast():
-            sums = self.parts[0].module(**self.arguments(batch))
+            sums = self.parts[0].module(**batch)
         parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
         self.add_gradients(parts["loss"] + parts["balance"])
         return {name: value.detach() for name, value in parts.items()}

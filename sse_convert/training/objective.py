@@ -57,11 +57,6 @@ class Objective(ABC):
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
 
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to train although the schedule goes on."""
-        return False
-
     def add_gradients(self, loss: Tensor) -> None:
         """Backward of a contribution to the step's mean."""
         self.accelerator.backward(loss * self.accelerator.num_processes)  # wrappers average over the processes
@@ -126,10 +121,6 @@ class Objective(ABC):
         student: Any = self.student
         for layer in student.sse_layers().values():
             layer.trace.forget()
-
-    def after_step(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Look at the means of an optimizer step (from 1); returns what the step's record says of it."""
-        return {}
 
     def curve(self, records: list[dict[str, Any]]) -> list[float]:
         """The loss of each step, from the step records; those that were not finite are left out."""

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses as dc
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -40,7 +40,6 @@ def steps(
     rows_per_step: int,
     micro_batch: int,
     place: Place,
-    beside: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
 ) -> Iterator[Step]:
     """Cut a stream of rows into steps, those into rows and parts of rows for each process.
 
@@ -49,25 +48,18 @@ def steps(
         rows_per_step: rows of all processes together, a multiple of `place.ranks`.
         micro_batch: most rows of one forward pass.
         place: of this process; rank r takes every row from r on in steps of the number of ranks.
-        beside: further tensors of a micro batch, from the numbers of its rows in the stream.
     """
     while len(whole := list(islice(rows, rows_per_step))) == rows_per_step:
         own = whole[place.rank :: place.ranks]
-        yield Step(micro_batches(own, micro_batch, place, beside), whole[-1].position)
+        yield Step(micro_batches(own, micro_batch, place), whole[-1].position)
 
 
-def micro_batches(
-    rows: Sequence[Row],
-    micro_batch: int,
-    place: Place,
-    beside: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
-) -> list[dict[str, Tensor]]:
+def micro_batches(rows: Sequence[Row], micro_batch: int, place: Place) -> list[dict[str, Tensor]]:
     """Rows of one process as micro batches; arguments as of `steps`."""
     batches = []
     for i in range(0, len(rows), micro_batch):
         part = rows[i : i + micro_batch]
-        more = beside([row.number for row in part]) if beside else {}
-        batches.append(place.cut(with_targets(stack(part)) | answers_of(part) | more))
+        batches.append(place.cut(with_targets(stack(part)) | answers_of(part)))
     return batches
 
 

@@ -2,9 +2,8 @@
 
 import dataclasses as dc
 import math
-from typing import Any, Literal
+from typing import Any
 
-Action = Literal["warn", "stop"]
 ENTROPY = 0.2
 """a router counts as collapsed where its load's entropy is below: 0 is one partition for all tokens, 1 an even load"""
 LOOKS = 5
@@ -13,12 +12,22 @@ LOOKS = 5
 
 @dc.dataclass(slots=True)
 class CollapseWatch:
-    """Counts, for each layer, the looks in a row that found its router collapsed."""
+    """Counts, for each layer, the looks in a row that found its router collapsed.
 
-    action: Action
-    """warn, or end the stage"""
+    Checkpoints hold what it remembers: a continued run decides as an uninterrupted one.
+    """
+
     counts: dict[int, int] = dc.field(default_factory=dict)
     """layer -> looks in a row"""
+
+    @staticmethod
+    def of(memory: dict[str, Any] | None) -> "CollapseWatch":
+        """One that goes on from `memory()`; None begins."""
+        return CollapseWatch({int(i): count for i, count in memory["counts"].items()} if memory else {})
+
+    def memory(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"counts": {str(i): count for i, count in self.counts.items()}}
 
     def look(self, spread: dict[int, float]) -> list[int]:
         """Layers that count as collapsed after this look.

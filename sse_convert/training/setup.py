@@ -176,8 +176,8 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
         backbone.rotary_emb = type(backbone.rotary_emb)(config=decoder_config(model.config))
 
 
-def load_teacher(source: StageTeacher, accelerator: Accelerator, *, whole: bool = False) -> PreTrainedModel:
-    """A stage's teacher, frozen, on this process's device; on the CPU under FSDP, which shards it (unless `whole`).
+def load_teacher(source: StageTeacher, accelerator: Accelerator) -> PreTrainedModel:
+    """A stage's teacher, frozen, on this process's device; on the CPU under FSDP, which shards it.
 
     Raises:
         CheckpointError: it cannot be loaded, or has weights that are not finite.
@@ -185,7 +185,7 @@ def load_teacher(source: StageTeacher, accelerator: Accelerator, *, whole: bool 
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
     folder = download(open_checkpoint(source.name, source.revision)).folder
-    sharded = accelerator.distributed_type == DistributedType.FSDP and not whole
+    sharded = accelerator.distributed_type == DistributedType.FSDP
     model = load_pretrained(
         folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device
     )

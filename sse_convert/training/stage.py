@@ -35,17 +35,16 @@ from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
 from sse_convert.training.context import choose_attention, lay_out
-from sse_convert.training.distill import Distill, OfflineDistill
+from sse_convert.training.distill import Distill
 from sse_convert.training.extend import Extension, differs_in_end, refuse_less, set_aside
 from sse_convert.training.fit import Chosen, Fit
-from sse_convert.training.guard import Guard
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
+from sse_convert.training.left_out import left_out_steps
 from sse_convert.training.loop import Progress, train
-from sse_convert.training.loss_spikes import left_out_steps
 from sse_convert.training.metrics import MetricsLog
-from sse_convert.training.objective import Frozen, Objective
+from sse_convert.training.objective import Objective
 from sse_convert.training.prefetch import Background, Step, steps
-from sse_convert.training.router_collapse import collapses
+from sse_convert.training.router_collapse import CollapseWatch, collapses
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import (
@@ -54,7 +53,6 @@ from sse_convert.training.stage_inputs import (
     other_teacher,
     stage_inputs,
     stage_reader,
-    teacher_cache,
 )
 from sse_convert.training.stage_record import HISTORY, changes, finished, refuse_changes, write_record
 from sse_convert.training.stage_report import AVERAGED, StageReport, rises
@@ -178,12 +176,6 @@ class _StageRun:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Make the work folder, or check that it belongs to these inputs; only one run at a time has it open."""
-        self.cache = None
-        if self.stage.offline is not None:
-            precision = self.accelerator.mixed_precision
-            self.cache = teacher_cache(
-                self.recipe, self.stage, self.checkpoint, self.reader, precision, self.vocabulary
-            )
         before = read_sealed(self.work / INPUTS)
         if before is not None and any(self.work.glob("step-*")):  # else there is nothing to lose
             self._check_inputs(before)
@@ -264,15 +256,12 @@ class _StageRun:
         return [extension.note()]
 
     def prepare(self) -> None:
-        """Make the text ready, and the teacher's predictions where the stage reads them from disk."""
+        """Make the choices that are left to the machine, and the text ready."""
         saved = self.checkpoints.newest() or {}
         self._settle(self.fit.choose(read_sealed(self.work / fit.FILE) or saved.get("chosen")))
         if self.accelerator.is_main_process and (short := self.reader.crowding()) is not None:
             say(f"{self.stage.name}: {short}")
         self.reader.prepare()
-        if self.cache is not None:
-            rows, size = self.reader.rows(), self.chosen.micro_batch
-            self.cache.fill(self.accelerator, rows, self._whole_teacher, size, self.vocabulary)
 
     def train(self) -> tuple[Objective, StageReport]:
         """Train to the end; anew with other choices where the first step of this start shows that they do not work."""
@@ -329,7 +318,7 @@ class _StageRun:
             position, watched = state["position"], state.get("guard")
             self.checkpoints.load(objective.parts)
         held_out = self._held_out(objective, None if state is None else state.get("held_out"))
-        guard = Guard(self.recipe.train.spikes, self.recipe.train.collapse, watched)
+        watch = CollapseWatch.of(watched)
         settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
         self.accelerator.init_trackers("sse-convert", config=settings)
         if self.accelerator.is_main_process:
@@ -337,7 +326,7 @@ class _StageRun:
         log = self.log = MetricsLog(self.work, self.accelerator)
         try:
             with Background(self._steps(position)) as rows:
-                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, guard, held_out)
+                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, watch, held_out)
             self._take_best(objective, now, held_out)
         finally:
             log.close()
@@ -398,38 +387,35 @@ class _StageRun:
         lost = f"the {step} steps in {self.work} are lost: delete it first" if step else "nothing is lost"
         return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
 
-    def _whole_teacher(self) -> Frozen:
-        teacher = load_teacher(stage_teacher(self.recipe, self.stage), self.accelerator, whole=True)
-        return Frozen(self._attending(teacher, dc.replace(self.stage, context_parallel=1)))
-
-    def _attending(self, model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
+    def _attending(self, model: PreTrainedModel) -> PreTrainedModel:
         train = self.train_settings
         recorded = train.cuda_graphs and self.accelerator.device.type == "cuda"
-        return choose_attention(model, stage, self.accelerator, traced=train.compile is True or recorded)
+        return choose_attention(model, self.stage, self.accelerator, traced=train.compile is True or recorded)
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
-        stretch_rope(self._attending(student, self.stage), self.stage)
+        layers = student.sse_layers().values()
+        reason = next(filter(None, (layer.trains_on_torch(self.accelerator.device) for layer in layers)), None)
+        if reason is not None and self.accelerator.is_main_process:
+            say(f"{self.stage.name}: PyTorch makes the gradients, slowly: {reason}")
+        stretch_rope(self._attending(student), self.stage)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
-        if self.cache is not None:
-            return OfflineDistill(self.accelerator, student, self.stage, self.train_settings, self.vocabulary)
         source = stage_teacher(self.recipe, self.stage)
-        teacher = self._attending(load_teacher(source, self.accelerator), self.stage)
+        teacher = self._attending(load_teacher(source, self.accelerator))
         if self.stage.loss == "kl":
             return Distill(self.accelerator, student, teacher, self.stage, self.train_settings, self.vocabulary)
         first = next(self._steps(None)).batches if memory is None else []
         return Align(self.accelerator, student, teacher, self.stage, first=first, memory=memory)
 
     def _steps(self, position: dict[str, Any] | None) -> Iterator[Step]:
-        """The stage's steps from a position of its rows on; the teacher's predictions end with them."""
+        """The stage's steps from a position of its rows on."""
         left = self.schedule.steps * self.schedule.rows - (position["row"] if position else 0)
         return steps(
             islice(self.reader.rows(position), left),
             rows_per_step=self.schedule.rows,
             micro_batch=self.chosen.micro_batch,
             place=self.place,
-            beside=None if self.cache is None else self.cache.read,
         )
 
     def _report(self, objective: Objective, now: Progress, held_out: dict[str, Any]) -> StageReport:

@@ -13,14 +13,13 @@ from sse_convert.checkpoints.teacher import Teacher, open_teacher, source_view
 from sse_convert.checkpoints.vocabulary import check_same_tokens
 from sse_convert.data.rows import RowReader, text_digests
 from sse_convert.data.teacher_samples import SamplingTeacher
-from sse_convert.errors import RecipeError, TrainingError
+from sse_convert.errors import TrainingError
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.surgery.stage_teachers import check_reads
-from sse_convert.training.offline import TeacherCache, tokenizer_identity
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stage_record import KEEP
 from sse_convert.trust import trusts_code
@@ -52,8 +51,6 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
     settings = {key: value for key, value in dc.asdict(stage).items() if key not in (*_FREE, "teacher")}
-    if stage.offline is not None:
-        settings["offline"] = {**settings["offline"], "dir": None}  # where a cache lies decides nothing
     train = dc.asdict(recipe.train)
     deciding = ("mixed_precision", "backend", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
     inputs: dict[str, Any] = {
@@ -63,8 +60,6 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
         "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
     }
-    if recipe.train.spikes is not None:
-        inputs["train"]["spikes"] = recipe.train.spikes
     if recipe.train.keep == "best":
         valid = [dc.asdict(source) for source in recipe.data.valid]
         every = recipe.train.validate_every
@@ -151,48 +146,3 @@ def _stretched_config(checkpoint: Path, stage: Stage) -> Any:
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusts_code())
     stretch(config, stage)
     return config
-
-
-def teacher_cache(
-    recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, precision: str, vocabulary: int | None = None
-) -> TeacherCache:
-    """The cache of the teacher's predictions that a stage with `offline` reads.
-
-    Args:
-        recipe: model and data.
-        stage: settings.
-        checkpoint: has the tokenizer.
-        reader: the rows.
-        precision: autocast type.
-        vocabulary: tokens that the stage's own teacher and the student have both; None where it has none.
-
-    Raises:
-        TrainingError: the folder the stage names was made from other inputs.
-        RecipeError: `top_k` is more than the vocabulary, or teacher and student have different ones.
-    """
-    assert stage.offline is not None
-    own = vocabulary or open_checkpoint(checkpoint).config.get("vocab_size")
-    theirs = own if stage.teacher else open_checkpoint(recipe.model, recipe.revision).config.get("vocab_size")
-    if theirs != own:
-        raise RecipeError(
-            f"stage {stage.name}: the student predicts {own} tokens, the teacher {theirs}",
-            expected="one vocabulary",
-            fix="distil from the model the student was converted from",
-        )
-    if own is not None and stage.offline.top_k > own:
-        raise RecipeError(
-            f"stage {stage.name}: offline.top_k is {stage.offline.top_k}, the model has {own} tokens",
-            expected=f"at most {own}",
-            fix="lower offline.top_k",
-        )
-    schedule = Schedule.of(stage)
-    inputs: dict[str, Any] = {
-        **_teacher_identity(recipe, stage),
-        "tokenizer": tokenizer_identity(load_tokenizer(checkpoint)),
-        "data": _row_settings(recipe, stage),
-        "text": reader.fingerprint(),
-        "mixed_precision": precision,
-    }
-    if vocabulary is not None:
-        inputs["vocabulary"] = vocabulary
-    return TeacherCache(stage.offline, inputs, rows=schedule.steps * schedule.rows, seq_len=stage.seq_len)

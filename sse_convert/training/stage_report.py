@@ -45,7 +45,7 @@ class StageReport(FieldsReport):
     tokens: int
     """tokens trained on"""
     skipped_steps: int
-    """steps left out because something was not finite or the loss had a spike"""
+    """steps left out because something was not finite"""
     loss_first: float | None
     """loss of the first step; None if there was nothing to train"""
     loss_last: float | None
@@ -86,8 +86,7 @@ class StageReport(FieldsReport):
                 f"loss {self.loss_first:.4f} -> {self.loss_last:.4f} in {self.steps:,} steps, "
                 f"{format_number(self.tokens)} tokens{speed}"
             )
-        why = " and ".join(sorted({step["why"] for step in self.left_out})) or "not finite"
-        bad = f", {self.skipped_steps} steps left out ({why})" if self.skipped_steps else ""
+        bad = f", {self.skipped_steps} steps left out (not finite)" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
         warnings = [f"warning: {warning}" for warning in self.warnings()]
@@ -144,14 +143,5 @@ class StageReport(FieldsReport):
         layers = self.details.get("layers", {})
         if not layers:
             return []
-        rows = [(i, error["before"], error["after"], _stopped(error)) for i, error in layers.items()]
-        lines = table(("layer", "error before", "error after", ""), rows)
-        if any("stopped" in layer for layer in layers.values()):
-            lines.append(f"{self.details['layer_steps']:,} of {self.details['layer_steps_planned']:,} layer steps made")
-        return lines
-
-
-def _stopped(layer: dict[str, Any]) -> str:
-    """Where a layer stopped early, and why; empty if it did not."""
-    stop = layer.get("stopped")
-    return "" if stop is None else f"stopped at step {stop['step']:,}: {stop['why']}"
+        rows = [(i, error["before"], error["after"]) for i, error in layers.items()]
+        return table(("layer", "error before", "error after"), rows)

@@ -1,5 +1,6 @@
 """Hand-made layers for the tests of single quantities: one batch of tokens, no model."""
 
+import math
 from typing import Any
 
 import torch
@@ -50,3 +51,11 @@ def seen(s: Sizes, t: Text | None = None, **changes: Any) -> Seen:
 def logits(partitions: Tensor, n: int) -> Tensor:
     """Router logits [T, n] that send each token to the partition given for it."""
     return 4.0 * torch.nn.functional.one_hot(partitions, n).double()
+
+
+def constant(s: Sizes, t: Text, decay: float, shared_decay: float = 0.5) -> dict[str, Any]:
+    """Arguments with one decay everywhere."""
+    q, k, _ = inputs(s, t.tokens)["shared"]
+    shape = t.tokens, s.heads, s.head_dim
+    full = torch.full(shape, math.log(decay)).double()
+    return {"log_decay": full, "shared": (q, k, torch.full(shape, math.log(shared_decay)).double())}

@@ -1,7 +1,6 @@
 import copy
 
 import pytest
-import torch
 
 from sse_convert import api
 from sse_convert.analysis.analysis_report import AnalysisReport, LayerAnalysis, LeftOut
@@ -14,21 +13,9 @@ def report(converted, source, words):
     return api.analyze(converted, words, teacher=source, length=128).to_dict()
 
 
-@pytest.fixture
-def arrays():
-    """What `arrays.safetensors` holds for layers 0 (sse) and 2 (gla)."""
-    found = {}
-    for layer in (0, 2):
-        points = {"points": torch.randn(90, 2), "row": torch.arange(90) % 8, "partition": torch.arange(90) % 4}
-        found |= {f"layers.{layer}.clustering.{name}": value for name, value in points.items()}
-        found[f"layers.{layer}.receptive_field.sparse"] = torch.rand(2, 8) * 100
-    found["layers.0.receptive_field.shared"] = torch.zeros(2, 8)
-    return found
-
-
-def test_draws_what_there_is(report, arrays, tmp_path):
-    names = draw(report, arrays, tmp_path)
-    assert len(names) == 10
+def test_draws_what_there_is(report, tmp_path):
+    names = draw(report, tmp_path)
+    assert len(names) == 5
     for name in names:
         width, height = size_in_pixels(tmp_path / name)
         assert width >= 600
@@ -38,25 +25,19 @@ def test_draws_what_there_is(report, arrays, tmp_path):
         for name in ("routing", "tokens", "output_error"):
             layer.pop(name, None)
     (tmp_path / "thin").mkdir()
-    assert set(names) - set(draw(thin, arrays, tmp_path / "thin")) == {"routing.png", "tokens.png", "output_error.png"}
+    assert set(names) - set(draw(thin, tmp_path / "thin")) == {"routing.png", "tokens.png", "output_error.png"}
 
 
-def test_many_layers_and_partitions_with_gaps(report, arrays, tmp_path):
+def test_many_layers_and_partitions_with_gaps(report, tmp_path):
     layer = copy.deepcopy(report["layers"][0])
     N = 20
     layer["partitions"] = N
-    layer["entropy"] |= {"partitions": [None] * N, "sparse_stacked": None}
-    layer["similarity"]["absolute"] = [[None] * (N + 1)] * (N + 1)
     layer["routing"] |= {"load": [1 / N] * N, "dead": [3, 19]}
     layer["tokens"]["top"] = [[]] * 19 + [[{"id": 1, "text": "\n$x$ \u4e2d", "count": 1, "of": 2}]]
-    layer["clustering"] |= {"explained_by_head": [None]}
     layer["branches"] |= {"sparse_share_by_head": [None, 0.5]}
     layer["half_life"]["sparse"] |= {"p90": None}
     layers = [{**copy.deepcopy(layer), "index": i} for i in range(26)]
-    more = {
-        name.replace("layers.0", f"layers.{i}"): x for i in range(26) for name, x in arrays.items() if ".0." in name
-    }
-    assert len(draw({**report, "layers": layers}, more, tmp_path)) == 10
+    assert len(draw({**report, "layers": layers}, tmp_path)) == 5
     assert max(size_in_pixels(path)[0] for path in tmp_path.iterdir()) < 3500
 
 
@@ -82,7 +63,7 @@ def test_numbers_in_the_table():
             layer(0, routing={"dead": [1, 3], "load_entropy": 0.5, "gate_entropy": float("nan")}),
             layer(
                 1,
-                row_sparsity={"sparse": 0.423, "shared": None},
+                branches={"sparse_share": 0.423},
                 half_life={"sparse": {"median": float("inf")}, "shared": None},
             ),
             full,
@@ -91,6 +72,6 @@ def test_numbers_in_the_table():
     ).lines()
     assert lines[0] == "m: 2 of 3 layers converted"
     assert lines[1] == "1,024 tokens of [a].txt in rows of 512; cpu, float32"
-    assert lines[5].split() == ["0", "sse", *"-" * 9, "0.500", "-", "1,3", "-", "-"]
-    assert lines[6].split() == ["1", "sse", *"-" * 3, "42.3%", *"-" * 3, "inf", *"-" * 6]
+    assert lines[5].split() == ["0", "sse", "-", "-", "0.500", "-", "1,3", "-", "-"]
+    assert lines[6].split() == ["1", "sse", "inf", *"-" * 4, "42.3%", "-"]
     assert lines[-1] == "left out in layer 2: a, b (none)"

@@ -3,12 +3,18 @@
 import dataclasses as dc
 import json
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from benchmarks.quality import collect, plots, rows, words
 from benchmarks.quality.rows import Row
-from benchmarks.quality.wordings import parts, shares
+from benchmarks.quality.wordings import jobs, parts, shares
+from benchmarks.quality.wordings import measure as wordings
+from sse_convert.checkpoints.identity import STAGE_FILE
+from sse_convert.errors import TrainingError
+from sse_convert.evaluation.controls import stages_folder
+from sse_convert.recipe import load_recipe
 
 TABLE = rows.read(collect.TABLE)
 REPORTS = collect.reports()
@@ -130,10 +136,23 @@ def test_ruler_stands_in_words(tmp_path: Path) -> None:
     assert teacher[0].ruler == "niah_single_1 75.0% of 2"
 
 
+def test_a_part_that_was_cut_short_says_so_in_its_rows() -> None:
+    report = {**REPORTS["keep-none_muon_8k-steps"], "cut": {"distill": 8192}}
+    needles = report["after"]["student"]["needles"]
+    of_four = [{**needle, "keys": 4} for needle in needles if (needle["kind"], needle["keys"]) == ("code", 8)]
+    student = {**report["after"]["student"], "needles": [*needles, *of_four]}
+    found = list(rows.rows_of("x", {**report, "before": None, "after": {**report["after"], "student": student}}, {}))
+    assert [row.code_x4 for row in found if row.model == "trained"] == [needle["correct"] for needle in of_four]
+    assert {row.notes for row in found if row.model == "trained"} == {"cut short at distill 8,192"}
+
+
 def test_parts_in_held_out_wordings_have_names() -> None:
     for name in parts.all_parts(["row", "text"], cheap=True) + parts.all_parts(["row"], cheap=False):
         assert parts.parse(name).name == name
-    for wrong in ("qwen-all-row", "gpt-none-row", "qwen-none-other"):
+    of_16 = parts.parse("qwen-none-row-16M")
+    assert (of_16.name, of_16.stages) == ("qwen-none-row-16M", ("10M", "6M"))
+    assert parts.parse("qwen-none-row").stages == ("16M", "10M")
+    for wrong in ("qwen-all-row", "gpt-none-row", "qwen-none-other", "qwen-none"):
         with pytest.raises(ValueError, match="expected"):
             parts.parse(wrong)
 
@@ -145,3 +164,68 @@ def test_shares_of_the_teacher() -> None:
     value, low, high = shares.share(one)
     assert (one.name, one.teacher.samples, value) == ("niah_single_2 2048", 10, 0.8)
     assert 0.4 < low < 0.8 < high < 1
+
+
+class EndedProcess:
+    """Stands for a process of a part; `statuses` are those that processes end with, one after another."""
+
+    statuses: ClassVar[list[int]] = []
+    commands: ClassVar[list[list[str]]] = []
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        self.commands.append(command)
+        self.returncode = self.statuses.pop(0)
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.mark.parametrize(
+    ("reserve", "statuses", "cut"),
+    [
+        (60, [jobs.CUT, 0], [False, True]),  # ended before its last step, then measured
+        (0, [jobs.CUT], [False]),
+        (60, [1, 1, 1], [False, False, False]),
+        (60, [1, 0], [False, False]),
+    ],
+)
+def test_a_part_is_measured_when_its_training_was_cut_short_and_tried_again_when_it_broke(
+    reserve: int, statuses: list[int], cut: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EndedProcess, "statuses", list(statuses))
+    monkeypatch.setattr(EndedProcess, "commands", [])
+    monkeypatch.setattr(jobs.subprocess, "Popen", EndedProcess)
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    ended = [status == jobs.CUT for status in statuses]
+    monkeypatch.setattr(jobs.Runner, "_late", property(lambda self: any(ended[: len(EndedProcess.commands)])))
+    monkeypatch.setattr(jobs.Runner, "_end_all", lambda self: None)
+    jobs.Runner(tmp_path, ["--out", "x"], 3, 600, reserve).run(["llama-none-row"])
+    assert ["--cut" in command for command in EndedProcess.commands] == cut
+    assert not EndedProcess.statuses
+
+
+def test_a_part_names_its_command() -> None:
+    command = wordings._command(parts.parse("qwen-none-row-16M"), {2048: 8, 8192: 4}, ["eval.tokens=32K"])
+    assert command.endswith("--parts qwen-none-row-16M --lengths 2048,8192 --samples 8,4 --set eval.tokens=32K")
+
+
+def test_a_part_is_finished_unless_it_was_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "part.json"
+    assert not jobs.finished(file)
+    file.write_text('{"cut": {"distill": 1}}', encoding="utf-8")
+    assert not jobs.finished(file)
+    file.write_text("{}", encoding="utf-8")
+    assert jobs.finished(file)
+
+
+def test_a_training_that_was_stopped_ends_where_it_is_saved(tmp_path: Path) -> None:
+    recipe = load_recipe(parts.ROOT / parts.PURE, [f"export.dir={tmp_path / 'model'}"])
+    with pytest.raises(TrainingError, match="nothing is saved"):
+        wordings.ends_of(recipe)
+    stages, step = stages_folder(tmp_path / "model"), recipe.stages[0].batch_tokens
+    for saved in (2, 3):
+        (stages / f"02-distill.work/step-{saved}").mkdir(parents=True)
+    assert wordings.ends_of(recipe) == {0: 3 * step, 1: step}
+    (stages / "02-distill").mkdir()
+    (stages / "02-distill" / STAGE_FILE).touch()
+    assert wordings.ends_of(recipe) == {1: step}

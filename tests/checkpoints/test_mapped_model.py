@@ -1,9 +1,11 @@
 import pytest
 import torch
+from transformers import AutoConfig
 
 from sse_convert.checkpoints import mapped_model as mapped
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.teacher import config_object
+from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
 from tests.surgery.models import recipe, save_source, tokens
@@ -31,12 +33,12 @@ def logits_of(folder):
 
 @pytest.mark.parametrize("piece_bytes", [mapped.PIECE_BYTES, 2000])
 def test_logits_are_those_of_the_loaded_model(converted, monkeypatch, piece_bytes):
-    """Bit for bit where no product is cut into pieces."""
+    """Bit for bit where no product is cut into pieces, and none is of experts, which round by where they lie."""
     monkeypatch.setattr(mapped, "PIECE_BYTES", piece_bytes)
     found = logits_of(converted)
     with torch.no_grad():
         expected = load_pretrained(converted)(tokens(), use_cache=False).logits
-    if piece_bytes == 2000:
+    if piece_bytes == 2000 or has_experts(AutoConfig.from_pretrained(converted)):
         torch.testing.assert_close(found, expected)
     else:
         assert torch.equal(found, expected)

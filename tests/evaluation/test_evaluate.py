@@ -10,7 +10,9 @@ from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
 from sse_convert.evaluation import evaluate as evaluation
-from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, make_tasks, model_mixers
+from sse_convert.evaluation import tasks
+from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, model_mixers
+from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
 from sse_convert.recipe.stage_settings import Rope
@@ -58,7 +60,7 @@ def loss_of(data, model):
 
 
 def test_ruler_of_a_converted_model(recipe, student_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "load_material", lambda text: MATERIAL)
+    monkeypatch.setattr(tasks, "load_material", lambda text: MATERIAL)
     ruler = RulerEval(tasks=["niah_single_1", "niah_multivalue"], lengths=[1200], samples=2)
     settings = change(recipe, perplexity=False, needle=None, throughput=[], ruler=ruler)
     report = evaluate_checkpoint(

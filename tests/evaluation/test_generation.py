@@ -13,11 +13,12 @@ from sse_convert.checkpoints.load_model import load_model
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import DataError, OutputError
 from sse_convert.evaluation import generation
-from sse_convert.evaluation.evaluate import Evaluator, check_texts, evaluate_checkpoint
+from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint
 from sse_convert.evaluation.generation import AnswerFile, generation_score, sampling_of
 from sse_convert.evaluation.intervals import best_of, wilson
 from sse_convert.evaluation.questions import read_questions
 from sse_convert.evaluation.scorers import score
+from sse_convert.evaluation.tasks import check_texts
 from sse_convert.export.card import model_card
 from sse_convert.recipe.schema import Eval, GenerationEval, SamplingEval
 from tests.modeling.tiny import tiny_source

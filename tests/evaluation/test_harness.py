@@ -56,6 +56,28 @@ def tasks(tmp_path_factory):
     return folder, documents
 
 
+@pytest.fixture(scope="module")
+def managers():
+    """Task managers by what they were asked for."""
+    return {}
+
+
+@pytest.fixture
+def indexed_once(managers, monkeypatch):
+    """The harness reads its own 14,000 names once for all tests that ask with the same folder."""
+    from lm_eval import tasks as library
+
+    make = library.TaskManager
+
+    def remembered(**asked):
+        key = json.dumps(asked, sort_keys=True)
+        if key not in managers:
+            managers[key] = make(**asked)
+        return managers[key]
+
+    monkeypatch.setattr(library, "TaskManager", remembered)
+
+
 def settings(local, **changes):
     return LMEval(**{"tasks": ["local_choice"], "include_path": str(local[0]), "batch_size": 4, **changes})
 
@@ -127,6 +149,7 @@ def test_tasks_generate_with_their_own_settings_and_with_ours_over_them(student_
 
 
 @needs_lm_eval
+@pytest.mark.usefixtures("indexed_once")
 def test_unknown_tasks_are_refused_before_a_model_is_loaded(recipe, student_folder, tasks, monkeypatch):
     monkeypatch.setattr(evaluation, "load_model", lambda *args, **options: pytest.fail("a model was loaded"))
     asked = dc.replace(recipe, eval=Eval(perplexity=False, lm_eval=settings(tasks, tasks=["local_choise", "helaswag"])))
@@ -138,11 +161,28 @@ def test_unknown_tasks_are_refused_before_a_model_is_loaded(recipe, student_fold
 
 @needs_lm_eval
 @pytest.mark.slow
+@pytest.mark.usefixtures("indexed_once")
 def test_the_papers_tasks_exist(tasks, monkeypatch, teacher_folder):
     monkeypatch.setattr(Harness, "_load", lambda self, name: [name])
-    found = Harness(LMEval(tasks=["paper", "arc", "ruler"]), str(teacher_folder))
+    found = Harness(settings(tasks, tasks=["paper", "arc", "ruler"]), str(teacher_folder))
     assert found.names == [*PAPER, "ruler"]
     assert set(RulerName.__args__) < set(found.names)
+
+
+@needs_lm_eval
+def test_without_a_folder_of_tasks_the_harness_s_own_are_indexed(monkeypatch, teacher_folder):
+    asked = []
+
+    class Manager:
+        all_tasks = ("arc_easy",)
+
+        def __init__(self, **options):
+            asked.append((options["include_path"], options["include_defaults"]))
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", Manager)
+    monkeypatch.setattr(Harness, "_load", lambda self, name: [name])
+    assert Harness(LMEval(tasks=["arc_easy"]), str(teacher_folder)).names == ["arc_easy"]
+    assert asked == [(None, True)]
 
 
 @needs_lm_eval

@@ -108,7 +108,7 @@ def test_sentencepiece_style_tokenizers_splice_question_and_answer_as_one_text(h
 
         bos_token_id = None
 
-        def __call__(self, text, add_special_tokens=True):
+        def __call__(self, text, add_special_tokens=True, verbose=True):
             if isinstance(text, list):
                 return {"input_ids": [self(one)["input_ids"] for one in text]}
             return {"input_ids": [1 + ord(c) for c in "_" + text] if text else []}

@@ -105,7 +105,7 @@ def test_two_tasks_train_are_ended_and_go_on(job, tmp_path):
     make_llama().save_pretrained(tmp_path / "teacher")
     make_tokenizer().save_pretrained(tmp_path / "teacher")
     (tmp_path / "text.txt").write_text(make_text(4000))
-    stage = ("uptrain", {"tokens": 128 * 400, "checkpoint_steps": 400})
+    stage = ("uptrain", {"tokens": 128 * 120, "checkpoint_steps": 120})
     recipe = recipe_for(
         tmp_path / "teacher", tmp_path / "text.txt", tmp_path / "out", stages=[stage], calibrate={"enabled": False}
     )
@@ -118,10 +118,10 @@ def test_two_tasks_train_are_ended_and_go_on(job, tmp_path):
         told = first.stderr.read()
         assert first.wait() == 143, told
     assert Path(job["REQUEUED"]).is_file()
-    assert "of 400 steps are saved" in told
+    assert "of 120 steps are saved" in told
     again = submitted(job, str(tmp_path / "recipe.yaml"))
     told = again.stderr.read()
     assert again.wait() == 0, told
     assert "uptrain: continuing at step" in told
-    assert len(read(tmp_path / "out.stages" / "01-uptrain" / "metrics.jsonl")) == 400
+    assert len(read(tmp_path / "out.stages" / "01-uptrain" / "metrics.jsonl")) == 120
     assert (tmp_path / "out" / "config.json").is_file()

@@ -19,7 +19,6 @@ from sse_convert.mixers import mixer_from_dict
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, RulerEval, Source, Stage
-from sse_convert.recipe.stage_settings import Offline
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.elsewhere import without_package
@@ -164,9 +163,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
         lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")),
         generation=GenerationEval(questions={str(home / "aime.jsonl"): "boxed"}),
     )
-    stage = Stage(
-        name="s", loss="kl", tokens=65536, seq_len=512, lr=1e-3, offline=Offline(dir=str(home / "predictions"))
-    )
+    stage = Stage(name="s", loss="kl", tokens=65536, seq_len=512, lr=1e-3, teacher=str(home / "larger"))
     there = dc.replace(
         recipe,
         model=str(home / "teacher"),

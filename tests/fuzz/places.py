@@ -30,19 +30,18 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
         mixers={"sse": {"qk_rank": 4}, "sliding": {"window": 4, "sinks": 2}},
         calibrate={"rows": 1, "seq_len": 64},
         stages=[
-            {"name": "align", "loss": "layer_mse", "lr": 0.001, "stop": 0.1, **lengths},
+            {"name": "align", "loss": "layer_mse", "lr": 0.001, **lengths},
             {
                 "name": "distill",
                 "loss": "kl",
                 "teacher": "qwen3",
                 "lr": {"mixers": 0.001, "rest": 1e-05},
-                "offline": {"top_k": 8},
                 **lengths,
             },
             {"name": "uptrain", "loss": "ce", "lr": 0.001, "rope": {"rope_theta": 1e6}, "needle_keys": [1], **lengths},
         ],
         data={"train": sources, "valid": sources, "needles": {"share": 0.1, "keys": [1, 2]}, "seed": 1},
-        train={"mixed_precision": "no", "lora": {"rank": 4, "alpha": 8.0}, "spikes": 20.0, "seed": 1},
+        train={"mixed_precision": "no", "lora": {"rank": 4, "alpha": 8.0}, "seed": 1},
         eval={"lengths": [32], "tokens": 64, "throughput": [16], "needle": {"lengths": [64], "samples": 2}},
         export={"dir": "out/x", "max_shard_size": "1GB", "license": "mit"},
     )

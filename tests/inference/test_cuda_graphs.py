@@ -123,7 +123,7 @@ class Noted:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph per step for torch.compile, which fuses norms itself; no layer falls back to torch."""
-    from sse_convert.kernels.triton.generation import norm, precise_linear
+    from sse_convert.kernels.triton.generation import norm, precise_linear, row_products
 
     model = make(name, device, torch.float32)
     expected, _ = plain_steps(model, *prefill(model, (11, 7)), 3)
@@ -133,7 +133,12 @@ def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypa
     monkeypatch.setattr(decoding, "sdpa_attention_forward", None)
     monkeypatch.setattr(triton_backend, "GPU", device)
     fused = set()
-    for module, name in ((norm, "rms_norm_kernel"), (precise_linear, "precise_linear_kernel")):
+    watched = (
+        (norm, "rms_norm_kernel"),
+        (precise_linear, "precise_linear_kernel"),
+        (row_products, "row_products_kernel"),
+    )
+    for module, name in watched:
         monkeypatch.setattr(module, name, Noted(name, getattr(module, name), fused))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -143,7 +148,8 @@ def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypa
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
     hybrid = hasattr(model, "sse_layers")
-    assert fused == {*(() if compiled else ("rms_norm_kernel",)), *(("precise_linear_kernel",) if hybrid else ())}
+    products = "precise_linear_kernel" if compiled else "row_products_kernel"
+    assert fused == {*(() if compiled else ("rms_norm_kernel",)), *((products,) if hybrid else ())}
     assert model.config._attn_implementation == "sdpa"
 
 

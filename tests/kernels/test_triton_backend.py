@@ -3,6 +3,7 @@
 import ast
 import dataclasses as dc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import HardwareError, UsageError
-from sse_convert.kernels import dispatch
+from sse_convert.kernels import dispatch, triton_backend
 from sse_convert.kernels.dispatch import available_backends, explain
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.triton.config import Widths
 from sse_convert.kernels.validation import build_inputs
+from sse_convert.modeling import layer as layer_module
+from sse_convert.modeling.layer import SSEAttention
 from tests.kernels.cases import Case, run
 
 
@@ -37,6 +41,7 @@ def reason(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """
     answers: list[str | None] = [None]
     monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: answers[-1])
+    monkeypatch.setattr(dispatch, "untrusted", lambda x: answers[-1])
     monkeypatch.setattr(dispatch, "_GPU", "meta")
     return answers
 
@@ -82,6 +87,33 @@ def test_one_float64_tensor_is_enough_to_leave_triton(reason: list[str | None]) 
     x = on_gpu(SHORT)
     double = x.router_logits.double()
     assert dispatch._chosen("auto", dc.replace(x, router_logits=double)) == "varlen"
+
+
+def test_a_check_is_asked_for_the_widths_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler's mistakes depend on them: heads of some widths may be wrong where others are right."""
+    asked = []
+    monkeypatch.setattr(triton_backend, "unavailable_reason", lambda *question: asked.append(question))
+    x = on_gpu(Case(shared=False, delta=True, heads=3, groups=2, dim=64, value_dim=32))
+    assert triton_backend.untrusted(x) is None
+    assert asked == [(torch.device("meta"), True, Widths(2, 64, 32))]
+
+
+@pytest.mark.parametrize(
+    ("update", "dim", "backend", "expected"),
+    [("delta", 64, "auto", "wrong"), ("gla", 64, "auto", None), ("delta", 128, "auto", None),
+     ("delta", 64, "triton", None)],
+)  # fmt: skip
+def test_a_layer_says_why_its_gradients_are_left_to_torch(
+    update: str, dim: int, backend: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = (torch.device("cuda"), True, Widths(2, 64, 32))
+    monkeypatch.setattr(layer_module, "unavailable_reason", lambda *asked: "wrong" if asked == wrong else None)
+    layer = SimpleNamespace(
+        backend=backend, mixer=SimpleNamespace(update=update), state_heads=2,
+        dims=SimpleNamespace(head_dim=dim, value_dim=32, query_heads=4),
+    )  # fmt: skip
+    assert SSEAttention.trains_on_torch(layer, torch.device("cuda")) == expected
+    assert SSEAttention.trains_on_torch(layer, torch.device("cpu")) is None
 
 
 def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:

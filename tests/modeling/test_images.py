@@ -130,8 +130,8 @@ def test_kept_rotations_are_those_of_the_image(monkeypatch: pytest.MonkeyPatch) 
     source(**inputs)
     found: list[dict[str, Any]] = []
     layer = model.sse_layers()[0]
-    monkeypatch.setattr(layer, "_attend", lambda given, *rest: found.append(given) or layer_attend(given, *rest))
-    layer_attend = type(layer)._attend.__get__(layer)
+    monkeypatch.setattr(layer, "run_operator", lambda given, *rest: found.append(given) or layer_attend(given, *rest))
+    layer_attend = type(layer).run_operator.__get__(layer)
     model(**inputs)
     query, key, _ = next(given for given in spy.given if given[0].shape[1:] == (4, 14, 8))
     torch.testing.assert_close(found[0]["q"].transpose(0, 1)[None], query)

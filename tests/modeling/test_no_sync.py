@@ -33,7 +33,7 @@ def shapes_only(x: Inputs, *, output_final_state: bool, inplace_state: bool) -> 
 @pytest.fixture(autouse=True)
 def gpu_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_GPU", "meta")
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: None)
+    monkeypatch.setattr(dispatch, "untrusted", lambda x: None)
     monkeypatch.setattr(dispatch, "sse_attention_on_triton", shapes_only)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *args: False)  # knows no such device
 

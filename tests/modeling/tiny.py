@@ -179,7 +179,7 @@ _GPT2_NAMES = {
     "intermediate_size": "n_inner",
 }
 PARTLY_FLOAT32 = (
-    "dots1", "exaone_moe", "flint", "glm4_moe", "kolibri1", "minimax_m2", "solar_open",
+    "dots1", "exaone_moe", "flint", "glm4_moe", "hy_v3", "kolibri1", "minimax_m2", "solar_open",
     "granitemoe_swa", "granitemoehybrid", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
     "llama4_text", "axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
 )  # fmt: skip

@@ -21,7 +21,6 @@ def test_a_run_is_found_by_either_folder(made, name):
     assert run.recipe["model"] == str(made / "teacher")
     assert [found.label for found in run.evaluations] == ["student"]
     assert run.analysis.data["model"] == str(made / "out")
-    assert any(name.endswith("similarity.matrix") for name in run.analysis.arrays)
     assert run.samples is None
 
 
@@ -88,7 +87,6 @@ def test_what_is_no_run(made, tmp_path):
         ("02-align/stage.json", '{"inputs": {}, "hash": 1}', "hash is int, not str"),
         ("02-align/metrics.jsonl", "{\n{\n", "cannot be read"),
         ("analysis/analysis.json", '{"schema": 7}', "has schema 7"),
-        ("analysis/arrays.safetensors", "no", "cannot be read"),
         ("samples.json", '{"schema": 1, "models": []}', "samples is missing"),
     ],
 )

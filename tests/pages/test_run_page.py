@@ -43,7 +43,7 @@ def test_a_finished_run(made, tmp_path, does):
         assert f'<section id="{anchor}"' in text
     figures = re.findall(r'<figure class="\w+" id="figure-([^"]+)"', text)
     assert len(figures) == len(set(figures)) == text.count("<svg ")
-    wanted = {"loss-by-context", "needles-number-1", "loss-03-distill", "router-entropy", "analysis-entropy"}
+    wanted = {"loss-by-context", "needles-number-1", "loss-03-distill", "router-entropy", "analysis-memory"}
     assert wanted <= set(figures)
     evaluation = json.loads((made / "out" / "evaluation.json").read_text())
     assert f"{evaluation['student']['held_out'][0]['loss']:.3f} ±" in text

@@ -4,7 +4,7 @@ import pytest
 
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.recipe.stage_settings import Offline, Rope
+from sse_convert.recipe.stage_settings import Rope
 from tests.recipe.recipes import small
 
 SIZE = {"name": "s", "tokens": "1M", "seq_len": 512, "lr": 1.0e-3}
@@ -22,10 +22,6 @@ def problems_of(**changes):
 @pytest.mark.parametrize(
     ("stage", "problem"),
     [
-        ({**ALIGN, "stop": 1.0}, "stages.0.stop: 1.0 is not a share of the error, expected 0 to less than 1"),
-        ({**DISTILL, "stop": 0.0}, "stages.0.stop: is for loss layer_mse, this stage's loss is kl; remove it"),
-        ({**LONG, "offline": {}}, "stages.0.offline: is for loss kl, this stage's loss is ce"),
-        ({**DISTILL, "offline": {"top_k": 0}}, "stages.0.offline.top_k: 0 is too small, expected 1 or more"),
         ({**DISTILL, "rope": {"rope_theta": 1e6}}, "stages.0.rope: is for loss ce, this stage's loss is kl"),
         ({**LONG, "rope": {}}, "stages.0.rope.rope_theta: without rope_type needs rope_theta"),
         ({**LONG, "rope": {"rope_theta": 1}}, "stages.0.rope.rope_theta: 1.0 is too small, expected more than 1"),
@@ -53,26 +49,11 @@ def test_each_problem_of_a_stage(stage, problem):
     assert found[0].startswith(problem)
 
 
-@pytest.mark.parametrize(
-    ("train", "problem"),
-    [
-        ({"spikes": 0}, "train.spikes: 0.0 is too small, expected more than 0"),
-        ({"collapse": "stopp"}, "train.collapse: expected one of warn, stop, got text 'stopp'"),
-    ],
-)
-def test_each_problem_of_the_guards(train, problem):
-    found = problems_of(train=train)
-    assert len(found) == 1
-    assert found[0].startswith(problem)
-
-
 def test_everything_is_off_by_default():
     recipe = recipe_from_dict(small(stages=[ALIGN]))
     stage = recipe.stages[0]
-    assert (stage.stop, stage.offline, stage.rope) == (None, None, None)
-    assert (recipe.train.spikes, recipe.train.collapse) == (None, "warn")
+    assert (stage.teacher, stage.rope) == (None, None)
 
 
-def test_sizes_and_given_keys():
-    assert Offline(top_k=64).bytes_per_token == 388
+def test_given_keys():
     assert Rope(rope_theta=5e6).given() == {"rope_theta": 5e6}

@@ -11,7 +11,6 @@ from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, SHARE, logits_at_once
 from sse_convert.recipe.schema import Lora, Stage, Train
-from sse_convert.recipe.stage_settings import Offline
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import (
     COMPILED_SHARE,
@@ -189,14 +188,14 @@ def test_a_layer_is_computed_again_when_no_logits_are_left():
 def test_logits_of_a_chunk_are_in_the_compute_dtype(bf16):
     """The student's, and a teacher's (tests/training/test_losses.py counts them); chunks are cut as in float32."""
     element = 2 if bf16 else 4
-    student, both, far = (
+    student, both = (
         stage_memory(
             geometry(), [None], stage(**changes), lora=Lora(), bf16=bf16, checkpointing=False, cuda_graphs=False
         )
-        for changes in ({}, {"loss": "kl"}, {"loss": "kl", "offline": Offline()})
+        for changes in ({}, {"loss": "kl"})
     )
-    assert (student.per_logit, both.per_logit, far.per_logit) == (element, 2 * element, KL_BYTES)
-    assert (student.chunked_by, both.chunked_by, far.chunked_by) == (FUSED_BYTES, FUSED_BYTES, KL_BYTES)
+    assert (student.per_logit, both.per_logit) == (element, 2 * element)
+    assert student.chunked_by == both.chunked_by == FUSED_BYTES
 
 
 @pytest.mark.parametrize(("loss", "checkpointing", "sets"), [("kl", False, 2), ("kl", True, 1), ("ce", False, 1)])

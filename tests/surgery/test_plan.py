@@ -11,7 +11,6 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
-from sse_convert.modeling.logits import KL_BYTES
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.costs_report import time_in_words
 from sse_convert.surgery.plan import make_plan
@@ -213,10 +212,6 @@ def test_notes():
             },
             "eval.lengths is 1025, beyond the 1024 positions of the model with its stages' rope",
         ),
-        (
-            {"stages": [{**STAGE, "loss": "kl", "offline": {"top_k": 1000}}]},
-            "stages.0.offline.top_k is 1000, the model",
-        ),
         ({"calibrate": {"seq_len": 1024}}, "calibrate.seq_len is 1024, beyond the 512 positions"),
         ({"eval": {"lengths": [256, 600]}}, "eval.lengths is 600, beyond"),
         ({"eval": {"needle": {"lengths": [4096]}}}, "eval.needle.lengths is 4096, beyond"),
@@ -259,24 +254,6 @@ def test_planning_reads_headers_alone(tmp_path, capsys, monkeypatch):
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["parameters"] == 70_553_706_496
     assert len(result["layers"]) == 80
-
-
-def test_predictions_on_disk():
-    layers = {"pattern": ["sse", "full"]}
-    distill = {**STAGE, "loss": "kl", "seq_len": 512, "gradient_checkpointing": False}
-    align = {**STAGE, "seq_len": 512, "loss": "layer_mse", "train": "mixers", "name": "t"}
-    stages = [{**distill, "offline": {"top_k": 20}}, align]
-    plan = plan_of(synthetic.LLAMA, layers=layers, mixers={"sse": {"kind": "sse", "qk_rank": 4}}, stages=stages)
-    beside = plan_of(
-        synthetic.LLAMA, layers=layers, mixers={"sse": {"kind": "sse", "qk_rank": 4}}, stages=[distill, align]
-    )
-    tokens = 16 * 65536  # 1M tokens in whole steps
-    assert (plan.stages[0].offline_bytes, beside.stages[0].offline_bytes) == (124 * tokens, 0)
-    assert plan.notes == ["stage s: the teacher's predictions take 124 bytes per token, 130 MB in all (top_k 20)"]
-    assert "note: stage s: the teacher's predictions" in "\n".join(plan.lines())
-    logits = 512 * synthetic.LLAMA["vocab_size"]
-    fused = (KL_BYTES - 2 * 2) * logits  # of student and teacher, in bfloat16
-    assert beside.stages[0].memory_bytes - plan.stages[0].memory_bytes == 2 * plan.parameters - fused
 
 
 @pytest.mark.parametrize(("seq_len", "idle"), [(132, True), (133, False)])

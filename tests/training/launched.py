@@ -22,7 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.training import loop, offline
+from sse_convert.training import loop
 from sse_convert.training.stage import run_stage
 
 STOPPED = "stopped"
@@ -35,7 +35,6 @@ OLDEST = "oldest"
 
 def main(runs_file, out):
     torch.set_num_threads(1)
-    offline.MOST_ROWS = 5  # so that there are shards for both processes to write
     for name, (recipe, checkpoint) in json.loads(Path(runs_file).read_text()).items():
         fresh_accelerate()
         with oldest_libraries() if name == OLDEST else contextlib.nullcontext():

@@ -82,7 +82,6 @@ def test_neighbours_have_parts_of_the_same_rows():
     ("stages", "key", "message"),
     [
         ([("distill", {**SIZE, "seq_len": 63, "batch_tokens": 63})], "context_parallel", "does not divide seq_len"),
-        ([("distill", {**SIZE, "offline": {"top_k": 8}})], "context_parallel", "not offered with offline"),
     ],
 )
 def test_recipes_that_cannot_be_split(build, stages, key, message):

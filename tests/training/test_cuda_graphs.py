@@ -95,9 +95,7 @@ def recipe_with(make, tmp_path):
     return build
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"train": "lora"}, {"optimizer": "muon"}, {"offline": {"top_k": 16}}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"train": "lora"}, {"optimizer": "muon"}], ids=str)
 def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, settings):
     plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False, **settings))
     assert player == []
@@ -174,6 +172,7 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
         ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
         ({"backend": "varlen"}, "a backend other than triton"),
+        ({"trains_on_torch": lambda device: "the kernels are on strike"}, "a backend other than triton"),
         ({"model_type": "sse_qwen3_moe", "num_experts_per_tok": 2}, "experts are chosen"),
     ],
 )
@@ -183,6 +182,7 @@ def test_why_a_stage_is_not_recorded(change, why):
         device=torch.device("cuda"), distributed_type=DistributedType.NO, mixed_precision="bf16", loss="kl",
         loss_mask="all", gradient_checkpointing=False, balance="aux_loss", attention_dropout=0.0, backend="auto",
         rope_parameters={"rope_type": "yarn"}, model_type="sse_llama", modules=lambda: [torch.nn.Dropout(0.0)],
+        trains_on_torch=lambda device: None,
     )  # fmt: skip
     everything.sse_layers = lambda: {0: everything}
     everything.mixer = everything.config = everything

@@ -14,11 +14,9 @@ import pytest
 import torch
 from accelerate import debug_launcher
 from accelerate.utils import patch_environment
-from safetensors.torch import load_file
 
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.training import offline
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
 from tests.training.launched import CONTINUED, OLDEST, STOPPED, forked
@@ -139,20 +137,11 @@ def alone(recipe, converted, tmp_path_factory):
 def launched(how, build, recipe, windows, taught, bf16, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
-    early = build(stages=early_stages(folder / "cache"))
-    runs = {"early": (early, converted), "windows": windows, "taught": taught, "all": (recipe, converted)}
+    runs = {"windows": windows, "taught": taught, "all": (recipe, converted)}
     if "--use_fsdp" in how:
         runs |= {OLDEST: bf16, "context": context}
     assert launch(runs, folder, *how) == [2, 2]
     return folder
-
-
-def early_stages(cache):
-    """An alignment that may stop early, and an offline teacher."""
-    return [
-        ("align", {**SIZE, "tokens": 768, "stop": 0.9}),
-        ("distill", {**SIZE, "tokens": 384, "offline": {"top_k": 8, "dir": str(cache)}}),
-    ]
 
 
 def launch(runs, out, *how):
@@ -220,25 +209,6 @@ def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alon
         expected, found = (torch.tensor(losses(folder / STOPPED, key)) for folder in (alone, tmp_path))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)  # Adam has magnified the rounding
     assert_near(tmp_path / STOPPED, alone / STOPPED, 2e-3)
-
-
-def test_early_stop_and_offline_teacher_in_two_processes(build, converted, launched, tmp_path, monkeypatch):
-    """Both processes write the cache together and get what one process gets."""
-    monkeypatch.setattr(offline, "MOST_ROWS", 5)
-    recipe = build(stages=early_stages(tmp_path / "cache"))
-    for stage in recipe.stages:
-        run_stage(recipe, stage, converted, tmp_path / stage.name)
-        expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (tmp_path, launched / "early"))
-        assert len(expected) == (6 if stage.name == "align" else 3)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    ours, theirs = (predictions(folder / "cache") for folder in (tmp_path, launched))
-    assert torch.equal(ours["teacher_index"], theirs["teacher_index"])
-    torch.testing.assert_close(ours["teacher_log_p"], theirs["teacher_log_p"], rtol=2**-10, atol=0)
-
-
-def predictions(folder):
-    shards = [load_file(path) for path in sorted(folder.glob("rows-*.safetensors"))]
-    return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
 
 
 def test_windows_beside_sse_in_two_processes(windows, launched, tmp_path):

@@ -70,6 +70,12 @@ def test_interrupted_and_continued(train, monkeypatch, capsys, tmp_path, name, o
     assert same(folder, whole)
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The folder of a run that nothing ends, once one has been made; no run depends on what ran before it."""
+    return []
+
+
 @pytest.mark.parametrize(
     "moment",
     [
@@ -81,7 +87,7 @@ def test_interrupted_and_continued(train, monkeypatch, capsys, tmp_path, name, o
         pytest.param(("save_pretrained", 0), id="while the result is written"),
     ],
 )
-def test_killed_at_any_moment(train, monkeypatch, tmp_path, moment):
+def test_killed_at_any_moment(train, undisturbed, monkeypatch, tmp_path, moment):
     what, allowed = moment
     place = {
         "_gradients": (loop, "_gradients"),
@@ -91,7 +97,9 @@ def test_killed_at_any_moment(train, monkeypatch, tmp_path, moment):
         "rmtree": (checkpoint.shutil, "rmtree"),
         "save_pretrained": (__import__("transformers").PreTrainedModel, "save_pretrained"),
     }[what]
-    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
+    if not undisturbed:
+        undisturbed.append(train("uptrain", "whole", checkpoint_steps=1)[0])
+    (whole,) = undisturbed
     with monkeypatch.context() as patch:
         patch.setattr(*place, steps_then(getattr(*place), allowed, Killed()))
         with pytest.raises(Killed):

@@ -21,6 +21,7 @@ from sse_convert.errors import (
 )
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.head import Head
+from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import loop
@@ -358,3 +359,12 @@ def test_quantised_weights_are_refused(train, converted, tmp_path):
     with pytest.raises(CheckpointError, match=r"is quantised \(torchao\)") as caught:
         train("distill", checkpoint=folder, tokens=512)
     assert "that this was made from" in caught.value.fix
+
+
+def test_a_stage_says_that_pytorch_makes_gradients(train, monkeypatch, capsys):
+    said = "uptrain: PyTorch makes the gradients, slowly: the kernels are on strike"
+    train("uptrain", "as usual", tokens=256)
+    assert said not in capsys.readouterr().err
+    monkeypatch.setattr(SSEAttention, "trains_on_torch", lambda self, device: "the kernels are on strike")
+    train("uptrain", "left", tokens=256)
+    assert capsys.readouterr().err.count(said) == 1

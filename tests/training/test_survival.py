@@ -193,7 +193,7 @@ def test_while_steps_are_left_out_the_last_good_checkpoint_stays(train, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_gradients", gradients)
-        patch.setattr("sse_convert.training.loss_spikes.IN_A_ROW", 3)
+        patch.setattr("sse_convert.training.left_out.IN_A_ROW", 3)
         with pytest.raises(TrainingError, match="3 steps in a row") as caught:
             train("uptrain", checkpoint_steps=1)
     work = tmp_path / "result.work"
@@ -269,7 +269,7 @@ def test_a_second_signal_ends_at_once(signalled, capsys, tmp_path):
 
 
 def test_a_signal_while_steps_are_left_out_keeps_the_last_good_checkpoint(signalled, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(loop, "_update", lambda *args: (1.0, "not finite"))
+    monkeypatch.setattr(loop, "_update", lambda *args: (1.0, False))
     assert signalled(signal.SIGHUP, at=2) == 129
     assert "the last 2 steps were left out; no checkpoint was written yet" in capsys.readouterr().err
     assert not list((tmp_path / "result.work").glob("step-*"))

@@ -2,38 +2,118 @@
 
 import gc
 import json
+import shlex
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks.quality.convert import commit, measure
+from benchmarks.quality.wordings.jobs import CUT
 from benchmarks.quality.wordings.parts import TEACHERS, Part, Place, overrides
+from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.load_model import device_name, load_model, load_tokenizer
 from sse_convert.console import say
+from sse_convert.errors import TrainingError
+from sse_convert.evaluation.controls import stages_folder
 from sse_convert.evaluation.ruler import RULER_TASKS, load_material
 from sse_convert.evaluation.ruler_rows import ruler_samples
 from sse_convert.evaluation.ruler_score import answer, string_match_all
 from sse_convert.files import write_json
+from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.recipe.schema import RulerEval
+from sse_convert.training.schedule import Schedule
 
 ESSAY = "valid/marcel-proust-swann-s-way.txt"
-ROWS = 64
-"""prompts answered at once"""
+TOKENS = 2**18
+"""tokens of the prompts that are answered at once"""
 
 
-def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], out: Path) -> None:
-    """Train and measure a part, or continue where it stopped; `out` is written when all is done."""
+def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], out: Path, *, cut: bool = False) -> None:
+    """Train and measure a part, or continue where it stopped; `out` is written when all is done.
+
+    Args:
+        part: what to do.
+        place: folders.
+        samples: questions of each task by context length.
+        changes: of the recipe.
+        out: JSON file.
+        cut: end a training that was stopped where it is saved, and measure that.
+    """
     teacher = TEACHERS[part.teacher]
+    if teacher.ruler:
+        load_material(None)  # a missing package is found now
     if part.layout == "teacher":
-        folder = place.checkpoints / teacher.folder
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it only measures
         report: dict[str, Any] = {"schema": 1, "commit": commit(), "date": time.strftime("%F")}
+        folder, kept = place.checkpoints / teacher.folder, out
     else:
-        recipe, own = overrides(part, place, samples)
-        report = _trained(out.with_suffix(".trained"), recipe, [*own, *changes])
+        report, kept = _converted(part, place, samples, changes, out, cut=cut)
         folder = place.model
     if teacher.ruler:
-        report["ruler"] = ruler(folder, place.books / ESSAY, samples, out.with_suffix(".ruler"))
-    write_json(out, {**report, "part": part.name})
+        report["ruler"] = ruler(folder, place.books / ESSAY, samples, kept.with_suffix(f"{kept.suffix}.ruler"))
+    write_json(out, {**report, "command": _command(part, samples, changes), "part": part.name})
+
+
+def _command(part: Part, samples: dict[int, int], changes: list[str]) -> str:
+    """What measures a part, but for its folders."""
+    of_lengths = [",".join(map(str, numbers)) for numbers in (samples, samples.values())]
+    options = ["--parts", part.name, "--lengths", of_lengths[0], "--samples", of_lengths[1]]
+    sets = [word for change in changes for word in ("--set", change)]
+    return shlex.join(["python", "-m", "benchmarks.quality.wordings", *options, *sets])
+
+
+def _converted(
+    part: Part, place: Place, samples: dict[int, int], changes: list[str], out: Path, *, cut: bool
+) -> tuple[dict[str, Any], Path]:
+    """The report of a training, and the start of the names of files for what was measured of it."""
+    source, own = overrides(part, place, samples)
+    recipe = load_recipe(source, [*own, *changes])
+    if not cut:
+        signal.signal(signal.SIGTERM, _saving(recipe))
+        return _trained(out.with_suffix(".json.trained"), source, [*own, *changes]), out
+    ends = ends_of(recipe)
+    tokens = [f"stages.{i}.tokens={n}" for i, n in ends.items()]
+    kept = out.with_suffix("." + "-".join(["cut", *map(str, ends.values())]))
+    report = _trained(kept.with_suffix(f"{kept.suffix}.trained"), source, [*own, *changes, *tokens])
+    report["cut"] = {recipe.stages[i].name: n for i, n in ends.items()}
+    return report, kept
+
+
+def ends_of(recipe: Recipe) -> dict[int, int]:
+    """Tokens that each unfinished stage of a stopped run is saved at, by its number; one step where it did not begin.
+
+    Raises:
+        TrainingError: no stage has saved anything.
+    """
+    places = [_places(recipe, stage.name) for stage in recipe.stages]
+    ends, begun = {}, False
+    for i, (stage, (folder, saved)) in enumerate(zip(recipe.stages, places, strict=True)):
+        if folder is None:
+            ends[i] = max(saved, default=1) * Schedule.of(stage).step_tokens
+        begun |= folder is not None or bool(saved)
+    if not begun:
+        raise TrainingError(f"nothing is saved in {stages_folder(Path(recipe.export.dir))}", expected="a step")
+    return ends
+
+
+def _places(recipe: Recipe, stage: str) -> tuple[Path | None, list[int]]:
+    """The folder of a stage if it is finished, and the steps at which it is saved."""
+    root = stages_folder(Path(recipe.export.dir))
+    folder = next((path.parent for path in root.glob(f"*-{stage}/{STAGE_FILE}")), None)
+    return folder, [int(path.name.removeprefix("step-")) for path in root.glob(f"*-{stage}.work/step-*")]
+
+
+def _saving(recipe: Recipe) -> Callable[[int, FrameType | None], None]:
+    """What SIGTERM does, once the step at hand is saved: end with `CUT`; nothing while a trained model is measured."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if any(_places(recipe, stage.name)[0] is None for stage in recipe.stages):
+            raise SystemExit(CUT)
+
+    return end
 
 
 def _trained(file: Path, recipe: str, changes: list[str]) -> dict[str, Any]:
@@ -50,17 +130,20 @@ def ruler(folder: Path, essay: Path, samples: dict[int, int], file: Path) -> lis
     finished = {(entry["length"], entry["task"]) for entry in done}
     model, tokenizer, material = load_model(folder), load_tokenizer(folder), load_material(str(essay))
     for length, count in samples.items():
+        size = max(1, TOKENS // length)
         for task in RULER_TASKS:
             if (length, task) in finished:
                 continue
             settings = RulerEval(tasks=[task], lengths=[length], samples=count, text=str(essay))
-            (rows,) = ruler_samples(settings, tokenizer, material)
             start, scores = time.monotonic(), []
-            for i in range(0, count, ROWS):
-                texts = answer(model, tokenizer, rows[i : i + ROWS])
+            (rows,) = ruler_samples(settings, tokenizer, material)
+            made = time.monotonic() - start
+            for i in range(0, count, size):
+                texts = answer(model, tokenizer, rows[i : i + size])
                 scores += [string_match_all(text, row.answers) for text, row in zip(texts, rows[i:], strict=False)]
             done.append({"length": length, "task": task, "scores": scores, "device": device_name(model.device)})
             write_json(file, done)
-            say(f"{folder.name} {task} {length}: {sum(scores) / count:.1%} ({time.monotonic() - start:.0f} s)")
+            seconds = time.monotonic() - start
+            say(f"{folder.name} {task} {length}: {sum(scores) / count:.1%} ({seconds:.1f} s, rows {made:.1f} s)")
             gc.collect()
     return done

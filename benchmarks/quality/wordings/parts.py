@@ -2,6 +2,7 @@
 
 import dataclasses as dc
 import itertools
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -35,9 +36,12 @@ VARIANTS = {
     "text": ["data.needles.share=0"],
 }
 """changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles"""
-TOKENS = {"none": ("16M", "10M"), "blind": ("16M", "10M"), "select": ("5M", "4M")}
-"""training tokens of both stages by layout"""
-CHEAP = ("5M", "4M")
+TOKENS = {"none": 26, "blind": 26, "select": 9, "teacher": 0}
+"""training tokens in millions by layout, where a name says nothing else"""
+FIRST = 0.6
+"""share of them in the first stage"""
+CHEAP = 9
+"""millions of tokens, for comparisons of variants"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -47,44 +51,51 @@ class Part:
     teacher: str
     layout: str
     variant: str
-    cheap: bool
-    """on 9M tokens"""
+    tokens: int
+    """training tokens in millions"""
 
     @property
     def name(self) -> str:
         """For files and folders."""
         pieces = (self.teacher, self.layout, self.variant)
-        return "-".join(pieces[: 2 if self.layout == "teacher" else 3]) + ("-9M" if self.cheap else "")
+        usual = self.tokens == TOKENS[self.layout]
+        return "-".join(pieces[: 2 if self.layout == "teacher" else 3]) + ("" if usual else f"-{self.tokens}M")
+
+    @property
+    def stages(self) -> tuple[str, str]:
+        """Training tokens of both stages, as recipes write them."""
+        first = round(FIRST * self.tokens)
+        return f"{first}M", f"{self.tokens - first}M"
 
     @property
     def samples(self) -> dict[int, int]:
         """Questions of each task by context length; 500 where 99% are to be told from 98%."""
-        if self.cheap:
+        if self.layout in ("none", "blind") and self.tokens <= CHEAP:
             return {LENGTHS[0]: 128, LENGTHS[1]: 64}
         most = 500 if self.layout in ("select", "teacher") else 200
         return {LENGTHS[0]: most, LENGTHS[1]: most if not TEACHERS[self.teacher].ruler else 100}
 
 
 def parse(name: str) -> Part:
-    """The part of a name such as `qwen-none-row`, `llama-none-row-9M` or `llama-teacher`.
+    """The part of a name such as `qwen-none-row`, `llama-none-row-16M` (of so many training tokens) or `llama-teacher`.
 
     Raises:
         ValueError: there is none.
     """
-    cheap = name.endswith("-9M")
-    teacher, layout, variant = [*name.removesuffix("-9M").split("-"), "", ""][:3]
+    found = re.fullmatch(r"(\w+)-(\w+?)(?:-(\w+?))?(?:-(\d+)M)?", name)
+    teacher, layout, variant, tokens = found.groups("") if found else ("", "", "", "")
     if teacher not in TEACHERS or layout not in ("teacher", *TEACHERS[teacher].layouts):
         raise ValueError(f"{name}: expected a teacher of {list(TEACHERS)} and a layout, as in qwen-none-row")
     if layout != "teacher" and variant not in VARIANTS:
         raise ValueError(f"{name}: the variant is {variant!r}, expected one of {', '.join(VARIANTS)}")
-    return Part(teacher, layout, variant, cheap)
+    return Part(teacher, layout, variant, int(tokens or TOKENS[layout]))
 
 
 def all_parts(variants: list[str], *, cheap: bool) -> list[str]:
     """Names of the parts of both teachers: the teacher's own score, then the longest trainings first."""
     layouts = ("none",) if cheap else ("none", "blind", "select")
     trained = [
-        "-".join((teacher, layout, variant)) + ("-9M" if cheap else "")
+        "-".join((teacher, layout, variant)) + (f"-{CHEAP}M" if cheap else "")
         for layout, variant, teacher in itertools.product(layouts, variants, TEACHERS)
     ]
     return ["llama-teacher", *trained]
@@ -105,7 +116,6 @@ class Place:
 def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, list[str]]:
     """The recipe of a part, and what to change in it; `samples` are questions of each task by context length."""
     teacher = TEACHERS[part.teacher]
-    tokens = CHEAP if part.cheap else TOKENS[part.layout]
     kept = list(teacher.layouts[part.layout])
     most = max(samples.values())
     needle = f"{{lengths: {list(samples)}, samples: {most}, kinds: [number, code], keys: [1, 4, 8]}}"
@@ -116,8 +126,10 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
         f"data.valid=[{{path: {place.books}/valid}}]",
         f"data.needles.words={place.checkpoints / WORDS}",
         *VARIANTS[part.variant],
-        *(f"stages.{i}.tokens={n}" for i, n in enumerate(tokens)),
+        *(f"stages.{i}.tokens={n}" for i, n in enumerate(part.stages)),
         *(f"stages.{i}.optimizer=adamw" for i in range(2)),
+        "train.cuda_graphs=true",
+        "train.compile=false",  # a minute for each part, which graphs of a small model hardly gain back
         "eval.needle=" + ("null" if teacher.ruler else needle),
         f"export.dir={place.model}",
     ]

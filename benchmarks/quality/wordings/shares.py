@@ -53,6 +53,8 @@ def lines(folder: Path) -> list[str]:
                 score = f"{sum(entry['scores']) / len(entry['scores']):.1%}"
                 rows.append((name, f"{entry['task']} {entry['length']}", "", score, len(entry["scores"])))
             continue
+        if "cut" in report:
+            rows.append((name, "cut short at", ", ".join(f"{k} {n:,}" for k, n in report["cut"].items()), "", ""))
         divergences = {part["length"]: part["kl"] for part in report["after"]["student"].get("agreement", ())}
         gaps = {part["length"]: part["gap"] for part in report["after"]["loss_gaps"]}
         rows += [(name, f"KL and gap {n}", f"{divergences.get(n, 0):.4f}", f"{gap:.4f}", "") for n, gap in gaps.items()]

@@ -21,8 +21,9 @@ from sse_convert.kernels.triton.passes import (
     plain_forward,
     run_pass,
 )
-from sse_convert.kernels.triton.problem import ChunkProblem, Forward, Settings, Slots, allocate, slots_of, sum_slots
+from sse_convert.kernels.triton.problem import ChunkProblem, Forward, Settings, Slots, allocate, slots_of
 from sse_convert.kernels.triton.routing import select_by, select_partitions, slot_layout
+from sse_convert.kernels.triton.slot_sums import sum_slots
 
 PADDING_BEARABLE = 0.25
 """segments share chunks when aligning them would add more than this share of padding"""

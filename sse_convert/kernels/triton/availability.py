@@ -7,19 +7,21 @@ from collections.abc import Iterator
 
 import torch
 
+from sse_convert.kernels.triton.config import USUAL, Widths
+
 LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 tensor cores"""
 
-_reasons: dict[tuple[int, bool], str | None] = {}
-"""by index of the device, of all kernels and of those that the delta rule needs besides"""
+_reasons: dict[tuple[int, Widths, bool], str | None] = {}
+"""by index of the device and widths of heads, of all kernels and of those that the delta rule needs besides"""
 
 
-def untrusted_reason(device: torch.device, *, delta: bool = False) -> str | None:
+def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Widths = USUAL) -> str | None:
     """Why the kernels (those of the delta rule too, if `delta`) cannot run on `device`; None if they can.
 
-    The first call for a GPU runs the self-check, which compiles kernels and waits for the device; later ones only look
-    its result up; the delta rule has a check of its own, after the other. A CPU will do in Triton's interpreter
-    (TRITON_INTERPRET=1), which is slow and meant for tests.
+    The first call for a GPU and some widths runs the self-check, which compiles kernels and waits for the device, since
+    a compiler's mistakes depend on the widths. Later ones only look its result up. The delta rule has a check of its
+    own, after the other. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and meant for tests.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -30,7 +32,7 @@ def untrusted_reason(device: torch.device, *, delta: bool = False) -> str | None
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     index = torch.cuda.current_device() if device.index is None else device.index
-    for key in [(index, False), (index, True)] if delta else [(index, False)]:
+    for key in [(index, widths, False), (index, widths, True)] if delta else [(index, widths, False)]:
         if key not in _reasons:
             if torch.cuda.is_current_stream_capturing():
                 return "the self-check has not run, and cannot while a CUDA graph is being captured"
@@ -40,7 +42,7 @@ def untrusted_reason(device: torch.device, *, delta: bool = False) -> str | None
     return None
 
 
-def _examine(index: int, delta: bool) -> str | None:
+def _examine(index: int, widths: Widths, delta: bool) -> str | None:
     name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
     if capability < LOWEST_CAPABILITY:
         lowest = ".".join(map(str, LOWEST_CAPABILITY))
@@ -48,8 +50,13 @@ def _examine(index: int, delta: bool) -> str | None:
     from sse_convert.kernels.triton.selfcheck import self_check
 
     with torch.cuda.device(index), _waiting_allowed():
-        wrong = self_check(torch.device("cuda", index), delta=delta)
-    return None if wrong is None else f"self-check failed on {name}: {wrong}; {_toolchain(capability)}"
+        wrong = self_check(torch.device("cuda", index), delta=delta, widths=widths)
+    return None if wrong is None else f"self-check failed on {name}{_heads(widths)}: {wrong}; {_toolchain(capability)}"
+
+
+def _heads(widths: Widths) -> str:
+    """What an error says of widths that few models have."""
+    return "" if widths == USUAL else f" for heads of {widths.dim} x {widths.value_dim}, {widths.groups} to a state"
 
 
 @contextlib.contextmanager

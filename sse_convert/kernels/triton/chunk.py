@@ -12,7 +12,8 @@ from sse_convert.kernels.triton.chunk_fwd_o import output_kernel
 from sse_convert.kernels.triton.chunk_state import scan_kernel, state_kernel
 from sse_convert.kernels.triton.config import block
 from sse_convert.kernels.triton.launching import launch
-from sse_convert.kernels.triton.problem import ChunkProblem, Forward, SlotGradients, allocate, sum_slots
+from sse_convert.kernels.triton.problem import ChunkProblem, Forward, SlotGradients, allocate
+from sse_convert.kernels.triton.slot_sums import sum_slots
 
 SLAB_BYTES = 2**29
 """most bytes of chunk states that a backward pass holds"""

@@ -8,7 +8,7 @@ with qd, kd, A and the decay from `chunk_fwd_intra`, summed over the query heads
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_slots, load_source, matmul, scatter_slots
+from sse_convert.kernels.triton.tiles import gather_slots, in_head, load_source, matmul, scatter_slots
 
 
 @triton.jit(do_not_specialize=["S", "num_shared", "num_slots", "first_group", "group_chunks"])
@@ -38,7 +38,7 @@ def value_gradient_kernel(
     i = tl.arange(0, C)
     first = tl.load(slots.group_first + group)
     end = tl.load(slots.group_end + group)
-    inside = (d < D)[:, None] & (v < V)[None, :]
+    inside = in_head(d, D)[:, None] & in_head(v, V)[None, :]
     tile = d[:, None] * V + v[None, :]
     dstate = tl.load(entering + (group.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
     mine = dstates + (tl.program_id(0).to(tl.int64) * group_chunks * H + h) * D * V
@@ -53,15 +53,15 @@ def value_gradient_kernel(
         low = dstate.to(dstates.dtype.element_ty)
         tl.store(mine + (c - first) * (H * D * V) + tile, low, mask=inside)
         tok = tl.load(slots.token + c * C + i)
-        bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-        factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+        bk = tl.load(kd + (here * C + i[:, None]) * D + d[None, :], mask=in_head(d, D)[None, :], other=0.0)
+        factor = tl.load(decay + here * D + d, mask=in_head(d, D), other=0.0)
         acc = matmul(bk, low, tl.zeros([C, BV], tl.float32), IEEE)
         dstate = dstate * factor[:, None]
         for n in tl.static_range(G):
             slot = (here * G + n) * C + i[None, :]
             bo = load_source(do, tok, h * G + n, v, H * G, V)
             a = tl.load(products + slot * C + i[:, None])
-            bq = tl.load(qd + slot * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            bq = tl.load(qd + slot * D + d[:, None], mask=in_head(d, D)[:, None], other=0.0)
             acc = matmul(a, bo, acc, IEEE)
             dstate = matmul(bq, bo, dstate, IEEE)
         scatter_slots(dv, acc, slots.token, slots.out, c, h, v, H, V, C)

@@ -8,7 +8,7 @@ with qd, kd, A and the decay from `chunk_fwd_intra`.
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import load_source, matmul, source_rows, store_rows
+from sse_convert.kernels.triton.tiles import in_head, load_source, matmul, source_rows, store_rows
 
 
 @triton.jit(do_not_specialize=["T", "S", "num_shared"])
@@ -50,7 +50,7 @@ def output_kernel(
     v = tl.program_id(2) * BV + tl.arange(0, BV)
     i = tl.arange(0, C)
     r = tl.arange(0, Q * C)
-    inside = (d < D)[:, None] & (v < V)[None, :]
+    inside = in_head(d, D)[:, None] & in_head(v, V)[None, :]
     tile = d[:, None] * V + v[None, :]
     state = tl.load(entering + (group.to(tl.int64) * H + h) * D * V + tile, mask=inside, other=0.0)
     if Q > 1:
@@ -76,11 +76,11 @@ def output_kernel(
             v_base = tl.where(c < num_shared, values_shared, values)
         bv = load_source(v_base, row, h, v, H, V)
         a = tl.load(products + slot * C + i[None, :])
-        bq = tl.load(qd + slot * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+        bq = tl.load(qd + slot * D + d[None, :], mask=in_head(d, D)[None, :], other=0.0)
         writes = kd + (here * C + i[None, :]) * D + d[:, None]
         if not IEEE:
-            bk = tl.load(writes, mask=(d < D)[:, None], other=0.0)
-        factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+            bk = tl.load(writes, mask=in_head(d, D)[:, None], other=0.0)
+        factor = tl.load(decay + here * D + d, mask=in_head(d, D), other=0.0)
         state = tl.where(tl.load(slots.head + c) >= 0, state, 0.0)
         acc = matmul(bq, state, tl.zeros([Q * C, BV], tl.float32), IEEE)
         acc = matmul(a, bv, acc, IEEE)
@@ -95,7 +95,7 @@ def output_kernel(
         else:
             store_rows(o, acc, place, head, v, H * G, V)
         if IEEE:  # after the other products, whose operands need its shared memory
-            bk = tl.load(writes, mask=(d < D)[:, None], other=0.0)
+            bk = tl.load(writes, mask=in_head(d, D)[:, None], other=0.0)
         state = matmul(bk, bv, state * factor[:, None], IEEE)
         if initial is not None:
             done = tl.load(slots.store + c)

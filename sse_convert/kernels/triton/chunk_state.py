@@ -9,7 +9,7 @@ is v or do.
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import gather_slots, matmul
+from sse_convert.kernels.triton.tiles import gather_slots, in_head, matmul
 
 
 @triton.jit(do_not_specialize=["S", "num_shared", "first_group", "group_chunks"])
@@ -40,7 +40,7 @@ def state_kernel(
     i = tl.arange(0, C)
     first = tl.load(slots.group_first + group)
     count = tl.load(slots.group_end + group) - first
-    inside = (d < D)[:, None] & (v < V)[None, :]
+    inside = in_head(d, D)[:, None] & in_head(v, V)[None, :]
     tile = d[:, None] * V + v[None, :]
     place = (group.to(tl.int64) * H + h) * D
     state = tl.load(local + place * V + tile, mask=inside, other=0.0) if STORE else tl.zeros([BD, BV], tl.float32)
@@ -64,10 +64,10 @@ def state_kernel(
         if STORE:
             at = chunk_states + mine + (c - first) * (H * D * V) + tile
             tl.store(at, state.to(chunk_states.dtype.element_ty), mask=inside)
-        factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+        factor = tl.load(decay + here * D + d, mask=in_head(d, D), other=0.0)
         if G > 1:
             factor = tl.where(opening, factor, 1.0)
-        bx = tl.load(x + ((here * G + n) * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+        bx = tl.load(x + ((here * G + n) * C + i[None, :]) * D + d[:, None], mask=in_head(d, D)[:, None], other=0.0)
         y_base = y
         if VALUE_P > 0:
             y_base = tl.where(c < num_shared, y_shared, y)
@@ -76,7 +76,7 @@ def state_kernel(
         passed = passed * factor
     if not STORE:
         tl.store(local + place * V + tile, state, mask=inside)
-        tl.store(carry + place + d, passed, mask=d < D)
+        tl.store(carry + place + d, passed, mask=in_head(d, D))
 
 
 @triton.jit(do_not_specialize=["groups"])
@@ -95,13 +95,13 @@ def scan_kernel(
     h = tl.program_id(0)
     d = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     v = tl.arange(0, BV)
-    inside = (d < D)[:, None] & (v < V)[None, :]
+    inside = in_head(d, D)[:, None] & in_head(v, V)[None, :]
     tile = d[:, None] * V + v[None, :]
     state = tl.zeros([ROWS, BV], tl.float32)
     for step in tl.range(groups, num_stages=STAGES):
         group = groups - 1 - step if REVERSE else step
         at = (tl.cast(group, tl.int64) * H + h) * D
-        factor = tl.load(carry + at + d, mask=d < D, other=0.0)
+        factor = tl.load(carry + at + d, mask=in_head(d, D), other=0.0)
         own = tl.load(local + at * V + tile, mask=inside, other=0.0)
         tl.store(local + at * V + tile, state, mask=inside)
         state = tl.where(factor[:, None] == 0, 0.0, state * factor[:, None]) + own

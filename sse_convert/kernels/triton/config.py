@@ -7,6 +7,7 @@ Products in float32 are not tensor core ones; there eight warps hold twice the t
 
 import dataclasses as dc
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,21 @@ LARGE = 227 * 1024
 """bytes of shared memory that the larger tiles are for: Hopper, and Blackwell in servers"""
 TENSOR_MEMORY = 10
 """major compute capability of devices whose products add up in tensor memory: no property of a device tells"""
+
+
+class Widths(NamedTuple):
+    """Sizes of a head that decide which code the kernels are compiled to."""
+
+    groups: int
+    """G, query heads per state head"""
+    dim: int
+    """D"""
+    value_dim: int
+    """V"""
+
+
+USUAL = Widths(2, 128, 128)
+"""of most models"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -77,9 +93,9 @@ def config_for(
     strong = Launch(32, min(v, 32), 4, 1)
     if shared_bytes < LARGE or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
-        part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=8 if d > 128 else 4)
+        part, walk = Launch(min(d, 32), min(v, 32)), dc.replace(carry, warps=4)
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
-    finish = {1: Launch(32, min(v, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
+    finish = {1: Launch(32, min(v // 2, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
     large = Config(
         prepare=Launch(32 if dim % 64 else 64, 0, 4 * pairs, heads=pairs),

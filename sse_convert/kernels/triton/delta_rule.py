@@ -33,8 +33,8 @@ from sse_convert.kernels.triton.problem import (
     SlotGradients,
     Slots,
     allocate,
-    sum_slots,
 )
+from sse_convert.kernels.triton.slot_sums import sum_slots
 
 
 def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:

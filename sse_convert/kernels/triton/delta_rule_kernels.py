@@ -16,7 +16,7 @@ after which keys are read like queries whose outputs have the gradient -dV, as `
 import triton
 import triton.language as tl
 
-from sse_convert.kernels.triton.tiles import level_masks, load_source, matmul, source_rows, store_rows
+from sse_convert.kernels.triton.tiles import in_head, level_masks, load_source, matmul, source_rows, store_rows
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def correct_kernel(
     d = tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
     i = tl.arange(0, C)
-    inside = (d < D)[:, None] & (v < V)[None, :]
+    inside = in_head(d, D)[:, None] & in_head(v, V)[None, :]
     tile = d[:, None] * V + v[None, :]
     state = tl.zeros([BD, BV], tl.float32)
     mine = begins(group, slots)
@@ -113,10 +113,10 @@ def correct_kernel(
             if VALUE_P > 0:
                 v_base = tl.where(c < num_shared, values_shared, values)
             bv = load_source(v_base, row, h, v, H, V)
-            bk = tl.load(k_start + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-            kept = tl.load(k_end + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            bk = tl.load(k_start + (here * C + i[:, None]) * D + d[None, :], mask=in_head(d, D)[None, :], other=0.0)
+            kept = tl.load(k_end + (here * C + i[None, :]) * D + d[:, None], mask=in_head(d, D)[:, None], other=0.0)
             solve = tl.load(inverse + (here * C + i[:, None]) * C + i[None, :])
-            factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+            factor = tl.load(decay + here * D + d, mask=in_head(d, D), other=0.0)
             held = matmul(bk, state, tl.zeros([C, BV], tl.float32), IEEE)
             right = (bv.to(tl.float32) - held) * strength[:, None]
             bu = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE).to(u.dtype.element_ty)
@@ -164,7 +164,7 @@ def correct_backward_kernel(
     d = tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
     i = tl.arange(0, C)
-    inside = (d < D)[:, None] & (v < V)[None, :]
+    inside = in_head(d, D)[:, None] & in_head(v, V)[None, :]
     tile = d[:, None] * V + v[None, :]
     dstate = tl.zeros([BD, BV], tl.float32)
     used = tl.load(slots.group_first + group) < tl.load(slots.group_end + group)
@@ -184,10 +184,10 @@ def correct_backward_kernel(
             next_strength = strength_of(beta, next_place, h, H)
             given = load_source(du, place, h, v, H, V).to(tl.float32)
             bu = load_source(u, place, h, v, H, V).to(tl.float32)
-            bk = tl.load(k_end + (here * C + i[:, None]) * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-            start = tl.load(k_start + (here * C + i[None, :]) * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            bk = tl.load(k_end + (here * C + i[:, None]) * D + d[None, :], mask=in_head(d, D)[None, :], other=0.0)
+            start = tl.load(k_start + (here * C + i[None, :]) * D + d[:, None], mask=in_head(d, D)[:, None], other=0.0)
             solve = tl.load(inverse + (here * C + i[None, :]) * C + i[:, None])
-            factor = tl.load(decay + here * D + d, mask=d < D, other=0.0)
+            factor = tl.load(decay + here * D + d, mask=in_head(d, D), other=0.0)
             right = matmul(bk, dstate, given, IEEE)
             g = matmul(solve, right, tl.zeros([C, BV], tl.float32), IEEE)
             read = (g * -strength[:, None]).to(d_read.dtype.element_ty)

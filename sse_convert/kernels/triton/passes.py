@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sse_convert.kernels.triton.problem import Settings, Slots, sum_slots
+from sse_convert.kernels.triton.problem import Settings, Slots
+from sse_convert.kernels.triton.slot_sums import sum_slots
 
 Tensors = list[Tensor | None]
 

@@ -309,10 +309,3 @@ def allocate(x: ChunkProblem) -> Forward:
         strong=new(chunks, H, dtype=torch.int32),
         entering=new(x.num_groups, H, D, V, dtype=torch.float32),
     )
-
-
-def sum_slots(slots: Tensor) -> Tensor:
-    """Over the slots of each token, [ranks, T, ...] to [T, ...]."""
-    if slots.shape[0] == 2:
-        return slots[0] + slots[1]  # a sum over two costs torch three times as much
-    return slots[0] if slots.shape[0] == 1 else slots.sum(0)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch.operands import operands_of
 from sse_convert.kernels.torch.reference import sse_attention_reference
+from sse_convert.kernels.triton.config import USUAL, Widths
 from sse_convert.kernels.validation import build_inputs
 
 BOUND = 1e-2
@@ -22,21 +23,20 @@ BOUND = 1e-2
 OFFSETS = (0, 150, 150, 233)
 PARTITIONS = 3
 HEADS = 1
-GROUPS = 2
-DIM = 128
 
 
-def self_check(device: torch.device, *, delta: bool = False) -> str | None:
-    """What the kernels get wrong on `device`, with numbers; None if nothing. With `delta`, under the delta rule.
+def self_check(device: torch.device, *, delta: bool = False, widths: Widths = USUAL) -> str | None:
+    """What the kernels get wrong on `device` for heads of some widths, with numbers; None if nothing. With `delta`,
+    under the delta rule.
 
     Restores what it changes, whatever mode the caller is in; uses none of torch's global random numbers. What it saves
     for its own backward passes no hook of the caller's: those of a gradient checkpoint would compute the caller again.
     """
     plain = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), plain:
-        exact = _results(_leaves(torch.device("cpu"), torch.float64, delta), _reference)
+        exact = _results(_leaves(torch.device("cpu"), torch.float64, delta, widths), _reference)
         try:
-            leaves = _leaves(device, torch.bfloat16, delta)
+            leaves = _leaves(device, torch.bfloat16, delta, widths)
             _fill_free_memory_with_nan(device)
             first, second = _results(leaves, _kernels), _results(leaves, _kernels)
         except Exception as error:  # a compiler or a driver that gives up must not take the process with it
@@ -49,26 +49,26 @@ def self_check(device: torch.device, *, delta: bool = False) -> str | None:
     return f"two runs differ in {', '.join(different)}" if different else None
 
 
-def _leaves(device: torch.device, dtype: torch.dtype, delta: bool) -> dict[str, Tensor]:
+def _leaves(device: torch.device, dtype: torch.dtype, delta: bool, widths: Widths) -> dict[str, Tensor]:
     """The same numbers for every dtype: those of q, k and v are representable in bfloat16."""
     generator = torch.Generator().manual_seed(0)
-    T, S, Hq = OFFSETS[-1], len(OFFSETS) - 1, HEADS * GROUPS
+    T, S, Hq, D, V = OFFSETS[-1], len(OFFSETS) - 1, HEADS * widths.groups, widths.dim, widths.value_dim
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
     low = {
-        "q": normal(T, Hq, DIM),
-        "k": normal(T, HEADS, DIM),
-        "v": normal(T, HEADS, DIM),
-        "shared q": normal(T, Hq, DIM),
-        "shared k": normal(T, HEADS, DIM),
+        "q": normal(T, Hq, D),
+        "k": normal(T, HEADS, D),
+        "v": normal(T, HEADS, V),
+        "shared q": normal(T, Hq, D),
+        "shared k": normal(T, HEADS, D),
     }
     full = {
-        "log_decay": F.logsigmoid(normal(T, HEADS, DIM)) / 4,
-        "shared log_decay": F.logsigmoid(normal(T, HEADS, DIM)) / 4,
+        "log_decay": F.logsigmoid(normal(T, HEADS, D)) / 4,
+        "shared log_decay": F.logsigmoid(normal(T, HEADS, D)) / 4,
         "router_logits": normal(T, PARTITIONS),
-        "initial_state": normal(S, PARTITIONS + 1, HEADS, DIM, DIM),
+        "initial_state": normal(S, PARTITIONS + 1, HEADS, D, V),
     }
     if delta:
         full["write_strength"] = normal(T, HEADS).sigmoid()

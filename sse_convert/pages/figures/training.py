@@ -37,7 +37,7 @@ def router_drawings(steps: Sequence[RunStep]) -> Iterator[Drawing]:
     """
     if layers := last_routers(steps):
         yield _entropy(steps)
-        for name, figure in figures(layers, {}):
+        for name, figure in figures(layers):
             untitled(figure)
             yield Drawing(
                 name=f"{name}-at-the-end",

@@ -9,13 +9,8 @@ from sse_convert.pages.figures.drawing import Drawing, untitled
 from sse_convert.pages.scores import analysis_measures
 
 ABOUT = {
-    "entropy": "Singular value entropy of the states by layer; 1 means that all directions are used alike.",
-    "similarity": "Mean absolute cosine between the rows of the states, partition by partition, one panel per layer.",
-    "row_sparsity": "Share of key channels that a token leaves alone, by layer.",
-    "receptive_field": "Tokens back until a thousandth of a channel's content is left, by layer.",
     "routing": "Load of each partition by layer, and the entropy of load and gate.",
     "tokens": "Tokens that set each partition apart, by layer.",
-    "clustering": "Value vectors in the plane, coloured by the state row they are written to.",
     "branches": "Size of the partitions' and of the shared partition's output, by layer.",
     "output_error": "Squared error of each layer's output as a part of its teacher's power.",
     "memory": "Attention distance of the teacher's heads beside half-lives of the student's channels, by layer.",
@@ -39,5 +34,5 @@ def states(run: Run) -> Section:
 def _drawings(analysis: Analysis) -> list[Drawing]:
     return [
         Drawing(name=f"analysis-{name}", title=untitled(figure), about=ABOUT[name], figure=figure)
-        for name, figure in figures(analysis.data["layers"], analysis.arrays)
+        for name, figure in figures(analysis.data["layers"])
     ]

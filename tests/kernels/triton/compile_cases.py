@@ -14,12 +14,17 @@ from torch import Tensor
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.triton.autograd import sse_attention_triton
 from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
+from sse_convert.kernels.triton.generation.added_product import added_product
+from sse_convert.kernels.triton.generation.gated_product import gated_product
 from sse_convert.kernels.triton.generation.norm import rms_norm
 from sse_convert.kernels.triton.generation.precise_linear import precise_linear
 from sse_convert.kernels.triton.generation.ring_attention import ring_attention
+from sse_convert.kernels.triton.generation.row_products import row_products
 from sse_convert.kernels.triton.generation.token_attention import token_attention
+from sse_convert.kernels.triton.generation.token_heads import Heads, HeadWeights, token_heads
 from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from sse_convert.kernels.triton.routing import select_partitions, slot_layout
+from sse_convert.kernels.triton.slot_sums import sum_slots
 from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
 from sse_convert.kernels.validation import build_inputs
 
@@ -116,6 +121,32 @@ def project(inputs: int, outputs: int, bias: bool) -> None:
     precise_linear(x, weight, torch.zeros(outputs) if bias else None)
 
 
+def step_of_row(hidden: int, heads: tuple[int, int, int], inner: int, dtype: torch.dtype) -> None:
+    """All of a layer's step but its attention: of an SSE layer with a side path, and of a softmax layer with norms,
+    rotation and a cache; `heads`: query heads, key heads and their size."""
+    Hq, H, D = heads
+    with torch.inference_mode():
+        x, gain = torch.zeros(1, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
+        weights = [torch.zeros(size, hidden, dtype=dtype) for size in (Hq * D, H * D, H * D, 64, 64, 16, 4)]
+        biases = [*(weight[:, 0].contiguous() for weight in weights[:3]), *[None] * 4]
+        row_products(x, gain, 1e-6, 0.0, weights[:3], [None] * 3)
+        projected = row_products(x, gain, 1e-6, 0.0, weights, biases)
+        key, value, side = Hq * D, (Hq + H) * D, (Hq + 2 * H) * D
+        columns = {"q": 0, "k": key, "v": value, "side_q": side, "side_k": side + 64, "decay": side + 128}
+        q, k, cached = (torch.zeros(1, *shape, D, dtype=dtype) for shape in ((Hq,), (H,), (H, 300)))
+        up = torch.zeros(Hq * D, 64, dtype=dtype), torch.zeros(H * D, 64, dtype=dtype)
+        decay = torch.zeros(H * D, 16, dtype=dtype), torch.zeros(H * D, dtype=dtype)
+        out = Heads(q=q, k=k, v=k, shared=(q, k), decay=k.float())
+        token_heads(projected, columns, HeadWeights(side=up, decay=decay), None, out)
+        norms = HeadWeights(norms=(gain[:D], gain[:D]), eps=1e-6)
+        placed = Heads(q=q, k=cached, v=cached, slot=torch.zeros((), dtype=torch.int64))
+        token_heads(projected, columns, norms, (gain[None, :D], gain[None, :D]), placed)
+        output, scale = torch.zeros(hidden, Hq * D, dtype=dtype), torch.zeros(Hq * D, dtype=dtype)
+        added_product(q.flatten(1), output, None, x, scale, D, 1e-6)
+        gate, down = torch.zeros(inner, hidden, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype)
+        added_product(gated_product(x, gain, 1e-6, 0.0, gate, gate), down, gain, x, None, 1, 0.0)
+
+
 def losses(vocabulary: int, dtype: torch.dtype, cap: float | None) -> None:
     """Gradients take the place of logits."""
     x = torch.zeros(2, vocabulary, dtype=dtype)
@@ -140,6 +171,7 @@ COMPILE_CASES = {
             **IN_LAYERS,
         )
     ),
+    "sum of slots": CompileCase(lambda: sum_slots(torch.zeros(5, 100, 8, 128, dtype=BF16))),
     "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
     "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
     "select of 1": CompileCase(partial(route_tokens, 1, 1, torch.float32, False), slow=True),
@@ -183,6 +215,9 @@ COMPILE_CASES = {
     "norm of heads": CompileCase(partial(norm, (1, 16, 128), 16, False)),
     "norms of a prefill": CompileCase(partial(norm, (8192, 128), 16, True)),
     "norm of 16384": CompileCase(partial(norm, (1, 16384), 1, False)),
+    "step of 0.6b": CompileCase(partial(step_of_row, 1024, (16, 8, 128), 3072, BF16)),
+    "step of 8b": CompileCase(partial(step_of_row, 4096, (32, 8, 128), 12288, BF16), slow=True),
+    "step in fp32": CompileCase(partial(step_of_row, 960, (12, 4, 64), 2560, torch.float32), slow=True),
     "losses of 151,936 logits": CompileCase(partial(losses, 151936, BF16, None)),
     "losses of 50,257 bounded logits": CompileCase(partial(losses, 50257, torch.float32, 30.0)),
     "projection down": CompileCase(partial(project, 4096, 16, False)),

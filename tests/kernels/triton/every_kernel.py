@@ -18,6 +18,7 @@ from sse_convert.kernels.triton.generation.token_attention import token_attentio
 from sse_convert.kernels.triton.logit_losses import cross_entropy_, divergence_
 from sse_convert.kernels.triton.state_slots import clear_rows, read_rows, write_rows
 from tests.kernels.cases import SHARED_NAMES
+from tests.kernels.triton.compile_cases import step_of_row
 from tests.kernels.triton.trials import Trial, results
 
 LAYER = Trial(
@@ -71,6 +72,8 @@ def main(device: str = "cuda") -> None:
         train(trial, device)
     step(STEP, device)
     step(dc.replace(STEP, delta=True, k_map="l2"), device)
+    with torch.device(device):
+        step_of_row(48, (2, 1, 16), 40, torch.bfloat16)
     if device == "cuda":
         torch.cuda.synchronize()
 

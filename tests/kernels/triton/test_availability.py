@@ -12,6 +12,7 @@ from sse_convert.kernels.torch.operands import operands_of
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.triton import availability, selfcheck
 from sse_convert.kernels.triton.availability import untrusted_reason
+from sse_convert.kernels.triton.config import USUAL, Widths
 from sse_convert.kernels.triton.selfcheck import self_check
 
 CPU = torch.device("cpu")
@@ -41,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    monkeypatch.setattr(selfcheck, "self_check", lambda device, delta: None)
+    monkeypatch.setattr(selfcheck, "self_check", lambda device, delta, widths: None)
     return monkeypatch
 
 
@@ -122,7 +123,7 @@ def test_self_check_survives_a_failing_compiler(kernels: pytest.MonkeyPatch) -> 
 
 def test_a_right_gpu_is_examined_once(gpu: pytest.MonkeyPatch) -> None:
     examined = []
-    gpu.setattr(selfcheck, "self_check", lambda device, delta: examined.append(device))
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: examined.append(device))
     assert untrusted_reason(GPU) is None
     assert untrusted_reason(GPU) is None
     assert examined == [GPU]
@@ -132,13 +133,13 @@ def test_the_self_check_may_wait_where_the_caller_may_not(gpu: pytest.MonkeyPatc
     modes: list[int | str] = [2]
     gpu.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     gpu.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    gpu.setattr(selfcheck, "self_check", lambda device, delta: modes.append("checked"))
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: modes.append("checked"))
     assert untrusted_reason(GPU) is None
     assert modes == [2, "default", "checked", 2]
 
 
 def test_the_delta_rule_is_examined_when_it_is_asked_for(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(selfcheck, "self_check", lambda device, delta: "the output is off" if delta else None)
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: "the output is off" if delta else None)
     assert untrusted_reason(GPU) is None
     assert "the output is off" in str(untrusted_reason(GPU, delta=True))
     assert untrusted_reason(GPU) is None
@@ -146,16 +147,25 @@ def test_the_delta_rule_is_examined_when_it_is_asked_for(gpu: pytest.MonkeyPatch
 
 def test_what_all_need_is_examined_before_the_delta_rule(gpu: pytest.MonkeyPatch) -> None:
     examined = []
-    gpu.setattr(selfcheck, "self_check", lambda device, delta: examined.append(delta))
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: examined.append(delta))
     for _ in range(2):
         assert untrusted_reason(GPU, delta=True) is None
     assert examined == [False, True]
 
 
+def test_heads_of_each_width_are_examined_by_themselves(gpu: pytest.MonkeyPatch) -> None:
+    narrow = Widths(1, 64, 64)
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: "k is off" if widths == narrow else None)
+    assert untrusted_reason(GPU) is None
+    assert "on Some GPU for heads of 64 x 64, 1 to a state: k is off;" in str(untrusted_reason(GPU, widths=narrow))
+    assert untrusted_reason(GPU) is None
+
+
 def test_a_wrong_build_is_refused_with_versions_and_a_way_out(gpu: pytest.MonkeyPatch) -> None:
-    gpu.setattr(selfcheck, "self_check", lambda device, delta: "the output is off by 3.0e-01 of its size (bound 1e-02)")
+    wrong = "the output is off by 3.0e-01 of its size (bound 1e-02)"
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: wrong)
     reason = str(untrusted_reason(GPU))
-    assert reason.startswith("self-check failed on Some GPU: the output is off by 3.0e-01 of its size (bound 1e-02); ")
+    assert reason.startswith(f"self-check failed on Some GPU: {wrong}; ")
     for part in ("compiled by triton ", " with ptxas ", "set TRITON_PTXAS_"):
         assert part in reason
     assert untrusted_reason(GPU) == reason
@@ -198,6 +208,6 @@ def test_a_device_of_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("delta", [False, True])
 def test_self_check_passes_the_kernels(delta: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
-        monkeypatch.setattr(selfcheck, "DIM", 16)
         monkeypatch.setattr(selfcheck, "OFFSETS", (0, 70, 70, 83))
-    assert self_check(torch.device(device), delta=delta) is None
+    widths = USUAL if device == "cuda" else Widths(2, 16, 16)
+    assert self_check(torch.device(device), delta=delta, widths=widths) is None

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.kernels.triton.config import Widths
+from sse_convert.kernels.triton.selfcheck import self_check
 from tests.kernels.cases import SHARED_NAMES
 from tests.kernels.triton.trials import Inputs, Trial, assert_right, results
 
@@ -33,6 +35,25 @@ REAL = Trial(
 )
 def test_real_sizes(trial: Trial) -> None:
     assert_right(trial, trial.rounded("cuda"))
+
+
+WIDTHS = [32, 48, 64, 96, 128, 192, 256]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("dim", WIDTHS)
+@pytest.mark.parametrize("k_map", ["relu", "softmax"])
+def test_heads_of_any_width(dim: int, groups: int, k_map: str) -> None:
+    """A compiler's mistakes depend on the widths: with 64 channels, a loop of one step over V gave wrong gradients."""
+    trial = dc.replace(REAL, lengths=(700, 0, 61, 263), heads=7, groups=groups, dim=dim, value_dim=dim, k_map=k_map)
+    assert_right(trial, trial.rounded("cuda"))
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("dim", WIDTHS)
+def test_self_check_passes_heads_of_any_width(dim: int, groups: int, delta: bool) -> None:
+    assert self_check(torch.device("cuda"), delta=delta, widths=Widths(groups, dim, dim)) is None
 
 
 @pytest.mark.parametrize("num_partitions", [4, 64])

@@ -2,7 +2,8 @@
 
 Library kernels for one query either need the number of keys on the host, which a CUDA graph has not, or take a mask,
 copy the keys once per query head and work on one multiprocessor per head. Here the slots are split over programs and
-masked slots are not loaded, so the work follows what the cache holds.
+only slots from the first visible one of a program's share to the last are loaded, so the work follows what the cache
+holds; which these are is known before the loop, so none of its loads waits for a mask.
 
 Shape letters: B sequences, H key heads, G query heads per key head, L slots of the cache, D key dim, V value dim.
 """
@@ -20,6 +21,8 @@ BLOCK_BYTES = 32768
 PROGRAMS = 512
 """wanted in a launch, about four per multiprocessor"""
 MOST_SPLITS = 64
+MASK_BLOCK = 1024
+"""slots whose mask is read at once to see where the visible ones begin and end"""
 
 
 @torch.library.custom_op(operator_name(__name__, "token_attention"), mutates_args=())
@@ -49,7 +52,7 @@ def token_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float)
         attend_kernel[(B * H * splits,)](
             q.contiguous(), k, v, mask, part, top, total,
             scale, L, chunk, splits, mask.stride(0) if mask.shape[0] > 1 else 0,
-            H=H, G=G, D=D, V=V, BG=max(16, triton.next_power_of_2(G)), BD=BD, BV=BV, BL=block,
+            H=H, G=G, D=D, V=V, BG=max(16, triton.next_power_of_2(G)), BD=BD, BV=BV, BL=block, BM=MASK_BLOCK,
             num_warps=4 if q.dtype.itemsize == 2 else 8, num_stages=4 if BD <= 64 else 3,
         )  # fmt: skip
         combine_kernel[(B * Hq,)](
@@ -68,15 +71,15 @@ def attend_kernel(
     q, k, v, mask, part, top, total,
     scale, L, chunk, splits, mask_stride,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
-    BV: tl.constexpr, BL: tl.constexpr,
+    BV: tl.constexpr, BL: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """part = sum_j exp2(z_j - top) v_j and total = sum_j exp2(z_j - top) over `chunk` slots j, z = scale log2(e) q k_j,
     top the largest z.
 
-    Grid (B * H * splits). Bytes of a key head, in bfloat16: 2 (D + V) of each visible slot, 1 of each (mask), 4 (V + 2)
-    G of each split. Tiles: 64 slots of 128 channels, 32 KB, of which two steps are under way while one is used; query
-    heads of a key head are rows of one product, 16 at least. As many splits as make four programs per
-    multiprocessor."""
+    Grid (B * H * splits). Bytes of a key head, in bfloat16: 2 (D + V) of each visible slot, 2 of each slot (mask, read
+    twice), 4 (V + 2) G of each split. Tiles: 64 slots of 128 channels, 32 KB, of which two steps are under way while
+    one is used; query heads of a key head are rows of one product, 16 at least. As many splits as make four programs
+    per multiprocessor."""
     split = tl.program_id(0) % splits
     h = tl.program_id(0) // splits % H
     b = (tl.program_id(0) // (splits * H)).to(tl.int64)
@@ -88,13 +91,16 @@ def attend_kernel(
     largest = tl.full([BG], float("-inf"), tl.float32)
     weight = tl.zeros([BG], tl.float32)
     acc = tl.zeros([BG, BV], tl.float32)
-    first = split * chunk
-    for start in range(first, tl.minimum(first + chunk, L), BL):
+    mask += b * mask_stride
+    low, high = _visible_range(mask, split * chunk, tl.minimum((split + 1) * chunk, L), BM)
+    for start in range(low // BL * BL, high, BL):
         slot = start + tl.arange(0, BL)
-        visible = tl.load(mask + b * mask_stride + slot, mask=slot < L, other=0) != 0
+        inside = slot < high
         at = (b * H + h) * L + slot
-        bk = tl.load(k + at[None, :] * D + d[:, None], mask=visible[None, :] & (d < D)[:, None], other=0.0)
-        bv = tl.load(v + at[:, None] * V + dv[None, :], mask=visible[:, None] & (dv < V)[None, :], other=0.0)
+        visible = tl.load(mask + slot, mask=inside, other=0) != 0
+        bk = tl.load(k + at[None, :] * D + d[:, None], mask=inside[None, :] & (d < D)[:, None], other=0.0)
+        bv = tl.load(v + at[:, None] * V + dv[None, :], mask=inside[:, None] & (dv < V)[None, :], other=0.0)
+        bv = tl.where(visible[:, None], bv, 0.0)
         products = tl.dot(bq, bk, input_precision="ieee")
         products = tl.where(visible[None, :], products * (scale * LOG2_E), float("-inf"))
         new = tl.maximum(largest, tl.max(products, 1))
@@ -108,6 +114,18 @@ def attend_kernel(
     tl.store(part + at[:, None] * V + dv[None, :], acc, mask=(g < G)[:, None] & (dv < V)[None, :])
     tl.store(top + at, largest, mask=g < G)
     tl.store(total + at, weight, mask=g < G)
+
+
+@triton.jit
+def _visible_range(mask, first, end, BM: tl.constexpr):
+    """First visible slot of first .. end - 1, and the one after the last; nothing between them where none is."""
+    low, high = end, first
+    for start in range(first, end, BM):
+        slot = start + tl.arange(0, BM)
+        visible = tl.load(mask + slot, mask=slot < end, other=0) != 0
+        low = tl.minimum(low, tl.min(tl.where(visible, slot, end), 0))
+        high = tl.maximum(high, tl.max(tl.where(visible, slot + 1, first), 0))
+    return low, high
 
 
 @triton.jit(do_not_specialize=["splits"])

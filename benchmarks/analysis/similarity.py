@@ -8,9 +8,6 @@ from torch import Tensor
 from sse_convert.analysis.capture import Seen
 from sse_convert.analysis.quantity import Quantity
 
-MATRIX_ROWS = 1024
-"""the matrix of all row pairs is kept up to this many rows (partitions times key dim); block means always"""
-
 
 def unit_rows(state: Tensor) -> Tensor:
     """Rows [..., D, V] divided by their length, in float64; rows of zeros stay zero.
@@ -34,11 +31,8 @@ class RowSimilarity(Quantity):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        M, rows = self.sizes.states, self.sizes.states * self.sizes.head_dim
+        M = self.sizes.states
         self._absolute, self._signed, self._pairs = (self.sizes.zeros(M, M) for _ in range(3))
-        self._kept = rows <= MATRIX_ROWS
-        size = rows if self._kept else 0
-        self._matrix, self._counts = self.sizes.zeros(size, size), self.sizes.zeros(size, size)
 
     def add(self, seen: Seen) -> None:
         """Add the states of a batch of rows, one row and one partition at a time."""
@@ -62,9 +56,6 @@ class RowSimilarity(Quantity):
         self._signed[p] += by_partition(cosine_HDR)
         self._absolute[p] += by_partition(cosine_HDR.abs())
         self._pairs[p] += by_partition(pairs_HDR)
-        if self._kept:
-            self._matrix[own] += cosine_HDR.abs().sum(0)
-            self._counts[own] += pairs_HDR.sum(0)
 
     def result(self) -> dict[str, Any]:
         """Mean |cos| within partitions, across sparse ones and between sparse and shared; block means [M, M]."""
@@ -83,11 +74,3 @@ class RowSimilarity(Quantity):
 
     def _mean(self, blocks: Tensor) -> float:
         return float(self._absolute[blocks].sum() / self._pairs[blocks].sum())
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Mean |cos| of all pairs of rows, [M * D, M * D], one on the diagonal; absent where it would be too large."""
-        if not self._kept:
-            return {}
-        matrix = self._matrix / self._counts
-        matrix.diagonal().fill_(1.0)
-        return {"matrix": matrix.float().cpu()}

@@ -3,9 +3,8 @@ import math
 import pytest
 import torch
 
-from sse_convert.analysis.decay import HalfLife
-from sse_convert.analysis.receptive import ReceptiveField, field_widths
-from tests.analysis.cases import inputs, logits, seen, sizes, text
+from benchmarks.analysis.receptive import ReceptiveField, field_widths
+from tests.analysis.cases import constant, logits, seen, sizes, text
 
 
 @pytest.mark.parametrize(("decay", "width"), [(0.5, 9), (0.9, 65), (0.0005, 0), (1.0, None), (0.99, None)])
@@ -26,14 +25,6 @@ def test_equals_brute_force():
             assert widths[row, c] == max(alive)
 
 
-def constant(s, t, decay, shared_decay=0.5):
-    """Arguments with one decay everywhere."""
-    q, k, _ = inputs(s, t.tokens)["shared"]
-    shape = t.tokens, s.heads, s.head_dim
-    full = torch.full(shape, math.log(decay)).double()
-    return {"log_decay": full, "shared": (q, k, torch.full(shape, math.log(shared_decay)).double())}
-
-
 def test_partitions_decay_at_their_own_tokens_only():
     """A partition that every second token writes has 9 decays left in 18 tokens; the shared one has them in 9."""
     s, t = sizes(), text()
@@ -44,7 +35,6 @@ def test_partitions_decay_at_their_own_tokens_only():
     assert result["partitions"] == [18, 18]
     assert result["sparse"] == {"mean": 18, "p10": 18, "median": 18, "p90": 18, "full": 0}
     assert result["shared"]["mean"] == 9
-    assert quantity.arrays()["sparse"].tolist() == torch.full((2, 4), 18.0).tolist()
     assert (result["window"], result["threshold"]) == (128, 0.001)
 
 
@@ -59,7 +49,6 @@ def test_width_is_measured_where_a_partition_is_read():
     assert result["partitions"][1] == sum(range(32, 160)) / 128, "an undecayed state reaches back to the row's start"
     assert result["sparse"]["full"] == 0.5
     assert result["shared"] is None
-    assert set(quantity.arrays()) == {"sparse"}
 
 
 def test_a_partition_nobody_reads_has_no_width():
@@ -69,37 +58,3 @@ def test_a_partition_nobody_reads_has_no_width():
     first, second = quantity.result()["partitions"]
     assert first > 0
     assert math.isnan(second)
-
-
-def half_life(s, t, **changes):
-    quantity = HalfLife(s, t)
-    quantity.add(seen(s, t, **changes))
-    return quantity.result()
-
-
-def test_half_lives_of_constant_gates():
-    s, t = sizes(), text()
-    route = torch.arange(t.tokens) % 4 // 3  # partition 1 gets every fourth token
-    result = half_life(s, t, router_logits=logits(route, 2), **constant(s, t, 0.5, shared_decay=0.5**0.1))
-    assert result["own"]["median"] == pytest.approx(1)
-    assert result["sparse"]["p10"] == pytest.approx(4 / 3)
-    assert result["sparse"]["p90"] == pytest.approx(4)
-    assert result["shared"]["median"] == pytest.approx(10)
-    assert result["shared_by_head"] == pytest.approx([10, 10])
-    assert len(result["sparse_by_head"]) == 2
-
-
-def test_half_lives_leave_dead_partitions_out():
-    s, t = sizes(), text()
-    result = half_life(s, t, router_logits=logits(torch.ones(t.tokens, dtype=torch.long), 2), **constant(s, t, 0.25))
-    assert [result["sparse"][level] for level in ("p10", "median", "p90")] == pytest.approx([0.5, 0.5, 0.5])
-
-
-def test_channels_that_do_not_decay_live_for_ever():
-    s, t = sizes(shared=False), text()
-    log_decay = torch.full((t.tokens, 2, 4), -0.5).double()
-    log_decay[..., :2] = 0
-    result = half_life(s, t, log_decay=log_decay, router_logits=torch.zeros(t.tokens, 2))
-    assert result["sparse"]["p10"] == pytest.approx(math.log(2) / 0.5)
-    assert result["sparse"]["p90"] == math.inf
-    assert result["shared"] is None

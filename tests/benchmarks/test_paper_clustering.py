@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from sse_convert.analysis import clustering
-from sse_convert.analysis.clustering import Clustering, explained_variance, principal_plane
+from benchmarks.analysis.clustering import Clustering, explained_variance
 from tests.analysis.cases import logits, seen, sizes, text
 
 
@@ -26,16 +25,6 @@ def test_explained_variance():
     assert explained(mixed, torch.arange(2000) % 2, 2) == pytest.approx(0.5, abs=0.05)
 
 
-def test_principal_plane():
-    plane = torch.randn(50, 2).double() * torch.tensor([5.0, 1.0])
-    basis = torch.linalg.qr(torch.randn(6, 6).double()).Q[:2]
-    found, shares = principal_plane(plane @ basis + 7)
-    assert sum(shares) == pytest.approx(1)
-    assert shares[0] > shares[1]
-    torch.testing.assert_close(torch.pdist(found), torch.pdist(plane), rtol=1e-9, atol=1e-9)
-    assert (found.gather(0, found.abs().argmax(0)[None]) > 0).all()
-
-
 def keys_for(row):
     return 10 * torch.nn.functional.one_hot(row, 4).double()[:, None].expand(-1, 2, -1)
 
@@ -55,10 +44,6 @@ def test_values_that_go_by_row_and_partition():
     assert result["explained"] == pytest.approx(1)
     assert result["explained_by_head"] == pytest.approx([1, 1])
     assert (result["rows"], result["rows_used"]) == (8, 6)
-    arrays = quantity.arrays()
-    assert arrays["points"].shape == (320, 2)
-    assert arrays["row"].tolist() == row.tolist()
-    assert arrays["partition"].tolist() == route.tolist()
 
 
 def test_values_that_do_not():
@@ -70,16 +55,3 @@ def test_values_that_do_not():
 def test_equal_values_have_no_variance():
     row = torch.arange(320) % 4
     assert math.isnan(cluster(row % 2, row, torch.zeros(320, 2, 4).double()).result()["explained"])
-
-
-def test_points_are_bounded_and_spread_over_the_text(monkeypatch):
-    monkeypatch.setattr(clustering, "POINTS", 50)
-    s, t = sizes(shared=False), text()
-    whole, parts = Clustering(s, t), Clustering(s, t)
-    found = seen(s, t)
-    whole.add(found)
-    assert len(whole.arrays()["points"]) == 46, "every seventh of 320"
-    values, classes = torch.arange(320.0)[:, None], torch.arange(320)
-    for part in (slice(0, 100), slice(100, 201), slice(201, 320)):
-        parts._keep(values[part], classes[part])
-    assert torch.cat(parts._classes).tolist() == list(range(0, 320, 7)), "whatever the batches"

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.analysis.routes import read
 from sse_convert.analysis.capture import Seen
 from sse_convert.analysis.quantity import Quantity, quantiles
-from sse_convert.data.sample_text import WINDOW
 
+WINDOW = 128
+"""last tokens of a row whose receptive field is measured (paper, appendix "Receptive Field Analysis")"""
 THRESHOLD = 0.001
 """of what was written, the part that must be left (paper, Figure crf)"""
 
@@ -58,7 +60,7 @@ class ReceptiveField(Quantity):
 
     def add(self, seen: Seen) -> None:
         """Add a batch, one row and one partition at a time."""
-        operands, written_TN, read_TN = seen.operands, seen.written(), seen.read()
+        operands, written_TN, read_TN = seen.operands, seen.written(), read(seen)
         everyone = torch.ones(WINDOW, dtype=torch.bool, device=written_TN.device)
         for start, end in operands.spans():
             last = slice(end - WINDOW, end)
@@ -97,9 +99,3 @@ class ReceptiveField(Quantity):
 
     def _channels(self, sums: Tensor, part: slice) -> Tensor:
         return sums[part].sum(0) / self._queries[part].sum()
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Mean width of each channel, [H, D], in the partitions and in the shared one."""
-        shape, N = (self.sizes.heads, self.sizes.head_dim), self.sizes.partitions
-        parts = {"sparse": slice(0, N)} | ({"shared": slice(N, N + 1)} if self.sizes.shared else {})
-        return {name: self._channels(self._width, part).view(shape).float().cpu() for name, part in parts.items()}

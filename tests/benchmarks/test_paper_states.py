@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from sse_convert.analysis.states import StateEntropy, singular_value_entropy
+from benchmarks.analysis.states import StateEntropy, singular_value_entropy
 from tests.analysis.cases import seen, sizes, text
 
 

@@ -5,11 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.analysis.routes import of_written
 from sse_convert.analysis.capture import Seen
 from sse_convert.analysis.quantity import Quantity
-
-POINTS = 2048
-"""value vectors kept for the picture, of head 0, evenly over the text"""
 
 
 def explained_variance(sum_HCV: Tensor, count_HC: Tensor, square_H: Tensor) -> Tensor:
@@ -32,20 +30,6 @@ def explained_variance(sum_HCV: Tensor, count_HC: Tensor, square_H: Tensor) -> T
     return 1 - (within / (n_H - classes_H)) / (total / (n_H - 1))
 
 
-def principal_plane(points: Tensor) -> tuple[Tensor, list[float]]:
-    """Points [n, V] in the plane of largest variance.
-
-    Returns:
-        float64 [n, 2] coordinates, signs fixed so that the largest one is positive; share of variance of each axis.
-    """
-    centred = points.double() - points.double().mean(0)
-    power, axes = torch.linalg.eigh(centred.T @ centred)
-    plane = centred @ axes[:, -2:].flip(1)
-    largest = plane.gather(0, plane.abs().argmax(0)[None])
-    shares = (power[-2:].flip(0) / power.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist()
-    return plane * torch.where(largest < 0, -1.0, 1.0), shares
-
-
 class Clustering(Quantity):
     """Values by the row they go to: the largest entry of phi(k), in the best partition that a token writes.
 
@@ -60,32 +44,21 @@ class Clustering(Quantity):
         H, classes = self.sizes.heads, self.sizes.partitions * self.sizes.head_dim
         self._sum = self.sizes.zeros(H * classes, self.sizes.value_dim)
         self._count, self._square = self.sizes.zeros(H * classes), self.sizes.zeros(H)
-        self._points: list[Tensor] = []
-        self._classes: list[Tensor] = []
-        self._seen = 0
 
     def add(self, seen: Seen) -> None:
         """Add the values of a batch."""
         H, D = self.sizes.heads, self.sizes.head_dim
         best_T = seen.routes.write_TK[:, 0]
-        k_THD, v_THV = (seen.of_written(x)[:, 0] for x in (seen.operands.k_TPHD, seen.operands.v_TPHV))
+        k_THD, v_THV = (of_written(seen, x)[:, 0] for x in (seen.operands.k_TPHD, seen.operands.v_TPHV))
         class_TH = best_T[:, None] * D + k_THD.argmax(-1)
         heads_H = torch.arange(H, device=class_TH.device)
         place = (heads_H * (self.sizes.partitions * D) + class_TH).flatten()
         self._sum += torch.zeros_like(self._sum, dtype=v_THV.dtype).index_add_(0, place, v_THV.flatten(0, 1))
         self._count += torch.bincount(place, minlength=len(self._count))
         self._square += v_THV.double().square().sum((0, 2))
-        self._keep(v_THV[:, 0], class_TH[:, 0])
-
-    def _keep(self, v_TV: Tensor, class_T: Tensor) -> None:
-        step = -(-self.text.tokens // POINTS)
-        chosen = slice(-self._seen % step, None, step)
-        self._points.append(v_TV[chosen].float().cpu())
-        self._classes.append(class_T[chosen].cpu())
-        self._seen += len(v_TV)
 
     def result(self) -> dict[str, Any]:
-        """Explained variance by head and its mean; rows used by any token, mean over heads; what the plane shows."""
+        """Explained variance by head and its mean; rows used by any token, mean over heads."""
         H, V = self.sizes.heads, self.sizes.value_dim
         count_HC = self._count.view(H, -1)
         explained_H = explained_variance(self._sum.view(H, -1, V), count_HC, self._square)
@@ -94,12 +67,4 @@ class Clustering(Quantity):
             "explained_by_head": explained_H.tolist(),
             "rows": count_HC.shape[1],
             "rows_used": float((count_HC > 0).double().sum(1).mean()),
-            "plane_share": principal_plane(torch.cat(self._points))[1],
         }
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Of head 0: points [n, 2] of the plane, and the row [n] and partition [n] of each."""
-        classes = torch.cat(self._classes)
-        plane, _ = principal_plane(torch.cat(self._points))
-        D = self.sizes.head_dim
-        return {"points": plane.float(), "row": (classes % D).int(), "partition": (classes // D).int()}

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.analysis.routes import of_written
 from sse_convert.analysis.capture import Seen
 from sse_convert.analysis.quantity import Quantity
 
@@ -35,7 +36,7 @@ class RowSparsity(Quantity):
     def add(self, seen: Seen) -> None:
         """Add the keys of a batch."""
         operands = seen.operands
-        self._sparse += operands.num_tokens * small_share(seen.of_written(operands.k_TPHD))
+        self._sparse += operands.num_tokens * small_share(of_written(seen, operands.k_TPHD))
         if operands.shared is not None:
             self._shared += operands.num_tokens * small_share(operands.shared.k_THD)
         self._tokens += operands.num_tokens

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sse_convert.analysis.keys import RowSparsity, small_share
+from benchmarks.analysis.keys import RowSparsity, small_share
 from tests.analysis.cases import inputs, logits, seen, sizes, text
 
 

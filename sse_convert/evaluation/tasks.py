@@ -1,0 +1,195 @@
+"""What every model is asked, made once: held-out text, needles, questions, tasks; and what is wrong with it."""
+
+import dataclasses as dc
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from sse_convert.checkpoints.load_model import context_limit, tokenizer_of
+from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.data.needle import NeedleSample, load_words
+from sse_convert.data.rows import RowReader, is_local, stack
+from sse_convert.data.teacher_samples import SamplingTeacher
+from sse_convert.errors import DataError, RecipeError
+from sse_convert.evaluation.generation import sampling_of
+from sse_convert.evaluation.harness import Harness
+from sse_convert.evaluation.perplexity import Windows, make_windows
+from sse_convert.evaluation.questions import QuestionSet, read_questions
+from sse_convert.evaluation.retrieval import needle_samples
+from sse_convert.evaluation.ruler import load_material
+from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
+from sse_convert.recipe.schema import GenerationEval, Recipe
+from sse_convert.surgery.positions import stretched_context
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Tasks:
+    """What every model is asked, made once."""
+
+    windows: tuple[Windows, ...]
+    """held-out text, one entry per window length"""
+    needles: tuple[tuple[NeedleSample, ...], ...]
+    """needle samples, one entry per length, kind and number of keys"""
+    speed_lengths: tuple[int, ...]
+    """context lengths for the timings"""
+    ruler: tuple[tuple[RulerSample, ...], ...] = ()
+    """RULER samples, one entry per length and task"""
+    likelihood: bool = True
+    """whether RULER's values are also compared by likelihood"""
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    """reads what the models generate"""
+    questions: tuple[QuestionSet, ...] = ()
+    """questions answered by generation, one entry per file"""
+    generation: GenerationEval | None = None
+    """how they are answered"""
+    seed: int = 0
+    """of the answers"""
+    harness: Harness | None = None
+    """tasks of the lm-evaluation-harness"""
+
+    @property
+    def steps(self) -> int:
+        """Units of work, for the progress bar."""
+        rows = sum(len(windows.input_ids) for windows in self.windows)
+        samples = sum(map(len, (*self.needles, *self.ruler)))
+        if self.generation:
+            samples += sampling_of(self.generation)[1] * sum(len(asked.questions) for asked in self.questions)
+        return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
+
+
+def make_tasks(
+    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int, context: int | None = None
+) -> Tasks:
+    """Read the held-out text and the questions, and plant the needles.
+
+    Args:
+        recipe: `eval` and `data` are used.
+        tokenizer: the models' tokenizer.
+        vocab_size: rows of the embedding, to refuse a foreign tokenizer.
+        context: positions that the teacher was trained for; None for no limit.
+
+    Raises:
+        DataError: there is no usable held-out text, or too little of it; or a task's data or a question cannot be used.
+        RecipeError: the lm-evaluation-harness does not know a task.
+        DependencyError: a package of the extra `eval` is asked for and not installed.
+    """
+    settings = recipe.eval
+    harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
+    material = load_material(settings.ruler.text) if settings.ruler else None
+    questions = _questions(recipe, tokenizer, context)
+    windows = []
+    if settings.perplexity:
+        for length in window_lengths(recipe):
+            rows = stack(_rows(recipe, tokenizer, length, -(-settings.tokens // length), vocab_size))
+            windows.append(make_windows(rows["input_ids"], tokenizer, rows["position_ids"]))
+    needles: list[list[NeedleSample]] = []
+    if settings.needle is not None:
+        longest = max(settings.needle.lengths)
+        row = max(window_lengths(recipe)) if settings.perplexity else longest
+        wanted = max(settings.tokens, 2 * longest)
+        text = stack(_rows(recipe, tokenizer, row, -(-wanted // row), vocab_size))["input_ids"].flatten().tolist()
+        special = set(tokenizer.all_special_ids)
+        haystack = [token for token in text if token not in special]
+        words = load_words(recipe.data.needles.words)
+        needles = needle_samples(settings.needle, haystack, tokenizer, words, recipe.data.seed)
+    ruler: list[list[RulerSample]] = []
+    if settings.ruler is not None and material is not None:
+        ruler = ruler_samples(settings.ruler, tokenizer, material, recipe.data.seed)
+    return Tasks(
+        windows=tuple(windows),
+        needles=tuple(map(tuple, needles)),
+        speed_lengths=tuple(settings.throughput),
+        ruler=tuple(map(tuple, ruler)),
+        likelihood=settings.ruler is not None and settings.ruler.likelihood,
+        tokenizer=tokenizer,
+        questions=tuple(questions),
+        generation=settings.generation,
+        seed=recipe.data.seed,
+        harness=harness,
+    )
+
+
+def _questions(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: int | None) -> list[QuestionSet]:
+    if recipe.eval.generation is None:
+        return []
+    limit = None if context is None else stretched_context(recipe, context)
+    return read_questions(recipe.eval.generation, tokenizer, limit)
+
+
+def check_texts(recipe: Recipe, teacher: Teacher) -> None:
+    """Make sure that held-out text and the files of words and haystacks will do, before anything is trained.
+
+    Text of a hub or of the teacher is left to the measurement: it is not here yet.
+
+    Args:
+        recipe: `data` and `eval` are read.
+        teacher: whose tokenizer reads the text.
+
+    Raises:
+        DataError: the held-out text does not fill a row, or a file or a question cannot be used.
+        DependencyError: RULER is asked for and its word lists are not installed.
+        CheckpointError, HubError: the tokenizer cannot be loaded.
+    """
+    settings = recipe.eval
+    if settings.needle is not None or recipe.data.needles.share:
+        load_words(recipe.data.needles.words)
+    if settings.ruler is not None:
+        load_material(settings.ruler.text)
+    if settings.generation is not None:
+        _questions(recipe, tokenizer_of(teacher.files), context_limit(teacher.config))
+    lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
+    if not lengths or not all(map(is_local, recipe.data.valid)):
+        return
+    reader = RowReader(recipe.data.valid, tokenizer_of(teacher.files), max(lengths), recipe.data.seed, role="valid")
+    next(reader.rows())
+
+
+def window_lengths(recipe: Recipe) -> list[int]:
+    """`eval.lengths`, or the row length of the last stage, or of calibration."""
+    if recipe.eval.lengths:
+        return recipe.eval.lengths
+    return [recipe.stages[-1].seq_len if recipe.stages else recipe.calibrate.seq_len]
+
+
+def _rows(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", length: int, count: int, vocab_size: int) -> list[Any]:
+    reader = RowReader(
+        recipe.data.valid,
+        tokenizer,
+        length,
+        recipe.data.seed,
+        role="valid",
+        teacher=SamplingTeacher(recipe.model, recipe.revision),
+        vocab_size=vocab_size,
+    )
+    return list(itertools.islice(reader.rows(), count))
+
+
+def check_lengths(recipe: Recipe, teacher_limit: int | None) -> None:
+    """Make sure that nothing longer than the context is asked for, and that there is held-out text where it is needed.
+
+    Args:
+        recipe: `data` and `eval` are read.
+        teacher_limit: positions that the teacher was trained for; None for no limit.
+
+    Raises:
+        RecipeError: a length is beyond the context, after the stages' rope.
+        DataError: no held-out text is named.
+    """
+    limit = None if teacher_limit is None else stretched_context(recipe, teacher_limit)
+    needed = {
+        "eval.lengths": window_lengths(recipe) if recipe.eval.perplexity else [],
+        "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
+        "eval.ruler.lengths": recipe.eval.ruler.lengths if recipe.eval.ruler else [],
+        "eval.throughput": recipe.eval.throughput,
+    }
+    for key, lengths in needed.items():
+        if limit is not None and lengths and max(lengths) > limit:
+            raise RecipeError(
+                f"{key} asks for {max(lengths)} tokens, {recipe.model} has a context of {teacher_limit}",
+                expected=f"at most {limit}" + ("" if limit == teacher_limit else ", after the stages' rope"),
+                fix=f"lower {key}",
+            )
+    if (recipe.eval.perplexity or recipe.eval.needle) and not recipe.data.valid:
+        raise DataError("the recipe names no held-out text", expected="at least one source in data.valid")
