@@ -303,11 +303,12 @@ class SSEAttention(RoutedLayer):
         rotation: tuple[Tensor, Tensor] | None,
         kept: SSECacheLayer,
         projected: tuple[Tensor, Tensor, Tensor] | None = None,
+        window: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, TokenHeads]:
-        """o [B, Hq, V] of a step, and what it was made of."""
+        """o [B, Hq, V] of a step, and what it was made of. For arguments see `LayerStep`."""
         state = kept.state
         assert state is not None
-        o, heads = step(x, projected, rotation, state)
+        o, heads = step(x, projected, rotation, state, window)
         self.remember(heads.router, None, None)
         kept.write(state, 1, None)
         return o, heads

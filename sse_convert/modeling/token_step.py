@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.gates import SOFTMAX
-from sse_convert.kernels.torch.step import TokenInputs, advance_states, decays, mapped_keys, step_partitions
-from sse_convert.modeling.compat import is_bare, version
+from sse_convert.kernels.torch.step import TokenInputs, advance_states, decays, step_partitions
+from sse_convert.modeling.compat import is_bare, versions
 from sse_convert.modeling.initialise import NewProjection, PreciseProjection, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
-from sse_convert.modeling.token_heads import Flat, Folded, Rotation, Separate, TokenHeads, folds, new_projections
+from sse_convert.modeling.token_fold import Folded, folds
+from sse_convert.modeling.token_heads import Flat, Rotation, Separate, TokenHeads, new_projections
+
 
 def takes_steps(layer: Any, x: Tensor, layout: SequenceLayout, state: Tensor) -> bool:
     """Whether `LayerStep` computes this: new tokens x [B, hidden], one for each row, on a CPU, without gradients;
@@ -58,15 +60,19 @@ class LayerStep:
     def __init__(self, layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
         self._layer, self._dtypes = layer, dtypes
         self._heads = Folded(layer) if folds(layer, dtypes) else Separate(layer, dtypes)
-        self._watched = [p for part in self._heads.modules for p in part.parameters()]
-        self._versions = [version(weight) for weight in self._watched]
+        self._watched = [layer.sse_k_scale, *(p for part in self._heads.modules for p in part.parameters())]
+        self._versions = versions(self._watched)
+        self._shared = layer.mixer.num_partitions if layer.mixer.shared_partition else None
+        self._normalizer = layer.mapping_options()["decay_normalizer"]
 
     def is_current(self, layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
         """Whether it is of this layer with the weights that it has now."""
         same = self._layer is layer and self._dtypes == dtypes and self._heads.is_current()
-        return same and [version(weight) for weight in self._watched] == self._versions
+        return same and versions(self._watched) == self._versions
 
-    def __call__(self, x: Tensor, flat: Flat | None, rotation: Rotation, state: Tensor) -> tuple[Tensor, TokenHeads]:
+    def __call__(
+        self, x: Tensor, flat: Flat | None, rotation: Rotation, state: Tensor, window: Rotation = None
+    ) -> tuple[Tensor, TokenHeads]:
         """Outputs [B, Hq, V], and what they were made of; the state is overwritten.
 
         Args:
@@ -74,25 +80,24 @@ class LayerStep:
             flat: q, k and v that the layer's `project` makes of x; None to make them here.
             rotation: (cos, sin), each [1 or B, 1, rotated dims]; None for no rotation.
             state: [B, M, H, D, V].
+            window: of the window branch, as `rotation`; None where `rotation` is for both, or there is no branch.
         """
-        layer, mixer, dtype = self._layer, self._layer.mixer, self._dtypes[1]
-        made, keys = self._heads(x, flat, rotation), layer.mapping_options()
-        shared = mixer.num_partitions if mixer.shared_partition else None
-        bias = getattr(layer, "sse_router_bias", None)
-        used_BR, weight_BR = step_partitions(made.router, mixer.top_k, bias, shared, renormalise=mixer.gate.renormalise)
-        no_decay = self._watched[0].new_ones(1, 1, 1, 1) if made.decay is None else None
+        mixer, gate, dtype = self._layer.mixer, self._layer.mixer.gate, self._dtypes[1]
+        made, bias = self._heads(x, flat, rotation, window), getattr(self._layer, "sse_router_bias", None)
+        used_BR, weight_BR = step_partitions(
+            made.router, mixer.top_k, bias, self._shared, renormalise=gate.renormalise
+        )
+        no_decay = state.new_ones(1, 1, 1, 1) if made.decay is None else None
         tokens = TokenInputs(
             used_BR=used_BR,
             weight_BR=weight_BR,
-            q_BRQD=made.q.to(dtype),
-            k_BRHD=mapped_keys(made.k, keys["k_map"], keys["k_scale"], dtype),
+            q_BRQD=made.q,
+            k_BRHD=made.k,
             v_BRHV=made.v[:, None].to(dtype),
-            decay_BRHD=no_decay if made.decay is None else decays(made.decay, keys["decay_normalizer"], dtype),
+            decay_BRHD=no_decay if made.decay is None else decays(made.decay, self._normalizer, dtype),
             strength_BRH=None if made.strength is None else torch.sigmoid(made.strength),
         )
-        o = advance_states(
-            state, tokens, write_gate=mixer.gate.write, read_gate=mixer.gate.read, scale=layer.dims.head_dim**-0.5
-        )
+        o = advance_states(state, tokens, write_gate=gate.write, read_gate=gate.read)
         return o.to(made.v.dtype), made
 
 

@@ -22,7 +22,8 @@ from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout
-from sse_convert.modeling.token_heads import PLAIN_ATTENTION, TokenHeads
+from sse_convert.modeling.token_fold import PLAIN_ATTENTION
+from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
 
@@ -149,8 +150,9 @@ class SSESlidingAttention(SSEAttention):
         x, kept = layout.pack(hidden_states), cache.layers[self.layer_idx]
         if (step := self.step(x, layout, kept.recurrent)) is None:
             return None
-        o, heads = self.stepped(step, x, position_embeddings if self.rotates else None, kept.recurrent)
-        window = self._window_of(heads, position_embeddings, kept)
+        shared, apart = (position_embeddings, None) if self.rotates else (None, position_embeddings)
+        o, heads = self.stepped(step, x, shared, kept.recurrent, window=apart)
+        window = self._window_of(heads, kept)
         both = branch_sum(self.scaled(o, x, precise_dtype(x)), window, self.sse_window_scale)
         projected: Tensor = getattr(self, self.spec.output)(both.flatten(1))
         return projected[:, None]
@@ -160,14 +162,14 @@ class SSESlidingAttention(SSEAttention):
         known = self.spec.model_type in PLAIN_ATTENTION and self.mixer.row_top_k is None and not self.training
         return known and self.config.model._attn_implementation == "sdpa" and current_shard() is None
 
-    def _window_of(self, heads: TokenHeads, rotation: tuple[Tensor, Tensor], kept: Any) -> Tensor:
-        """The window branch [B, Hq, D] of q, k and v as the sparse partitions have them."""
+    def _window_of(self, heads: TokenHeads, kept: Any) -> Tensor:
+        """The window branch [B, Hq, D]."""
         each, kv_heads = self.state_heads // self.dims.kv_heads, self.dims.kv_heads
-        q, k, v = heads.q[:, 0], heads.k[:, 0], heads.v.to(heads.k.dtype)
+        assert heads.own is not None
+        q, k = heads.own.split_with_sizes([self.dims.query_heads, self.state_heads], 1)
+        v = heads.v.to(k.dtype)
         if each > 1:
             k, v = k[:, ::each], v[:, ::each]
-        if not self.rotates:
-            q, k = self.rotated(torch.cat([q, k], 1), rotation).split_with_sizes([q.shape[1], kv_heads], 1)
         keys, values = kept.update(k[:, :, None], v[:, :, None])
         grouped = q.unflatten(1, (kv_heads, -1))
         return F.scaled_dot_product_attention(grouped, keys, values, scale=self.scaling).flatten(1, 2)
