@@ -64,6 +64,7 @@ class Folded:
         self._rows, self._split = len(heads), [layer.dims.query_heads, layer.state_heads]
         self._before = [1] * (self._window + self._turns)
         self._eps = self._norms()
+        self._least = None if self._eps is None else torch.tensor((layer.dims.head_dim * self._eps) ** 0.5)
         self._gain_RED = self._gains()
 
     def _heads_of(self, columns: Columns) -> tuple[Tensor, Tensor]:
@@ -98,7 +99,7 @@ class Folded:
         layer, dim = self._layer, self._layer.dims.head_dim
         norms = [self._k_scale.new_ones(dim)] * 2
         if self._eps is not None:
-            norms = [self._named[name].weight.detach() for name in layer.spec.qk_norms]
+            norms = [self._named[name].weight.detach() * dim**0.5 for name in layer.spec.qk_norms]
         own = torch.cat([norm.expand(heads, -1) for norm, heads in zip(norms, self._split, strict=True)])
         scale = torch.cat([torch.full((self._split[0],), dim**-0.5), self._k_scale.detach()])
         turned = own.roll(dim // 2, 1) * torch.cat([-torch.ones(dim // 2), torch.ones(dim - dim // 2)])
@@ -117,7 +118,7 @@ class Folded:
         heads, v, router, decay, strength = made.split_with_sizes(self._sizes, 1)
         heads = heads.view(batch, *self._gain_RED.shape)
         if self._eps is not None:
-            heads = F.rms_norm(heads, heads.shape[-1:], None, self._eps)
+            heads = heads / torch.hypot(torch.linalg.vector_norm(heads, dim=-1, keepdim=True), self._least)
         heads = heads * self._gain_RED
         if rotation is not None:
             heads = self._layer.rotated(heads, rotation)

@@ -63,7 +63,7 @@ class LayerStep:
         self._watched = [layer.sse_k_scale, *(p for part in self._heads.modules for p in part.parameters())]
         self._versions = versions(self._watched)
         self._shared = layer.mixer.num_partitions if layer.mixer.shared_partition else None
-        self._normalizer = layer.mapping_options()["decay_normalizer"]
+        self._normalizer, self._biased = layer.mapping_options()["decay_normalizer"], hasattr(layer, "sse_router_bias")
 
     def is_current(self, layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
         """Whether it is of this layer with the weights that it has now."""
@@ -83,7 +83,7 @@ class LayerStep:
             window: of the window branch, as `rotation`; None where `rotation` is for both, or there is no branch.
         """
         mixer, gate, dtype = self._layer.mixer, self._layer.mixer.gate, self._dtypes[1]
-        made, bias = self._heads(x, flat, rotation, window), getattr(self._layer, "sse_router_bias", None)
+        made, bias = self._heads(x, flat, rotation, window), self._layer.sse_router_bias if self._biased else None
         used_BR, weight_BR = step_partitions(
             made.router, mixer.top_k, bias, self._shared, renormalise=gate.renormalise
         )

@@ -151,10 +151,12 @@ class SSESlidingAttention(SSEAttention):
         if (step := self.step(x, layout, kept.recurrent)) is None:
             return None
         shared, apart = (position_embeddings, None) if self.rotates else (None, position_embeddings)
-        o, heads = self.stepped(step, x, shared, kept.recurrent, window=apart)
-        window = self._window_of(heads, kept)
-        both = branch_sum(self.scaled(o, x, precise_dtype(x)), window, self.sse_window_scale)
-        projected: Tensor = getattr(self, self.spec.output)(both.flatten(1))
+        o, made = self.stepped(step, x, shared, kept.recurrent, window=apart)
+        window = self._window_of(made, kept)
+        precise = precise_dtype(x)
+        heads, scale = self.scaled(o, x, precise).view(window.shape), self.sse_window_scale.to(precise)[:, None]
+        both = torch.addcmul(heads, window.to(precise), scale).flatten(1).to(x.dtype)
+        projected: Tensor = getattr(self, self.spec.output)(both)
         return projected[:, None]
 
     def _is_plain(self) -> bool:
