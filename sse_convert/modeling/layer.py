@@ -27,7 +27,13 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard, operator_heads
-from sse_convert.modeling.initialise import NewProjection, PreciseProjection, keeps_precision, precise_dtype
+from sse_convert.modeling.initialise import (
+    NORM_EPS,
+    NewProjection,
+    PreciseProjection,
+    keeps_precision,
+    precise_dtype,
+)
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
@@ -36,7 +42,6 @@ from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep, takes_steps
 from sse_convert.modeling.tracing import traced
 
-NORM_EPS = 1e-6
 RotaryTables = tuple[Tensor, Tensor] | Tensor
 """(cos, sin) of a forward's positions, or both as one complex tensor"""
 

@@ -7,7 +7,6 @@ Shape letters as in `token_heads`; E = Hq + H heads of q and of k.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.kernels.feature_maps import key_feature_map
@@ -30,7 +29,7 @@ class Columns:
         self._width = 0
 
     def add(self, affine: Tensor) -> Tensor:
-        """Append a projection [out, in + 1], whose last column is the bias; int64 [out], the numbers of what it makes."""
+        """Append a projection [out, in + 1], the bias last; int64 [out], the numbers of what it makes."""
         first, self._width = self._width, self._width + len(affine)
         self._parts.append(affine)
         return torch.arange(first, self._width)
@@ -117,7 +116,7 @@ class Folded:
         made = torch.addmm(self._bias, x, self._weight).index_select(1, self._index)
         heads, v, router, decay, strength = made.split_with_sizes(self._sizes, 1)
         heads = heads.view(batch, *self._gain_RED.shape)
-        if self._eps is not None:
+        if self._least is not None:
             heads = heads / torch.hypot(torch.linalg.vector_norm(heads, dim=-1, keepdim=True), self._least)
         heads = heads * self._gain_RED
         if rotation is not None:
@@ -136,10 +135,11 @@ class Folded:
 
     def _own(self, before: list[Tensor], window: Rotation) -> Tensor:
         """q and k of the window [B, E, D], rotated."""
-        own = before[0][:, 0]
+        own: Tensor = before[0].select(1, 0)
         if window is None or not self._turns or window[0].shape[-1] != own.shape[-1]:
-            return self._layer.rotated(own, window)
-        return torch.addcmul(own * window[0], before[1][:, 0], window[1])
+            own = self._layer.rotated(own, window)
+            return own
+        return torch.addcmul(own * window[0], before[1].select(1, 0), window[1])
 
 
 def folds(layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
@@ -197,4 +197,4 @@ def _product(layer: Any, name: str) -> Tensor | None:
 
 def _for_each_state(rows: Tensor, dim: int, each: int) -> Tensor:
     """Rows [kv heads * dim, ...] of keys or values, once for each state that they feed: [H * dim, ...]."""
-    return rows.unflatten(0, (-1, dim)).repeat_interleave(each, 0).flatten(0, 1)
+    return rows.view(-1, dim, *rows.shape[1:]).repeat_interleave(each, 0).flatten(0, 1)

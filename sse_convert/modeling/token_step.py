@@ -13,7 +13,7 @@ from torch import Tensor
 from sse_convert.kernels.gates import SOFTMAX
 from sse_convert.kernels.torch.step import TokenInputs, advance_states, decays, step_partitions
 from sse_convert.modeling.compat import is_bare, versions
-from sse_convert.modeling.initialise import NewProjection, PreciseProjection, precise_dtype
+from sse_convert.modeling.initialise import NORM_EPS, NewProjection, PreciseProjection, precise_dtype
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.token_fold import Folded, folds
 from sse_convert.modeling.token_heads import Flat, Rotation, Separate, TokenHeads, new_projections
@@ -62,6 +62,8 @@ class LayerStep:
         self._heads = Folded(layer) if folds(layer, dtypes) else Separate(layer, dtypes)
         self._watched = [layer.sse_k_scale, *(p for part in self._heads.modules for p in part.parameters())]
         self._versions = versions(self._watched)
+        self.floor = torch.tensor((layer.dims.value_dim * NORM_EPS) ** 0.5, dtype=dtypes[1])
+        """what keeps the norm of a head from 0: `NORM_EPS` of a sum of squares"""
         self._shared = layer.mixer.num_partitions if layer.mixer.shared_partition else None
         self._normalizer, self._biased = layer.mapping_options()["decay_normalizer"], hasattr(layer, "sse_router_bias")
 
@@ -84,17 +86,16 @@ class LayerStep:
         """
         mixer, gate, dtype = self._layer.mixer, self._layer.mixer.gate, self._dtypes[1]
         made, bias = self._heads(x, flat, rotation, window), self._layer.sse_router_bias if self._biased else None
-        used_BR, weight_BR = step_partitions(
-            made.router, mixer.top_k, bias, self._shared, renormalise=gate.renormalise
-        )
-        no_decay = state.new_ones(1, 1, 1, 1) if made.decay is None else None
+        used_BR, weight_BR = step_partitions(made.router, mixer.top_k, bias, self._shared, renormalise=gate.renormalise)
         tokens = TokenInputs(
             used_BR=used_BR,
             weight_BR=weight_BR,
             q_BRQD=made.q,
             k_BRHD=made.k,
-            v_BRHV=made.v[:, None].to(dtype),
-            decay_BRHD=no_decay if made.decay is None else decays(made.decay, self._normalizer, dtype),
+            v_BRHV=made.v.unsqueeze(1).to(dtype),
+            decay_BRHD=state.new_ones(1, 1, 1, 1)
+            if made.decay is None
+            else decays(made.decay, self._normalizer, dtype),
             strength_BRH=None if made.strength is None else torch.sigmoid(made.strength),
         )
         o = advance_states(state, tokens, write_gate=gate.write, read_gate=gate.read)

@@ -109,10 +109,10 @@ def _advance(
     held_HDV: Tensor, decay_HD: Tensor, k_HD: Tensor, v_HV: Tensor, strength_H1: Tensor | None, q_HGD: Tensor
 ) -> Tensor:
     """What is read [..., H, G, V] of states [..., H, D, V], which decay and are written first, in place."""
-    held_HDV.mul_(decay_HD[..., None])
+    held_HDV.mul_(decay_HD.unsqueeze(-1))
     if strength_H1 is not None:
         v_HV = strength_H1 * (v_HV - (k_HD[..., None, :] @ held_HDV)[..., 0, :])
-    held_HDV.addcmul_(k_HD[..., None], v_HV[..., None, :])
+    held_HDV.addcmul_(k_HD.unsqueeze(-1), v_HV.unsqueeze(-2))
     return q_HGD @ held_HDV
 
 
@@ -138,10 +138,11 @@ def step_partitions(
         e, order = best_partitions(router_logits, top_k, router_bias)
         return used_partitions(e, order, shared, renormalise=renormalise)
     gate = torch.softmax(router_logits, -1)
-    [e], [score] = gate.tolist(), (gate if router_bias is None else gate + router_bias.to(gate.dtype)).tolist()
-    order = sorted(range(len(score)), key=score.__getitem__, reverse=True)[:top_k]
-    used, weights = (order, [e[i] for i in order]) if shared is None else ([*order, shared], [*[e[i] for i in order], 1.0])
-    return torch.tensor([used]), torch.tensor([weights], dtype=gate.dtype)
+    [e] = gate.tolist()
+    score = e if router_bias is None else (gate[0] + router_bias.to(gate.dtype)).tolist()
+    best = sorted(range(len(score)), key=score.__getitem__, reverse=True)[:top_k]
+    last, weight = ([], []) if shared is None else ([shared], [1.0])
+    return torch.tensor([[*best, *last]]), torch.tensor([[*(e[i] for i in best), *weight]], dtype=gate.dtype)
 
 
 def mapped_keys(k: Tensor, k_map: KeyFeatureMap, k_scale: Tensor | None, dtype: torch.dtype) -> Tensor:

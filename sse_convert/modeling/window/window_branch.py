@@ -24,6 +24,7 @@ from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.token_fold import PLAIN_ATTENTION
 from sse_convert.modeling.token_heads import TokenHeads
+from sse_convert.modeling.token_step import LayerStep
 from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
 
@@ -144,20 +145,29 @@ class SSESlidingAttention(SSEAttention):
         """[B, 1, hidden] of one token of each row, whose q, k and v both branches share; None for what is not that. For
         arguments see `forward`."""
         cache, key = kwargs.get(self.spec.cache_argument), mask_key(self.mixer.window, self.mixer.sinks)
-        sees_all = cache is not None and kwargs.get(MASKS, {}).get(key, layout) is None
-        if not sees_all or layout is None or not isinstance(position_embeddings, tuple) or not self._is_plain():
+        if cache is None or layout is None or kwargs.get(MASKS, {}).get(key, layout) is not None:
+            return None
+        if not isinstance(position_embeddings, tuple) or not self._is_plain():
             return None
         x, kept = layout.pack(hidden_states), cache.layers[self.layer_idx]
         if (step := self.step(x, layout, kept.recurrent)) is None:
             return None
         shared, apart = (position_embeddings, None) if self.rotates else (None, position_embeddings)
         o, made = self.stepped(step, x, shared, kept.recurrent, window=apart)
-        window = self._window_of(made, kept)
-        precise = precise_dtype(x)
-        heads, scale = self.scaled(o, x, precise).view(window.shape), self.sse_window_scale.to(precise)[:, None]
-        both = torch.addcmul(heads, window.to(precise), scale).flatten(1).to(x.dtype)
+        both = self._sum(step, o, x, self._window_of(made, kept))
         projected: Tensor = getattr(self, self.spec.output)(both)
-        return projected[:, None]
+        return projected.unsqueeze(1)
+
+    def _sum(self, step: LayerStep, o: Tensor, x: Tensor, window: Tensor) -> Tensor:
+        """`branch_sum` of a step's o [B, Hq, V], as [B, Hq * V], in few operators; x [B, hidden] feeds the output gate."""
+        precise, scale = precise_dtype(x), self.sse_window_scale
+        if self.mixer.output_gate:
+            return branch_sum(self.scaled(o, x, precise), window, scale).flatten(1)
+        heads = o.to(precise)
+        heads = heads / torch.hypot(torch.linalg.vector_norm(heads, dim=-1, keepdim=True), step.floor)
+        gain, dim = self.sse_out_scale.to(precise).view(heads.shape[1:]), heads.shape[2]
+        scaled = window.to(precise) * scale.to(precise).unsqueeze(1)
+        return torch.addcmul(scaled, heads, gain, value=dim**0.5).flatten(1).to(x.dtype)
 
     def _is_plain(self) -> bool:
         """Whether the family's attention is what `_window_of` computes."""
@@ -172,8 +182,8 @@ class SSESlidingAttention(SSEAttention):
         v = heads.v.to(k.dtype)
         if each > 1:
             k, v = k[:, ::each], v[:, ::each]
-        keys, values = kept.update(k[:, :, None], v[:, :, None])
-        grouped = q.unflatten(1, (kv_heads, -1))
+        keys, values = kept.update(k.unsqueeze(2), v.unsqueeze(2))
+        grouped = q.view(len(q), kv_heads, -1, q.shape[2])
         return F.scaled_dot_product_attention(grouped, keys, values, scale=self.scaling).flatten(1, 2)
 
     def _source(self, layout: SequenceLayout | None) -> Any:
