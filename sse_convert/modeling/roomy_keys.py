@@ -1,4 +1,4 @@
-"""Keys and values of a softmax layer with room for tokens to come: on a CPU a step writes one column and copies none."""
+"""Keys and values of a softmax layer with room for more: on a CPU a step writes one column and copies no other."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ ROOM = 64
 
 
 class RoomyLayer(DynamicLayer):
-    """What transformers' `DynamicLayer` keeps, in the front of a larger tensor while single tokens come on a CPU without
-    gradients. Where something else comes, or somebody replaced keys and values, it does as `DynamicLayer`."""
+    """What transformers' `DynamicLayer` keeps, in the front of a larger tensor while single tokens come without
+    gradients on a CPU. Where something else comes, or somebody replaced keys and values, it does as `DynamicLayer`."""
 
     _whole: Tensor | None = None
     """[2, B, H, columns, D] with keys and values in its front"""

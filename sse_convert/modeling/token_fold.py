@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sse_convert.kernels.feature_maps import key_feature_map
-from sse_convert.modeling.compat import is_bare
+from sse_convert.modeling.compat import has_hooks, is_bare
 from sse_convert.modeling.token_heads import Flat, Rotation, TokenHeads, has_window, new_projections
 
 FOLDED = 2 << 20
@@ -21,7 +21,7 @@ PLAIN_ATTENTION = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "granite")
 softmax of scaled products"""
 
 
-class Columns:
+class OneMatrix:
     """Projections side by side, each asked for by the numbers of its columns in what the whole makes."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Folded:
         self._k_scale, self._k_map = layer.sse_k_scale, layer.mixer.k_feature_map
         self._window = has_window(layer)
         self._turns = self._window and not layer.rotates and layer.spec.rotary_pairs == "halves"
-        columns = Columns()
+        columns = OneMatrix()
         heads, v = self._heads_of(columns)
         router, own = columns.add(_affine(layer.sse_router)), self._repeated(columns, "decay", _product)
         parts = [heads, v, router, own, self._repeated(columns, "write_strength", _of_name)]
@@ -66,7 +66,7 @@ class Folded:
         self._least = None if self._eps is None else torch.tensor((layer.dims.head_dim * self._eps) ** 0.5)
         self._gain_RED = self._gains()
 
-    def _heads_of(self, columns: Columns) -> tuple[Tensor, Tensor]:
+    def _heads_of(self, columns: OneMatrix) -> tuple[Tensor, Tensor]:
         """Numbers of q and k: rows [E, D] of the window, as they are and turned, and of the partitions; and of v."""
         layer, dim, states = self._layer, self._layer.dims.head_dim, self._layer.state_heads
         q, k, v = (_affine(self._named[name]) for name in layer.spec.qkv)
@@ -80,7 +80,7 @@ class Folded:
         before = [own, own.roll(dim // 2, 1)][: self._window + self._turns]
         return torch.stack([*before, *rows]), _for_each_state(own_v, layer.dims.value_dim, each)
 
-    def _repeated(self, columns: Columns, name: str, affine: Any) -> Tensor:
+    def _repeated(self, columns: OneMatrix, name: str, affine: Any) -> Tensor:
         """Numbers of what partitions have under a name, [R or 1 or 0, out]."""
         own, shared = (affine(self._layer, f"sse_{which}{name}") for which in ("", "shared_"))
         if own is None:
@@ -107,8 +107,8 @@ class Folded:
 
     def is_current(self) -> bool:
         """Whether the layer's modules are those that it was made of, with nothing around them."""
-        modules, here = self._layer._modules, self._layer.sse_k_scale is self._k_scale
-        return here and all(modules.get(name) is part and _unhooked(part) for name, part in self._named.items())
+        layer, here = self._layer, self._layer.sse_k_scale is self._k_scale
+        return here and all(getattr(layer, name) is part and not has_hooks(part) for name, part in self._named.items())
 
     def __call__(self, x: Tensor, flat: Flat | None, rotation: Rotation, window: Rotation) -> TokenHeads:
         """Of x [B, hidden]; `flat`, which it makes too, is not used. For the rotations see `LayerStep`."""
@@ -155,7 +155,7 @@ def folds(layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
     teachers = _teachers(layer)
     projections = [teachers[name] for name in layer.spec.qkv]
     bare = all(type(part) is nn.Linear and is_bare(part) for part in projections) and len(projections) == 3
-    if not bare or not all(_unhooked(part) for part in teachers.values()):
+    if not bare or any(has_hooks(part) for part in teachers.values()):  # a norm's forward may be a faster one
         return False
     copies = 1 if layer.mixer.qk_rank == 0 else 2
     weights = [p for part in (*teachers.values(), *new_projections(layer).values()) for p in part.parameters()]
@@ -167,11 +167,6 @@ def _teachers(layer: Any) -> dict[str, Any]:
     """Name -> module of q, k, v and their norms."""
     norms = layer.spec.qk_norms if layer.spec.qk_norm == "head" else ()
     return {name: getattr(layer, name) for name in (*layer.spec.qkv, *norms)}
-
-
-def _unhooked(module: nn.Module) -> bool:
-    """Whether nobody waits for a module to be called. Its forward may be another with the same results."""
-    return not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _affine(part: Any) -> Tensor:

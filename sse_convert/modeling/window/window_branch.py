@@ -159,7 +159,7 @@ class SSESlidingAttention(SSEAttention):
         return projected.unsqueeze(1)
 
     def _sum(self, step: LayerStep, o: Tensor, x: Tensor, window: Tensor) -> Tensor:
-        """`branch_sum` of a step's o [B, Hq, V], as [B, Hq * V], in few operators; x [B, hidden] feeds the output gate."""
+        """`branch_sum` of a step's o [B, Hq, V] as [B, Hq * V], in few operators; x [B, hidden] is for its gate."""
         precise, scale = precise_dtype(x), self.sse_window_scale
         if self.mixer.output_gate:
             return branch_sum(self.scaled(o, x, precise), window, scale).flatten(1)
