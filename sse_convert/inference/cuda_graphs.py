@@ -27,9 +27,10 @@ from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import has_experts, source_spec
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
+from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 
-_SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer)
+_SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer)
 _OWN = (SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer)
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOVING_ROPE = ("dynamic", "longrope")

@@ -16,7 +16,8 @@ from sse_convert.inference.fused_weights import NotFusedError, is_transformers, 
 from sse_convert.kernels.gates import SOFTMAX
 from sse_convert.modeling.compat import is_bare
 from sse_convert.modeling.context import current_shard
-from sse_convert.modeling.layer import NORM_EPS, SSEAttention
+from sse_convert.modeling.initialise import NORM_EPS
+from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 
 Part = Callable[[Tensor, dict[str, Any]], Tensor | None]

@@ -157,9 +157,9 @@ class SSEBaseMixin(SSEMixin):
             past_key_values = DynamicCache(config=self.config)
         self.sse_install(past_key_values)
         weights = kwargs.get("output_attentions", self.config.output_attentions)
-        apart = source_spec(self.config.model_type).separates_documents
-        if starts is not None and position_ids is not None and not apart:
-            made = document_masks(self, position_ids)
+        if starts is not None and position_ids is not None:
+            apart = source_spec(self.config.model_type).separates_documents
+            made = made if apart else document_masks(self, position_ids)
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )

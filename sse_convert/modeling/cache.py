@@ -10,11 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin, StaticCache
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    LinearAttentionCacheLayerMixin,
+    StaticCache,
+)
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.compat import mark_static
 from sse_convert.modeling.key_ring import KeyRing, Pair
+from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.modeling.token_step import StepKeeper
 
 Replay = Callable[[Tensor, int], Tensor]
@@ -466,7 +474,8 @@ def counting_layer(cache: Any) -> Any:
 
 
 def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, tuple[int, int]]) -> None:
-    """Swap the layers of a fresh cache for those that converted layers need. Does nothing the second time.
+    """Swap the layers of a fresh cache for those that converted layers need, and the others' for such as have room on a
+    CPU. Does nothing the second time.
 
     Args:
         cache: any transformers cache, or None.
@@ -502,4 +511,7 @@ def install(cache: Any, config: Any, sse_layers: list[int], windows: dict[int, t
     for index, (window, sinks) in windows.items():
         kind = SSESlidingCacheLayer if index in sse_layers else SlidingCacheLayer
         cache.layers[index] = kind(window=window, sinks=sinks, static_length=static_length)
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer and not layer.is_initialized:
+            cache.layers[index] = RoomyLayer()
     cache._sse_installed = True

@@ -41,9 +41,9 @@ def is_bare(module: nn.Module) -> bool:
     return not (has_hooks(module) or "forward" in vars(module))
 
 
-def version(tensor: Tensor) -> int:
-    """How often a tensor, which is not one of inference mode, was changed in place."""
-    return int(tensor._version)
+def versions(tensors: list[Tensor]) -> list[int]:
+    """How often tensors, which are not of inference mode, were changed in place."""
+    return [tensor._version for tensor in tensors]
 
 
 def mark_static(tensor: Tensor) -> None:

@@ -22,6 +22,8 @@ OPEN_GATE = 4.0
 """bias of the output gate: sigmoid(4) = 0.98"""
 MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
+NORM_EPS = 1e-6
+"""added to the mean square of a head of SSE before its norm"""
 
 
 class NewProjection(nn.Module):

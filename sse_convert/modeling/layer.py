@@ -26,15 +26,21 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard, operator_heads
-from sse_convert.modeling.initialise import NewProjection, PreciseProjection, keeps_precision, precise_dtype
+from sse_convert.modeling.initialise import (
+    NORM_EPS,
+    NewProjection,
+    PreciseProjection,
+    keeps_precision,
+    precise_dtype,
+)
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_rollback import Replay
 from sse_convert.modeling.tensors import state_heads
-from sse_convert.modeling.token_step import takes_steps
+from sse_convert.modeling.token_heads import TokenHeads
+from sse_convert.modeling.token_step import LayerStep, takes_steps
 from sse_convert.modeling.tracing import traced
 
-NORM_EPS = 1e-6
 RotaryTables = tuple[Tensor, Tensor] | Tensor
 """(cos, sin) of a forward's positions, or both as one complex tensor"""
 
@@ -139,8 +145,8 @@ class SSEAttention(RoutedLayer):
         x = sse_layout.pack(hidden_states)
         rotation, cache = self.rotation(position_embeddings, sse_layout, batch), kwargs.get(self.spec.cache_argument)
         kept = None if cache is None else self.state_layer(cache)
-        if kept is not None and (stepped := self._step(x, rotation, sse_layout, kept, projected)) is not None:
-            return self.scaled(stepped, x, dtype), sse_layout
+        if kept is not None and (step := self.step(x, sse_layout, kept)) is not None:
+            return self.scaled(self.stepped(step, x, rotation, kept, projected)[0], x, dtype), sse_layout
         inputs = self.operator_inputs(x, rotation, projected)
         positions = kwargs.get("sse_positions", kwargs.get("position_ids"))
         if inputs["partition_gate"] is not None and positions is not None:
@@ -287,24 +293,29 @@ class SSEAttention(RoutedLayer):
         layer.write(final[: layout.sequences], length, Replay(inputs, layout, length, self.backend))
         return o
 
-    def _step(
-        self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        layout: SequenceLayout,
-        kept: SSECacheLayer,
-        projected: tuple[Tensor, Tensor, Tensor] | None,
-    ) -> Tensor | None:
-        """o [T, Hq, V] of one token of each row on a CPU, in few operators; None for what is not that."""
+    def step(self, x: Tensor, layout: SequenceLayout, kept: SSECacheLayer) -> LayerStep | None:
+        """What computes one token of each row on a CPU, in few operators; None where x [T, hidden] is not that."""
         state = kept.state
         if state is None or not takes_steps(self, x, layout, state) or not self._may_overwrite(state, kept.record_past):
             return None
-        if (step := kept.step.of(self, x)) is None:
-            return None
-        o, logits = step(x, self.project(x) if projected is None else projected, rotation, state)
-        self.remember(logits, None, None)
+        return kept.step.of(self, x)
+
+    def stepped(
+        self,
+        step: LayerStep,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        kept: SSECacheLayer,
+        projected: tuple[Tensor, Tensor, Tensor] | None = None,
+        window: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, TokenHeads]:
+        """o [B, Hq, V] of a step, and what it was made of. For arguments see `LayerStep`."""
+        state = kept.state
+        assert state is not None
+        o, heads = step(x, projected, rotation, state, window)
+        self.remember(heads.router, None, None)
         kept.write(state, 1, None)
-        return o
+        return o, heads
 
     @staticmethod
     def _may_overwrite(state: Tensor | None, recording: bool) -> bool:
@@ -357,8 +368,12 @@ class SSEAttention(RoutedLayer):
         by_head = self.spec.qk_norm == "head"
         if by_head and not self.spec.norm_after_rotation:
             x = self._norm(which)(x)
-        x = _rotate(x, rotation, self.spec)
+        x = self.rotated(x, rotation)
         return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
+
+    def rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """x [T, (N,) heads, D], rotated as the family does."""
+        return _rotate(x, rotation, self.spec)
 
     def values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
@@ -488,6 +503,8 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, spec: ArchSpec) -
     dims = cos.shape[-1]
     if pairs == "neighbours_from_halves":
         cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
+    if dims == x.shape[-1]:
+        return (_in_halves(x, pairs) * cos + quarter_turn(x, pairs) * sin).to(x.dtype)
     first = x.shape[-1] - dims if spec.rotary == "last" else 0
     before, turning, after = torch.split(x, [first, dims, x.shape[-1] - first - dims], dim=-1)
     turned = _in_halves(turning, pairs) * cos + quarter_turn(turning, pairs) * sin

@@ -78,7 +78,8 @@ def row_layout(
         device: of the tokens; None for that of the mask, or the CPU.
     """
     if mask is None:
-        return SequenceLayout(None, torch.arange(batch + 1, device=device) * length, length)
+        rows = torch.arange(batch + 1, device=device)
+        return SequenceLayout(None, rows if length == 1 else rows * length, length)
     ends = mask.sum(1).cumsum(0)
     if traced():
         order, total = torch.sort(~mask.flatten(), stable=True).indices, batch * length

@@ -15,6 +15,7 @@ from sse_convert.inference import cuda_graphs as decoding
 from sse_convert.inference.cuda_graphs import TokenStep, graphed
 from sse_convert.kernels import triton_backend
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
+from sse_convert.modeling.roomy_keys import RoomyLayer
 from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 STEPS = 5
@@ -214,7 +215,7 @@ def test_a_conversation_goes_on_in_its_cache(model: PreTrainedModel, everywhere:
         model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **GREEDY)
     assert cache.get_seq_length() == 16
     assert {type(layer) for layer in cache.layers} <= {
-        DynamicLayer, DynamicSlidingWindowLayer, SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer,
+        DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer, SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer,
     }  # fmt: skip
     with graphed(model, 34):
         assert torch.equal(model.generate(more, attention_mask=seen, past_key_values=cache, **GREEDY), expected)

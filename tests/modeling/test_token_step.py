@@ -54,7 +54,7 @@ def test_equals_the_operator(name: str, steps: list[LayerStep], monkeypatch: pyt
     model, ids = model_with(KNOBS[name]), prompts((12, 12))[0]
     found, cache = continued(model, ids)
     assert len(steps) == (0 if name in WITHOUT else 8)
-    monkeypatch.setattr(SSEAttention, "_step", lambda *args: None)
+    monkeypatch.setattr(SSEAttention, "step", lambda *args: None)
     expected, other = continued(model, ids)
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
     for mine, theirs in zip(cache.layers, other.layers, strict=True):
@@ -139,7 +139,7 @@ def test_low_precision_is_as_near(dtype: torch.dtype, steps: list[LayerStep], mo
     steps.clear()
     mine, _ = continued(model.to(dtype), ids)
     assert len(steps) == 8
-    monkeypatch.setattr(SSEAttention, "_step", lambda *args: None)
+    monkeypatch.setattr(SSEAttention, "step", lambda *args: None)
     theirs, _ = continued(model, ids)
     near, as_near = ((x.double() - exact).abs().max() for x in (mine, theirs))
     assert near <= 1.5 * as_near

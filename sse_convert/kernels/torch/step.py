@@ -28,6 +28,7 @@ class TokenInputs:
     weight_BR: Tensor
     """their weights, 1 for the shared one"""
     q_BRQD: Tensor
+    """scaled"""
     k_BRHD: Tensor
     """scaled and mapped"""
     v_BRHV: Tensor
@@ -56,11 +57,11 @@ def sse_attention_step(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tenso
     """
     assert x.initial_state is not None
     state_BMHDV = x.initial_state if inplace_state else x.initial_state.clone()
-    o_BQV = advance_states(state_BMHDV, _tokens(x), write_gate=x.write_gate, read_gate=x.read_gate, scale=x.scale)
+    o_BQV = advance_states(state_BMHDV, _tokens(x), write_gate=x.write_gate, read_gate=x.read_gate)
     return o_BQV.to(x.v.dtype), state_BMHDV
 
 
-def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, read_gate: bool, scale: float) -> Tensor:
+def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, read_gate: bool) -> Tensor:
     """Outputs [B, Hq, V]; the states are overwritten.
 
     Args:
@@ -68,14 +69,13 @@ def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, rea
         x: the tokens.
         write_gate: weigh what is written.
         read_gate: weigh what is read.
-        scale: multiplies q.
     """
     (B, M, H), R = state_BMHDV.shape[:3], x.weight_BR.shape[1]
     weight_BR11 = x.weight_BR.view(B, R, 1, 1)
     pages_SHDV = state_BMHDV.view(B * M, *state_BMHDV.shape[2:])
     used_BR = x.used_BR if B == 1 else x.used_BR + M * torch.arange(B, device=x.used_BR.device)[:, None]
     slots = used_BR.flatten()
-    q_BRQD, k_BRHD, strength_BRH1 = x.q_BRQD * (weight_BR11 * scale if read_gate else scale), x.k_BRHD, None
+    q_BRQD, k_BRHD, strength_BRH1 = x.q_BRQD * weight_BR11 if read_gate else x.q_BRQD, x.k_BRHD, None
     if x.strength_BRH is not None:
         strength_BRH1 = x.strength_BRH[..., None] * weight_BR11 if write_gate else x.strength_BRH[..., None]
     elif write_gate:
@@ -109,10 +109,10 @@ def _advance(
     held_HDV: Tensor, decay_HD: Tensor, k_HD: Tensor, v_HV: Tensor, strength_H1: Tensor | None, q_HGD: Tensor
 ) -> Tensor:
     """What is read [..., H, G, V] of states [..., H, D, V], which decay and are written first, in place."""
-    held_HDV.mul_(decay_HD[..., None])
+    held_HDV.mul_(decay_HD.unsqueeze(-1))
     if strength_H1 is not None:
         v_HV = strength_H1 * (v_HV - (k_HD[..., None, :] @ held_HDV)[..., 0, :])
-    held_HDV.addcmul_(k_HD[..., None], v_HV[..., None, :])
+    held_HDV.addcmul_(k_HD.unsqueeze(-1), v_HV.unsqueeze(-2))
     return q_HGD @ held_HDV
 
 
@@ -127,6 +127,22 @@ def used_partitions(e: Tensor, order: Tensor, shared: int | None, *, renormalise
     """
     weight = e / e.sum(1, keepdim=True) if renormalise else e
     return (order, weight) if shared is None else (F.pad(order, (0, 1), value=shared), F.pad(weight, (0, 1), value=1.0))
+
+
+def step_partitions(
+    router_logits: Tensor, top_k: int, router_bias: Tensor | None, shared: int | None, *, renormalise: bool
+) -> tuple[Tensor, Tensor]:
+    """As `used_partitions`, of router logits [B, N] under softmax. One row, as `route` ranks it, is ranked in Python,
+    which takes less time than the operators do. For arguments see `best_partitions` and `used_partitions`."""
+    if len(router_logits) > 1 or renormalise:
+        e, order = best_partitions(router_logits, top_k, router_bias)
+        return used_partitions(e, order, shared, renormalise=renormalise)
+    gate = torch.softmax(router_logits, -1)
+    [e] = gate.tolist()
+    score = e if router_bias is None else (gate[0] + router_bias.to(gate.dtype)).tolist()
+    best = sorted(range(len(score)), key=score.__getitem__, reverse=True)[:top_k]
+    last, weight = ([], []) if shared is None else ([shared], [1.0])
+    return torch.tensor([[*best, *last]]), torch.tensor([[*(e[i] for i in best), *weight]], dtype=gate.dtype)
 
 
 def mapped_keys(k: Tensor, k_map: KeyFeatureMap, k_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -156,7 +172,7 @@ def _tokens(x: Inputs) -> TokenInputs:
     return TokenInputs(
         used_BR=used_BR,
         weight_BR=weight_BR,
-        q_BRQD=_rows(x, "q").to(x.dtype),
+        q_BRQD=_rows(x, "q").to(x.dtype) * x.scale,
         k_BRHD=mapped_keys(_rows(x, "k"), x.k_map, x.k_scale, x.dtype),
         v_BRHV=_rows(x, "v").to(x.dtype),
         decay_BRHD=decays(_rows(x, "log_decay"), x.decay_normalizer, x.dtype),

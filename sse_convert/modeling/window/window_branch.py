@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.cache import SSECacheLayer
+from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
 from sse_convert.modeling.layout import SequenceLayout
-from sse_convert.modeling.window.sliding import with_window
+from sse_convert.modeling.token_fold import PLAIN_ATTENTION
+from sse_convert.modeling.token_heads import TokenHeads
+from sse_convert.modeling.token_step import LayerStep
+from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
 from sse_convert.modeling.window.window_attention import use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
@@ -85,6 +90,7 @@ class SSESlidingAttention(SSEAttention):
 
     mixer: SSESlidingMixer
     config: Any
+    scaling: float
     sse_window_scale: nn.Parameter
 
     def __init__(
@@ -114,6 +120,9 @@ class SSESlidingAttention(SSEAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """As that of `SSEAttention`; the window's mask comes with the other arguments, and padding is not zero."""
+        stepped = self._step_of_both(hidden_states, position_embeddings, sse_layout, kwargs)
+        if stepped is not None:
+            return stepped, None
         precise, source, projected = precise_dtype(hidden_states), self._source(sse_layout), None
         if source is not self:
             projected = projections(source, self.spec, self.dims, hidden_states.flatten(0, 1))
@@ -125,6 +134,57 @@ class SSESlidingAttention(SSEAttention):
         join = functools.partial(self._join, heads)
         result: tuple[Tensor, Tensor | None] = self._softmax(source, hidden_states, join=join, **kwargs)
         return result
+
+    def _step_of_both(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: RotaryTables | None,
+        layout: SequenceLayout | None,
+        kwargs: dict[str, Any],
+    ) -> Tensor | None:
+        """[B, 1, hidden] of one token of each row, whose q, k and v both branches share; None for what is not that. For
+        arguments see `forward`."""
+        cache, key = kwargs.get(self.spec.cache_argument), mask_key(self.mixer.window, self.mixer.sinks)
+        if cache is None or layout is None or kwargs.get(MASKS, {}).get(key, layout) is not None:
+            return None
+        if not isinstance(position_embeddings, tuple) or not self._is_plain():
+            return None
+        x, kept = layout.pack(hidden_states), cache.layers[self.layer_idx]
+        if (step := self.step(x, layout, kept.recurrent)) is None:
+            return None
+        shared, apart = (position_embeddings, None) if self.rotates else (None, position_embeddings)
+        o, made = self.stepped(step, x, shared, kept.recurrent, window=apart)
+        both = self._sum(step, o, x, self._window_of(made, kept))
+        projected: Tensor = getattr(self, self.spec.output)(both)
+        return projected.unsqueeze(1)
+
+    def _sum(self, step: LayerStep, o: Tensor, x: Tensor, window: Tensor) -> Tensor:
+        """`branch_sum` of a step's o [B, Hq, V] as [B, Hq * V], in few operators; x [B, hidden] is for its gate."""
+        precise, scale = precise_dtype(x), self.sse_window_scale
+        if self.mixer.output_gate:
+            return branch_sum(self.scaled(o, x, precise), window, scale).flatten(1)
+        heads = o.to(precise)
+        heads = heads / torch.hypot(torch.linalg.vector_norm(heads, dim=-1, keepdim=True), step.floor)
+        gain, dim = self.sse_out_scale.to(precise).view(heads.shape[1:]), heads.shape[2]
+        scaled = window.to(precise) * scale.to(precise).unsqueeze(1)
+        return torch.addcmul(scaled, heads, gain, value=dim**0.5).flatten(1).to(x.dtype)
+
+    def _is_plain(self) -> bool:
+        """Whether the family's attention is what `_window_of` computes."""
+        known = self.spec.model_type in PLAIN_ATTENTION and self.mixer.row_top_k is None and not self.training
+        return known and self.config.model._attn_implementation == "sdpa" and current_shard() is None
+
+    def _window_of(self, heads: TokenHeads, kept: Any) -> Tensor:
+        """The window branch [B, Hq, D]."""
+        each, kv_heads = self.state_heads // self.dims.kv_heads, self.dims.kv_heads
+        assert heads.own is not None
+        q, k = heads.own.split_with_sizes([self.dims.query_heads, self.state_heads], 1)
+        v = heads.v.to(k.dtype)
+        if each > 1:
+            k, v = k[:, ::each], v[:, ::each]
+        keys, values = kept.update(k.unsqueeze(2), v.unsqueeze(2))
+        grouped = q.view(len(q), kv_heads, -1, q.shape[2])
+        return F.scaled_dot_product_attention(grouped, keys, values, scale=self.scaling).flatten(1, 2)
 
     def _source(self, layout: SequenceLayout | None) -> Any:
         """What both branches take their projections from: where nothing is packed or differentiated, each runs once."""
