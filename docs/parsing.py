@@ -86,8 +86,15 @@ def _module_file(module: str) -> Path:
     return Path(spec.origin)
 
 
+def _what_runs(module: str) -> str:
+    """The module that `python -m` runs: of a package its `__main__`."""
+    spec = find_spec(module)
+    return module if spec is None or spec.submodule_search_locations is None else f"{module}.__main__"
+
+
 def _check_module(module: str, arguments: Sequence[str]) -> None:
     """Its own parser accepts the arguments, where it offers one; else it names the options."""
+    module = _what_runs(module)
     script = _module_file(module)
     if "\ndef parser(" not in script.read_text(encoding="utf-8"):
         return _check_script(script, arguments)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sse_convert.console import Bar
 from sse_convert.modeling.arch_spec import decoder_config
+from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -107,10 +108,12 @@ def _now(ids: Tensor) -> float:
 def allocated_cache_bytes(cache: Any) -> int:
     """Bytes of memory that the tensors of a transformers cache occupy, keys, values and states of all layers.
 
-    Storage is counted, once each: a layer that keeps a view into a longer tensor pays for all of it.
+    Storage is counted, once each: a layer that keeps a view into a longer tensor pays for all of it, but for the few
+    columns that softmax layers of converted models hold ready on a CPU.
     """
     tensors = _tensors(cache.layers)
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(stored.values()) - sum(x.free_bytes for x in cache.layers if isinstance(x, RoomyLayer))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -17,6 +17,14 @@ class RoomyLayer(DynamicLayer):
     _whole: Tensor | None = None
     """[2, B, H, columns, D] with keys and values in its front"""
 
+    @property
+    def free_bytes(self) -> int:
+        """Of columns that hold nothing yet."""
+        whole, length = self._whole, self.get_seq_length()
+        if whole is None or self.keys.data_ptr() != whole.data_ptr():
+            return 0
+        return whole.nbytes // whole.shape[3] * (whole.shape[3] - length)
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add new tokens [B, H, T, D]; returns all keys and values."""
         if not self._takes(key_states, value_states):
