@@ -23,7 +23,7 @@ class RoomyLayer(DynamicLayer):
         whole, length = self._whole, self.get_seq_length()
         if whole is None or self.keys.data_ptr() != whole.data_ptr():
             return 0
-        return whole.nbytes // whole.shape[3] * (whole.shape[3] - length)
+        return int(whole.nbytes // whole.shape[3] * (whole.shape[3] - length))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add new tokens [B, H, T, D]; returns all keys and values."""
