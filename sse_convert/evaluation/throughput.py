@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sse_convert.console import Bar
 from sse_convert.modeling.arch_spec import decoder_config
-from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def allocated_cache_bytes(cache: Any) -> int:
     """
     tensors = _tensors(cache.layers)
     stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(stored.values()) - sum(x.free_bytes for x in cache.layers if isinstance(x, RoomyLayer))
+    return sum(stored.values()) - sum(getattr(layer, "free_bytes", 0) for layer in cache.layers)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
