@@ -21,8 +21,8 @@ def graphed_by_itself(model: PreTrainedModel) -> Iterator[None]:
     A model stays as it is that trains, has compiled parts, works with other processes, or has hooks or a forward from
     elsewhere, which would not run in a replayed step.
     """
-    alone = not (model.training or has_compiled_part(model) or _in_company() or any(map(_is_watched, model.modules())))
-    with graphed(model) if alone and runs_graphs(model) else nullcontext():
+    alone = runs_graphs(model) and not (model.training or _in_company() or has_compiled_part(model))
+    with graphed(model) if alone and not any(map(_is_watched, model.modules())) else nullcontext():
         yield
 
 

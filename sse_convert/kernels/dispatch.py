@@ -271,10 +271,10 @@ def _check_backend(backend: str, gate: PartitionGate | None) -> None:
 
 def _check_triton(x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
-    if (reason := untrusted(x)) is not None:
-        raise HardwareError(f"backend 'triton' is not available: {reason}", expected=others, fix="use backend: auto")
     if (reason := unsupported_reason(x)) is not None:
         raise UsageError(f"backend 'triton' cannot run this: {reason}", expected=others, fix="use backend: auto")
+    if (reason := untrusted(x)) is not None:
+        raise HardwareError(f"backend 'triton' is not available: {reason}", expected=others, fix="use backend: auto")
 
 
 def _chosen(backend: str, x: Inputs) -> str:

@@ -28,10 +28,10 @@ def unavailable_reason(
 
 
 def untrusted(x: Inputs) -> str | None:
-    """`unavailable_reason` of some inputs."""
+    """`unavailable_reason` of some inputs that are supported."""
     groups, dim, value_dim = x.q.shape[2] // x.k.shape[2], x.k.shape[-1], x.v.shape[-1]
     widths = int(groups), int(dim), int(value_dim)
-    reason: str | None = unavailable_reason(x.q.device, x.write_strength is not None, widths)
+    reason: str | None = unavailable_reason(x.q.device, _corrects(x), widths)
     return reason
 
 
@@ -44,8 +44,16 @@ def unsupported_reason(x: Inputs) -> str | None:
     for name, tensor in x.tensors().items():
         if tensor.dtype == torch.float64:
             return f"{name} is float64"
-    decodes = x.one_token_each and not x.wants_grad()
-    return too_wide(max(x.k.shape[-1], x.v.shape[-1]), x.write_strength is not None and not decodes)
+    return too_wide(max(x.k.shape[-1], x.v.shape[-1]), _corrects(x))
+
+
+def _corrects(x: Inputs) -> bool:
+    """Whether the kernels of the delta rule run, which decoding does without."""
+    return x.write_strength is not None and not _decodes(x)
+
+
+def _decodes(x: Inputs) -> bool:
+    return x.one_token_each and not x.wants_grad()
 
 
 def too_wide(dim: int, delta: bool) -> str | None:
@@ -79,7 +87,7 @@ def sse_attention_on_triton(
 
 def _run(x: Inputs, output_final_state: bool, inplace_state: bool) -> tuple[Tensor, Tensor | None]:
     final: Tensor | None
-    if x.one_token_each and not x.wants_grad():
+    if _decodes(x):
         from sse_convert.kernels.triton.fused_recurrent import sse_attention_decode
 
         strided = x.state_slots is not None

@@ -28,7 +28,7 @@ def record_outputs(model: Any) -> None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs before or after a module's forward."""
-    return bool(hooks_of(module))
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

@@ -136,6 +136,21 @@ def test_wide_heads_of_the_delta_rule_decode_on_the_kernels(reason: list[str | N
     assert dispatch._chosen("auto", dc.replace(step, q=step.q.clone().requires_grad_())) == "varlen"
 
 
+def test_no_self_check_runs_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the delta rule in wide heads would end the process, on whatever way it is reached."""
+    asked: list[bool] = []
+    monkeypatch.setattr(triton_backend, "unavailable_reason", lambda device, delta, widths: asked.append(delta))
+    monkeypatch.setattr(dispatch, "_GPU", "meta")
+    wide = on_gpu(dc.replace(SHORT, delta=True, dim=192))
+    with pytest.raises(UsageError, match="more than 128 under the delta rule"):
+        dispatch._chosen("triton", wide)
+    assert dispatch._chosen("auto", wide) == "varlen"
+    assert not asked
+    for backend in ("auto", "triton"):
+        assert dispatch._chosen(backend, on_gpu(dc.replace(STEP, delta=True, dim=192), max_seqlen=1)) == "triton"
+    assert asked == [False, False]
+
+
 def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
     assert dispatch._chosen("auto", build_inputs(**SHORT.inputs(torch.float32), **SHORT.options())) == "varlen"
 
@@ -174,7 +189,7 @@ def test_triton_is_refused_with_the_reason(reason: list[str | None]) -> None:
     with pytest.raises(
         HardwareError, match="'triton' is not available: the kernels are on strike\nexpected: one of au"
     ):
-        run(SHORT, "triton")
+        run(SHORT, "triton", SHORT.inputs(torch.float32))
     assert explain("triton") == "not available: the kernels are on strike"
     assert "triton" not in available_backends()
     assert "triton" not in explain("auto")
