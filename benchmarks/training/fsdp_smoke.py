@@ -5,9 +5,9 @@
         --parts distill-fsdp --batch-tokens 32768
 
 The model has the configuration's shape and random weights, its text random words. The recipe changes in where model and
-text come from and in `tokens` alone; a stage `align` (layer_mse) is put before its own. Stages run as a user starts
-them, `accelerate launch ... -m sse_convert`, and are killed once they have made their steps, except where parts say
-otherwise:
+text come from and in `tokens` alone; its stages are `distill` as it stands, and beside it `align` (layer_mse) and, with
+the rows of `long`, `uptrain` (ce). They run as a user starts them, `accelerate launch ... -m sse_convert`, and are
+killed once they have made their steps, except where parts say otherwise:
 
     align-one, distill-one, uptrain-one      one GPU; the first two on GPU 0 in turn, the third on GPU 1 meanwhile
     distill-resumed                          FSDP2, killed after two steps, before the second is saved; continued to the
@@ -145,9 +145,9 @@ def make_recipe(name: str, work: Path, arguments: argparse.Namespace) -> tuple[P
     """Write the recipe with this model, this text and few tokens. Returns its file, and tokens per step by stage."""
     recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
     recipe["layers"] = {"pattern": ["sse+sliding*3", "full"]}  # weights are random: nothing could be chosen
-    distill = next(stage for stage in recipe["stages"] if stage["loss"] == "kl")
+    distill, long = recipe["stages"]
     align = {"name": "align", "loss": "layer_mse", "train": "mixers", "lr": 1e-3, "batch_tokens": "32K"}
-    recipe["stages"].insert(0, {**align, "seq_len": distill["seq_len"]})
+    recipe["stages"] = [{**align, "seq_len": distill["seq_len"]}, distill, {**long, "name": "uptrain", "loss": "ce"}]
     for stage in recipe["stages"]:
         if arguments.tiny:
             stage |= {"seq_len": TINY_ROW, "batch_tokens": TINY_STEP}

@@ -28,7 +28,6 @@ from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.choosing import draft_recipe
 
 CONFIGS = Path("tests/fixtures/configs")
-FSDP = "--use_fsdp --fsdp_version 2 --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
 SHORT = {"batch_tokens": "32K"}
 """a step that takes seconds; a pass does not depend on it, but for having no more rows"""
 LORA = {"train": "lora"}
@@ -51,8 +50,8 @@ class Setting:
     config: dict[str, Any] = dc.field(default_factory=dict)
     """what config.json has instead; None removes a field"""
     compiled: bool = False
-    launch: str = ""
-    """arguments of `accelerate launch`; empty for one process"""
+    way: str = ""
+    """a key of throughput.WAYS"""
     steps: int = 3
 
 
@@ -65,9 +64,9 @@ SETTINGS = {
     "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
     "8b-quarter-kl": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, compiled=True, steps=4),
     "8b-quarter-long": Setting("qwen3-8b", "long", SHORT, FEW_LAYERS, steps=2),
-    "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, launch=FSDP),
-    "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, launch=FSDP),
-    "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, launch=FSDP),
+    "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, way="fsdp"),
+    "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, way="fsdp"),
+    "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, way="fsdp"),
     "paper-2b-kl": Setting("paper-2b", "distill", SHORT, steps=1),
     "paper-2b-ce": Setting("paper-2b", "uptrain", {"batch_tokens": "128K"}, steps=1),
     "paper-12b-kl": Setting("paper-12b", "distill", SHORT, QUARTER, steps=1),
@@ -116,18 +115,17 @@ def measure(name: str, work: Path, until: float, *, tiny: bool) -> dict[str, Any
     setting = SETTINGS[name]
     folder = shape(setting, work, tiny=tiny)
     recipe = make_recipe(setting, folder, tiny=tiny)
-    launch = ["-m", "accelerate.commands.launch", *shlex.split(setting.launch)] if setting.launch else []
     written = yaml.safe_load(recipe.read_text())
-    command = COMMANDS[written["stages"][0]["loss"]]
-    shutil.rmtree(folder / f"{command}.work", ignore_errors=True)
-    found = run_stage(command, recipe, folder, setting.steps, until, launch=launch)
+    part = COMMANDS[written["stages"][0]["loss"]] + f"-{setting.way}" * bool(setting.way)
+    shutil.rmtree(folder / f"{part}.work", ignore_errors=True)
+    found = run_stage(part, recipe, folder, setting.steps, until)
     return {
         "recipe": setting.recipe,
         "config": {**setting.config, **(TINY if tiny else {})},
         "stage": written["stages"][0],
         "layers": written["layers"],
         "mixers": written.get("mixers", {}),
-        "sharded": "--use_fsdp" in setting.launch,
+        "sharded": setting.way.startswith("fsdp"),
         "gpu_mib": [torch.cuda.get_device_properties(i).total_memory >> 20 for i in range(torch.cuda.device_count())],
         **found,
     }
@@ -138,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write, or to add to")
     parser.add_argument("--work", type=Path, default=Path("/tmp/peaks"), help="folder to make or use")
-    alone = [name for name, setting in SETTINGS.items() if not setting.launch]
+    alone = [name for name, setting in SETTINGS.items() if not setting.way]
     parser.add_argument("--settings", nargs="*", default=alone, choices=SETTINGS, help="default: those of one GPU")
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=240, help="for each setting")

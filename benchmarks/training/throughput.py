@@ -1,14 +1,18 @@
-"""Tokens per second of a recipe beside this file, on one GPU, beside the same KL step of plain transformers.
+"""Tokens per second of a recipe beside this file, on one or two GPUs, beside the same KL step of plain transformers.
 
     python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
         --config tests/fixtures/configs/qwen3-0.6b.json
     python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
         --config tests/fixtures/configs/qwen3-1.7b.json --parts uptrain --row 131072
+    python benchmarks/training/throughput.py qwen3-8b --out out.json \\
+        --config tests/fixtures/configs/qwen3-8b.json --parts distill-fsdp distill-fsdp-compiled
 
 The model has the configuration's shape and random weights, its text random words; the recipe changes in where model and
 text come from alone. Its stages run as a user starts them and are killed after some steps. Parts:
 
-    distill, uptrain   the recipe's stages
+    distill, uptrain   the recipe's stages on one GPU; on two as `distill-ddp`, `distill-fsdp` (FSDP2) and, with
+                       `train.compile: true`, `distill-fsdp-compiled`, which share out the rows of a step, and as
+                       `uptrain-context`, with half of each row on either
     plain              transformers alone: all layers softmax (SDPA), student in float32 under bf16 autocast, teacher in
                        bf16, both compiled layer by layer, activations kept, the same rows of a step, the same chunked
                        loss, AdamW; the first of `--rows` that fits the GPU
@@ -24,12 +28,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from context_parallel_smoke import FSDP
 from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, make_teacher, make_text, surroundings, wait
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -49,6 +53,15 @@ PEAK = 989e12
 """dense bf16 FLOP/s of an H100 and an H200, by their data sheets"""
 WARM = 2
 """steps that compile"""
+DDP = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+WAYS = {
+    "": ("", ""),
+    "ddp": (DDP, ""),
+    "fsdp": (FSDP, ""),
+    "fsdp-compiled": (FSDP, "--set train.compile=true"),
+    "context": (FSDP, "--set stages.{stage}.context_parallel=2"),
+}
+"""how a part's name ends -> arguments of `accelerate launch` (none for one process), and options of the stage"""
 
 
 def make_config(config: Path, work: Path, row: int | None) -> Path:
@@ -78,26 +91,27 @@ def make_recipe(name: str, work: Path, row: int | None, *, tiny: bool) -> Path:
     return path
 
 
-def run_stage(
-    name: str, recipe: Path, work: Path, steps: int, until: float, launch: Sequence[str] = ()
-) -> dict[str, Any]:
+def run_stage(part: str, recipe: Path, work: Path, steps: int, until: float) -> dict[str, Any]:
     """Start a stage as a user does, and kill it after some steps.
 
     Args:
-        name: of the stage.
+        part: the stage's command, and behind a hyphen a key of WAYS.
         recipe: its file.
         work: folder with the converted checkpoint.
         steps: after which it is killed.
         until: time.monotonic() at which it is killed in any case.
-        launch: Python arguments of a launcher; none for one process.
     """
-    out, log = work / name, work / f"{name}.log"
-    command = [sys.executable, *launch, "-m", "sse_convert", name, str(recipe)]
+    out, log = work / part, work / f"{part}.log"
+    stage, _, way = part.partition("-")
+    arguments, options = WAYS[way]
+    launch = ["-m", "accelerate.commands.launch", *shlex.split(arguments)] if arguments else []
+    command = [sys.executable, *launch, "-m", "sse_convert", stage, str(recipe)]
+    command += shlex.split(options.format(stage=stage))
     command += ["-c", str(work / "converted"), "-o", str(out)]
     with Memory() as memory, log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         how = wait(process, out, steps, until)
-    place = out.with_name(f"{name}.work")
+    place = out.with_name(f"{part}.work")
     records = read(place / "metrics.jsonl")
     chosen = json.loads((place / "chosen.json").read_text()) if (place / "chosen.json").is_file() else None
     return {
@@ -167,8 +181,8 @@ def plain(arguments: argparse.Namespace, recipe: Path, until: float) -> dict[str
     return {"step_seconds": [], "too_many_rows": tried}
 
 
-def figures(found: dict[str, Any], recipe: Recipe, loss: str, *, softmax: bool) -> dict[str, Any]:
-    """Tokens per second of the median step after the first ones, which compile, and the share of the peak."""
+def figures(found: dict[str, Any], recipe: Recipe, loss: str, gpus: int, *, softmax: bool) -> dict[str, Any]:
+    """Tokens per second of the median step after the first ones, which compile, and the share of the GPUs' peak."""
     stage = next(stage for stage in recipe.stages if stage.loss == loss)
     teacher = open_teacher(recipe.model)
     names, mixers = resolve(recipe, teacher.num_layers)
@@ -182,8 +196,22 @@ def figures(found: dict[str, Any], recipe: Recipe, loss: str, *, softmax: bool) 
         "batch_tokens": stage.batch_tokens,
         "flops_per_token": flops,
         "tokens_per_second": rate,
-        "share_of_peak": rate and rate * flops / PEAK,
+        "share_of_peak": rate and rate * flops / PEAK / gpus,
     }
+
+
+def prepare(arguments: argparse.Namespace, path: Path) -> None:
+    """Make text, teacher and converted checkpoint, unless they are there, and the recipe."""
+    work, done = arguments.work, arguments.work / "converted"
+    if not done.is_dir():
+        tokenizer = make_text(work / "text", 4 if arguments.tiny else 20)
+        make_teacher(
+            make_config(arguments.config, work, arguments.row), work / "teacher", tokenizer, tiny=arguments.tiny
+        )
+    make_recipe(arguments.recipe, work, arguments.row, tiny=arguments.tiny)
+    if not done.is_dir():
+        convert = [sys.executable, "-m", "sse_convert", "convert", str(path), "-o", str(done)]
+        subprocess.run(convert, check=True, capture_output=True)
 
 
 def main() -> None:
@@ -206,12 +234,7 @@ def main() -> None:
         print(json.dumps(run_plain(load_recipe(path), arguments.plain, arguments.steps)))
         return
     until = time.monotonic() + arguments.seconds
-    tokenizer = make_text(arguments.work / "text", 4 if arguments.tiny else 20)
-    config = make_config(arguments.config, arguments.work, arguments.row)
-    make_teacher(config, arguments.work / "teacher", tokenizer, tiny=arguments.tiny)
-    path = make_recipe(arguments.recipe, arguments.work, arguments.row, tiny=arguments.tiny)
-    convert = [sys.executable, "-m", "sse_convert", "convert", str(path), "-o", str(arguments.work / "converted")]
-    subprocess.run(convert, check=True, capture_output=True)
+    prepare(arguments, path)
     recipe = load_recipe(path)
     result: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
@@ -226,8 +249,9 @@ def main() -> None:
             if part == "plain"
             else run_stage(part, path, arguments.work, arguments.steps, until)
         )
-        loss = "ce" if part == "uptrain" else "kl"
-        row = {"commit": arguments.commit, **figures(found, recipe, loss, softmax=part == "plain")}
+        stage, _, way = part.partition("-")
+        loss, gpus = "ce" if stage == "uptrain" else "kl", 2 if way else 1
+        row = {"commit": arguments.commit, **figures(found, recipe, loss, gpus, softmax=part == "plain")}
         result["parts"][part] = row
         arguments.out.write_text(json.dumps(result, indent=1))
         shown = {
