@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sse_convert.kernels.gates import gate_name
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.triton.config import MAX_DELTA_DIM, MAX_DIM, USUAL, Widths
+from sse_convert.kernels.triton.config import MAX_DIM, USUAL, Widths
 
 GPU = "cuda"
 
@@ -44,7 +44,7 @@ def unsupported_reason(x: Inputs) -> str | None:
     for name, tensor in x.tensors().items():
         if tensor.dtype == torch.float64:
             return f"{name} is float64"
-    return too_wide(max(x.k.shape[-1], x.v.shape[-1]), _corrects(x))
+    return too_wide(max(x.k.shape[-1], x.v.shape[-1]))
 
 
 def _corrects(x: Inputs) -> bool:
@@ -56,10 +56,9 @@ def _decodes(x: Inputs) -> bool:
     return x.one_token_each and not x.wants_grad()
 
 
-def too_wide(dim: int, delta: bool) -> str | None:
-    """Why the kernels cannot run heads of so many channels, if they cannot; under the delta rule, if `delta`."""
-    most, rule = (MAX_DELTA_DIM, " under the delta rule") if delta else (MAX_DIM, "")
-    return f"the head dim is {dim}, more than {most}{rule}" if dim > most else None
+def too_wide(dim: int) -> str | None:
+    """Why the kernels cannot run heads of so many channels; None if they can."""
+    return f"the head dim is {dim}, more than {MAX_DIM}" if dim > MAX_DIM else None
 
 
 def has_kernels(x: Tensor) -> bool:

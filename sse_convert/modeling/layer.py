@@ -421,7 +421,7 @@ class SSEAttention(RoutedLayer):
             return None
         dims, delta = self.dims, self.mixer.update == "delta"
         widths = dims.query_heads // self.state_heads, dims.head_dim, dims.value_dim
-        return too_wide(max(widths[1:]), delta) or unavailable_reason(device, delta, widths)
+        return too_wide(max(widths[1:])) or unavailable_reason(device, delta, widths)
 
     def routing_options(self) -> dict[str, Any]:
         """How the operator routes."""

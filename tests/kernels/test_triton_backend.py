@@ -114,8 +114,7 @@ def test_a_compiled_call_asks_for_the_same_widths(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("update", "dim", "backend", "expected"),
     [("delta", 64, "auto", "wrong"), ("gla", 64, "auto", None), ("delta", 128, "auto", None),
-     ("delta", 64, "triton", None), ("gla", 256, "auto", None),
-     ("delta", 192, "auto", "the head dim is 192, more than 128 under the delta rule")],
+     ("delta", 64, "triton", None), ("delta", 256, "auto", None), ("gla", 300, "auto", "the head dim is 300, more than 256")],
 )  # fmt: skip
 def test_a_layer_says_why_its_gradients_are_left_to_torch(
     update: str, dim: int, backend: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
@@ -130,25 +129,26 @@ def test_a_layer_says_why_its_gradients_are_left_to_torch(
     assert SSEAttention.trains_on_torch(layer, torch.device("cpu")) is None
 
 
-def test_wide_heads_of_the_delta_rule_decode_on_the_kernels(reason: list[str | None]) -> None:
-    step = on_gpu(dc.replace(STEP, delta=True, dim=192), max_seqlen=1)
-    assert dispatch._chosen("auto", step) == "triton"
-    assert dispatch._chosen("auto", dc.replace(step, q=step.q.clone().requires_grad_())) == "varlen"
-
-
-def test_no_self_check_runs_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the delta rule in wide heads would end the process, on whatever way it is reached."""
+def test_the_self_check_of_the_delta_rule_runs_where_it_corrects(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(triton_backend, "unavailable_reason", lambda device, delta, widths: asked.append(delta))
     monkeypatch.setattr(dispatch, "_GPU", "meta")
-    wide = on_gpu(dc.replace(SHORT, delta=True, dim=192))
-    with pytest.raises(UsageError, match="more than 128 under the delta rule"):
+    step = on_gpu(dc.replace(STEP, delta=True, dim=192), max_seqlen=1)
+    assert dispatch._chosen("auto", step) == "triton"
+    assert dispatch._chosen("auto", dc.replace(step, q=step.q.clone().requires_grad_())) == "triton"
+    assert asked == [False, True]
+
+
+def test_no_self_check_runs_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could end the process, on whatever way it is reached."""
+    asked: list[bool] = []
+    monkeypatch.setattr(triton_backend, "unavailable_reason", lambda device, delta, widths: asked.append(delta))
+    monkeypatch.setattr(dispatch, "_GPU", "meta")
+    wide = on_gpu(dc.replace(SHORT, delta=True, dim=300))
+    with pytest.raises(UsageError, match="the head dim is 300, more than 256"):
         dispatch._chosen("triton", wide)
     assert dispatch._chosen("auto", wide) == "varlen"
     assert not asked
-    for backend in ("auto", "triton"):
-        assert dispatch._chosen(backend, on_gpu(dc.replace(STEP, delta=True, dim=192), max_seqlen=1)) == "triton"
-    assert asked == [False, False]
 
 
 def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
@@ -160,10 +160,6 @@ def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
     [
         ({"dtype": torch.float64}, "backend 'triton' cannot run this: q is float64\nexpected: one of auto, reference"),
         ({"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=300)}, "the head dim is 300, more than 256"),
-        (
-            {"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=192, delta=True)},
-            "the head dim is 192, more than 128 under the delta rule",
-        ),
         (
             {"dtype": torch.bfloat16, "case": Case(renormalise=True, top_k=2, read_top_k=1)},
             "cannot run this: the gate is renormalised over the 2 partitions written and over the 1 read",

@@ -15,8 +15,6 @@ CHUNK = 64
 """slots per chunk"""
 MAX_DIM = 256
 """largest head dim"""
-MAX_DELTA_DIM = 128
-"""the same under the delta rule, but for decoding: beyond it, ptxas 12.8 makes code for Hopper that reads anywhere"""
 LARGE = 227 * 1024
 """bytes of shared memory that the larger tiles are for: Hopper, and Blackwell in servers"""
 TENSOR_MEMORY = 10
@@ -96,7 +94,9 @@ def config_for(
     if shared_bytes < LARGE or d > 128:
         carry = Launch(d, min(v, 32), 4, 1)
         part = Launch(min(d, 32), min(v, 32))
-        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, carry, carry, part, strong)
+        # of one stage, ptxas 12.8 makes code for Hopper that reads anywhere
+        walk = dc.replace(carry, stages=2) if shared_bytes >= LARGE and not tensor_memory else carry
+        return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
     finish = {1: Launch(32, min(v // 2, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
     large = Config(

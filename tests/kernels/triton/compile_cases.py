@@ -197,6 +197,9 @@ COMPILE_CASES = {
     "delta rule, 80 channels in fp32": CompileCase(
         partial(train, dims=(80, 80), dtype=torch.float32, delta=True), slow=True
     ),
+    "delta rule, 256 channels": CompileCase(
+        partial(train, dims=(256, 256), dtype=BF16, delta=True, k_map="l2"), slow=True
+    ),
     "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32)),
     "train with everything": CompileCase(
         partial(
