@@ -95,7 +95,7 @@ def config_for(
         carry = Launch(d, min(v, 32), 4, 1)
         part = Launch(min(d, 32), min(v, 32))
         # of one stage, ptxas 12.8 makes code for Hopper that reads anywhere
-        walk = dc.replace(carry, stages=2) if shared_bytes >= LARGE and not tensor_memory else carry
+        walk = dc.replace(carry, stages=2, warps=8 if tensor_memory else 4) if shared_bytes >= LARGE else carry
         return Config(Launch(min(d, 32), 0), strong, carry, scan, carry, walk, carry, part, strong)
     finish = {1: Launch(32, min(v // 2, 64), 4, 2, registers=128), 2: Launch(32, 32, 4, 3, 2, registers=168)}
     wide, half, pairs = min(v, 128), min(v, 64), 2 - groups % 2
