@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import yaml
-from fsdp_smoke import TINY, Memory, call, figures, make_teacher, make_text, surroundings, wait
+from fsdp_smoke import TINY, Memory, call, chosen, figures, make_teacher, make_text, surroundings, wait
 
 from sse_convert.training.metrics import read
 
@@ -89,6 +89,7 @@ def run(part: str, work: Path, seconds: float, *, tiny: bool) -> dict[str, Any]:
     return {
         "command": shlex.join(command[1:]),
         "ended": how,
+        "chosen": chosen(place),
         "peak_mib": memory.most if split else memory.most[:1],
         **figures(records, TINY_ROW if tiny else ROW),
         **({} if records and how in ("finished", "killed") else {"log": log.read_text()[-20_000:]}),

@@ -7,8 +7,9 @@ Peaks are what the driver reports, so the CUDA context and what the allocator ke
 import dataclasses as dc
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -27,10 +28,16 @@ from sse_convert.surgery.speed import gpu_hours
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-PEAKS, THROUGHPUT = HERE / "peaks_h200.json", HERE / "throughput_qwen3-0.6b.json"
-PARTS = ("distill", "uptrain")
+PEAKS = HERE / "peaks_h200.json"
+THROUGHPUT = {"qwen3-0.6b": "qwen3-0.6b", "qwen3-1.7b": "qwen3-0.6b", "qwen3-8b": "qwen3-8b"}
+"""shape -> the recipe beside this file whose stages `throughput.py` timed"""
+FSDP, CONTEXT = HERE / "fsdp_qwen3-0.6b.json", HERE / "context_parallel.json"
+CUT = {"num_hidden_layers": 4, "vocab_size": 8192, "layer_types": None}
+"""what the shape of `context_parallel_smoke.py` has instead of Qwen3-8B's"""
 H200_MIB = 143_771
 """of a GPU, where a record does not say"""
+SPREAD = {"pattern": ["sse+sliding*3", "full"]}
+"""layers of `fsdp_smoke.py`"""
 NEAR = 0.15
 """how far an estimate may be from what was measured"""
 
@@ -65,10 +72,10 @@ class Row:
 
     @property
     def estimated_tokens_per_second(self) -> float:
-        """What GPU hours are reckoned by, computing activations twice where that was chosen."""
+        """What GPU hours are reckoned by, computing activations twice where that was chosen; of all GPUs."""
         found, twice = self._planned, self.record["chosen"]["gradient_checkpointing"]
         stage = dc.replace(found.stage, gradient_checkpointing=twice)
-        return stage.tokens / gpu_hours(stage, found.geometry, found.layers) / 3600
+        return self.record["chosen"]["processes"] * stage.tokens / gpu_hours(stage, found.geometry, found.layers) / 3600
 
     @property
     def estimated(self) -> float:
@@ -107,26 +114,82 @@ class Row:
         chosen, stage = self.record["chosen"], self.record["stage"]
         said = [f"{chosen['micro_batch']} x {stage['seq_len']} tokens"]
         said += ["computed twice"] * chosen["gradient_checkpointing"] + ["compiled"] * chosen["compile"]
-        said += [f"FSDP2 x {chosen['processes']}"] * self.record["sharded"]
+        way = "context_parallel" if stage.get("context_parallel", 1) > 1 else "FSDP2"
+        said += [f"{way} x {chosen['processes']}"] * self.record["sharded"]
         layers = self.record["config"].get("num_hidden_layers")
         return ", ".join(said + [f"{layers} layers"] * (layers is not None))
 
 
 def rows() -> list[Row]:
     """Every stage of which a peak was measured."""
-    return [*_throughput(), *(Row(name, record) for name, record in _peaks().items() if record["peak_mib"])]
+    peaks = (Row(name, record) for name, record in _peaks().items() if record["peak_mib"])
+    return [*_throughput(), *peaks, *_sharded(), *_split()]
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _recipe(name: str) -> Any:
+    return yaml.safe_load((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _peaks() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(PEAKS.read_text(encoding="utf-8"))["settings"]
+    found = _read(PEAKS)["settings"]
     return {name: record for name, record in found.items() if record["chosen"] and record["step_seconds"]}
 
 
 def _throughput() -> Iterator[Row]:
-    recipe = yaml.safe_load((HERE / "qwen3-0.6b.yaml").read_text(encoding="utf-8"))
-    parts = json.loads(THROUGHPUT.read_text(encoding="utf-8"))["parts"]
-    for part in PARTS:
-        stage = next(stage for stage in recipe["stages"] if stage["name"] == part)
-        more = {"recipe": "qwen3-0.6b", "config": {}, "stage": stage, "sharded": False, "gpu_mib": []}
-        layout = {key: recipe[key] for key in ("layers", "mixers")}
-        yield Row(f"0.6b-{part}", {**parts[part], **more, **layout})
+    for shape, name in THROUGHPUT.items():
+        for part, record in _read(HERE / f"throughput_{shape}.json")["parts"].items():
+            if part != "plain":
+                stage, _, way = part.partition("-")
+                yield _row(f"{shape}-{part}", record, _recipe(name), shape, stage, sharded="fsdp" in way)
+
+
+def _sharded() -> Iterator[Row]:
+    """Stages of `fsdp_smoke.py` on two GPUs."""
+    record = _read(FSDP)
+    recipe = yaml.safe_load(preset_text(record["recipe"])) | {"layers": SPREAD}
+    for stage, loss, part in (
+        ("distill", "kl", record["parts"]["distill-resumed"]["after"]),
+        ("long", "ce", record["parts"]["uptrain-fsdp"]),
+    ):
+        run = {**part, "commit": record["commit"]}
+        yield _row(f"0.6b-{loss}-fsdp", run, recipe, record["recipe"], stage, sharded=True, changes={"loss": loss})
+
+
+def _split() -> Iterator[Row]:
+    """Layers of `context_parallel_smoke.py`."""
+    record = _read(CONTEXT)
+    for part, processes in (("layers-one", 1), ("layers-two", 2)):
+        run = {**record["parts"][part], "commit": record["commit"]}
+        split = {"seq_len": record["row"], "batch_tokens": record["row"], "context_parallel": processes}
+        yield _row(
+            f"8b-{part}",
+            run,
+            _recipe("qwen3-8b"),
+            "qwen3-8b",
+            "uptrain",
+            sharded=processes > 1,
+            changes=split,
+            config=CUT,
+        )
+
+
+def _row(
+    name: str,
+    run: dict[str, Any],
+    recipe: dict[str, Any],
+    shape: str,
+    stage: str,
+    *,
+    sharded: bool,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    config: Mapping[str, Any] = MappingProxyType({}),
+) -> Row:
+    """A stage of a recipe that ran in some shape: with what was changed of the stage and of the shape's config.json."""
+    kept = next(one for one in recipe["stages"] if one["name"] == stage)
+    layout = {key: recipe[key] for key in ("layers", "mixers")}
+    more = {"recipe": shape, "config": dict(config), "stage": {**kept, **changes}, "sharded": sharded, "gpu_mib": []}
+    return Row(name, {**run, **more, **layout})

@@ -85,7 +85,8 @@ class Setting:
 
 
 class Memory:
-    """Most MiB in use on each GPU while it is open, as the driver reports it every half second; empty without one."""
+    """Most MiB in use on each visible GPU while it is open, as the driver reports it every half second; empty without
+    one."""
 
     def __init__(self) -> None:
         self.most: list[int] = []
@@ -104,6 +105,7 @@ class Memory:
 
     def _watch(self) -> None:
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        command += [f"--id={visible}"] if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) else []
         while not self._closed.wait(0.5):
             now = [int(line) for line in subprocess.check_output(command, text=True).split()]
             self.most = [max(pair) for pair in zip(now, self.most or now, strict=True)]
@@ -191,6 +193,7 @@ def run(setting: Setting, part: str, *, stop_at: int | None, options: Sequence[s
         "command": shlex.join(command[1:]),
         "ended": how,
         "seconds": time.monotonic() - began,
+        "chosen": chosen(place),
         "peak_mib": memory.most if gpu is None else memory.most[gpu : gpu + 1],
         **figures(records, setting.step_tokens[stage]),
         **({} if how in ("finished", "killed") else {"log": log.read_text()[-20_000:]}),
@@ -214,6 +217,13 @@ def wait(process: subprocess.Popen[bytes], out: Path, stop_at: int | None, until
             for one in [launcher, *launcher.children(recursive=True)]:  # workers are no part of its process group
                 one.kill()
             process.wait()
+
+
+def chosen(work: Path) -> dict[str, Any] | None:
+    """What a stage's folder says of its passes; None before they were chosen."""
+    path = work / "chosen.json"
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
+    return found
 
 
 def figures(records: Sequence[dict[str, Any]], step_tokens: int) -> dict[str, Any]:

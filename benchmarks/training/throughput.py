@@ -34,7 +34,7 @@ from typing import Any
 import torch
 import yaml
 from context_parallel_smoke import FSDP
-from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, make_teacher, make_text, surroundings, wait
+from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, chosen, make_teacher, make_text, surroundings, wait
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -113,11 +113,10 @@ def run_stage(part: str, recipe: Path, work: Path, steps: int, until: float) -> 
         how = wait(process, out, steps, until)
     place = out.with_name(f"{part}.work")
     records = read(place / "metrics.jsonl")
-    chosen = json.loads((place / "chosen.json").read_text()) if (place / "chosen.json").is_file() else None
     return {
         "command": shlex.join(command[1:]),
         "ended": how,
-        "chosen": chosen,
+        "chosen": chosen(place),
         "peak_mib": memory.most,
         "step_seconds": [record["seconds"] for record in records],
         "losses": [record["loss"] for record in records],

@@ -24,7 +24,9 @@ With gradient checkpointing a layer keeps its input (4 d) and one layer's activa
 its chunk of logits are done with: the larger of the two counts. `layer_mse` keeps each layer's input and target (2 a d)
 and one layer's activations. CUDA graphs, where there are any, have activations
 of their own, beside those of plain passes. Where several processes hold a row, each keeps its part of all this, but for
-the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. The constants were fitted to what
+the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. Under FSDP weights have the
+compute dtype, and so has the residual stream: 10 d less of a layer, 20 d of SSE beside a window, 2 d of a layer's kept
+input. The constants were fitted to what
 autograd saves (tests/surgery/test_memory.py holds them to it).
 """
 
@@ -90,6 +92,8 @@ class StageMemory:
     """activation bytes per token that are kept from the forward to the backward pass"""
     again: float = 0
     """activation bytes per token, beside those, of one layer that is computed when no logits are there"""
+    narrower: float = 0
+    """of those, what FSDP spares: its weights have the compute dtype, and so has what flows from layer to layer"""
     per_pair: int
     """bytes per pair of tokens of a row: the mask of packed rows"""
     ranks: int = 1
@@ -98,7 +102,7 @@ class StageMemory:
     def fixed(self, processes: Processes = ONE) -> float:
         """Bytes of a process that its rows do not change, the head's gradient included."""
         count = max(processes.count, self.ranks)
-        if processes.sharded or self.ranks > 1:
+        if self._shares_out(processes):
             return (self.weights - self.copies) / count + self.gathered + self.head
         return self.weights + self.head + (self.buckets if count > 1 else 0)
 
@@ -114,8 +118,12 @@ class StageMemory:
         tokens = rows * seq_len
         some = tokens // self.ranks * self.vocabulary
         logits = min(logits_at_once(gpu_bytes, self.chunked_by), some) if self.chunked_by else 0
-        kept = tokens * (self.per_token + self.per_pair * seq_len)
+        spared = self.narrower if self._shares_out(processes) else 0
+        kept = tokens * (self.per_token - spared + self.per_pair * seq_len)
         return self.fixed(processes) + kept + max(self.per_logit * logits, tokens * self.again)
+
+    def _shares_out(self, processes: Processes) -> bool:
+        return processes.sharded or self.ranks > 1
 
     def least(self, seq_len: int, rows: int, processes: Processes = ONE) -> float:
         """Bytes on the smallest of the usual GPUs that this fits, or on the largest of them."""
@@ -224,9 +232,8 @@ def stage_memory(
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce"
     other = teacher or geometry
-    kept, again = _activations(
-        geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=COMPILED_SHARE if compiled else 1
-    )
+    share = COMPILED_SHARE if compiled and not checkpointing else 1
+    kept, again = _activations(geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=share)
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
@@ -250,6 +257,9 @@ def stage_memory(
         vocabulary=geometry.vocabulary,
         per_token=sets * (kept / stage.context_parallel + masks),
         again=again / stage.context_parallel,
+        narrower=0
+        if alone or not bf16
+        else sets * share * _narrower(geometry, mixers, checkpointing) / stage.context_parallel,
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
@@ -274,6 +284,14 @@ def _activations(
         return 2.0 * element * hidden * len(attention), max(attention)
     layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
     return (4.0 * hidden * len(layers), max(layers)) if checkpointing else (share * sum(layers), 0.0)
+
+
+def _narrower(geometry: Geometry, mixers: Mixers, checkpointing: bool) -> float:
+    """`StageMemory.narrower` of the student in one process, where nothing is compiled."""
+    if checkpointing:
+        return 2.0 * geometry.dims.hidden * len(mixers)
+    both = sum(isinstance(mixer, SSEMixer) and isinstance(mixer, WindowMixer) for mixer in mixers)
+    return 10.0 * geometry.dims.hidden * (len(mixers) + both)
 
 
 def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, checkpointing: bool) -> int:

@@ -114,7 +114,8 @@ def test_a_compiled_call_asks_for_the_same_widths(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("update", "dim", "backend", "expected"),
     [("delta", 64, "auto", "wrong"), ("gla", 64, "auto", None), ("delta", 128, "auto", None),
-     ("delta", 64, "triton", None), ("delta", 256, "auto", None), ("gla", 300, "auto", "the head dim is 300, more than 256")],
+     ("delta", 64, "triton", None), ("delta", 256, "auto", None),
+     ("gla", 300, "auto", "the head dim is 300, more than 256")],
 )  # fmt: skip
 def test_a_layer_says_why_its_gradients_are_left_to_torch(
     update: str, dim: int, backend: str, expected: str | None, monkeypatch: pytest.MonkeyPatch

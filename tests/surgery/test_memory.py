@@ -53,9 +53,9 @@ MIXERS = [
 ]
 
 
-def saved_bytes(config, length, bf16, train):
+def saved_bytes(config, length, bf16, train, weights):
     """Bytes of the distinct storages that a training forward of the backbone keeps for its backward pass."""
-    model = model_class_for(source_class(spec_for("qwen3")))(config).train()
+    model = model_class_for(source_class(spec_for("qwen3")))(config).train().to(weights)
     prepare_parameters(model, stage(train=train), Train())
     held, sizes = [], {}
 
@@ -73,14 +73,14 @@ def saved_bytes(config, length, bf16, train):
     return sum(sizes.values())
 
 
-def per_token_and_layer(mixer, bf16, train="all"):
+def per_token_and_layer(mixer, bf16, train="all", weights=torch.float32):
     """The slope in length of the slope in layers: weights and what is there once cancel."""
     values = []
     for layers in (1, 2):
         source = tiny_config("qwen3", **SIZES, num_hidden_layers=layers)
         mixers = {} if mixer is None else {"m": mixer}
         config = build_config(source, {"layers": ["m" if mixers else "full"] * layers, "mixers": mixers})
-        values.append([saved_bytes(config, length, bf16, train) for length in (256, 512)])
+        values.append([saved_bytes(config, length, bf16, train, weights) for length in (256, 512)])
     (a, b), (c, d) = values
     return ((d - c) - (b - a)) / 256
 
@@ -112,6 +112,26 @@ def test_activations_per_token(settings, bf16):
     mixer = None if settings is None else mixer_from_dict(settings)
     one, two = memory([mixer], bf16=bf16), memory([mixer] * 2, bf16=bf16)
     assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, bf16), rel=0.15)
+
+
+@pytest.mark.parametrize("settings", [None, {"kind": "gla"}, {"kind": "sse"}, MIXERS[-1]], ids=str)
+def test_activations_of_weights_in_the_compute_dtype(settings):
+    """As FSDP has them."""
+    mixer = None if settings is None else mixer_from_dict(settings)
+    one, two = (memory([mixer] * layers) for layers in (1, 2))
+    spared = two.narrower - one.narrower
+    narrow = per_token_and_layer(settings, True, weights=torch.bfloat16)
+    assert two.per_token - one.per_token - spared == pytest.approx(narrow, rel=0.15)
+    assert spared == pytest.approx(per_token_and_layer(settings, True) - narrow, rel=0.35)
+    assert memory([mixer], bf16=False).narrower == 0
+
+
+def test_fsdp_spares_what_narrower_activations_do():
+    estimate = dc.replace(ESTIMATE, narrower=30_000)
+    assert estimate.total(128, 2, 80 * GIB) == ESTIMATE.total(128, 2, 80 * GIB)
+    for processes in (Processes(2, sharded=True), Processes(2)):
+        spared = ESTIMATE.total(128, 2, 80 * GIB, processes) - estimate.total(128, 2, 80 * GIB, processes)
+        assert spared == 256 * 30_000 * processes.sharded
 
 
 def test_activations_per_token_beside_lora():
