@@ -1,13 +1,11 @@
 """Tables of the page on speed, from the JSON of `benchmarks/kernels`."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.kernels import operator_targets, plot_hybrid
 from benchmarks.kernels.operator_cases import CUDNN, FLASH, GLA, OURS, VARLEN
 from benchmarks.kernels.plot_hybrid import best, matching
-from docs.examples import ROOT
 from docs.markdown import table
 from docs.readme_tables import load, operator_ms
 
@@ -22,13 +20,6 @@ WORK = (
     ("memory of generation after 128K, GiB", "decoding", 2**17, 1, "peak_gib"),
 )
 """what was measured of whole models: section, context, batch, figure"""
-
-STEPS = {
-    "distill": "KL, the recipe",
-    "plain": "KL, all layers softmax, plain transformers compiled",
-    "uptrain": "cross entropy, the recipe",
-}
-"""parts of the throughput benchmark, for people"""
 
 
 def operator() -> str:
@@ -67,21 +58,6 @@ def _pair(report: dict[str, Any], shape: str, section: str, context: int, batch:
     return f"{hybrid:{digits}} / {teacher:{digits}} ({hybrid / teacher:.2f}x)"
 
 
-def steps() -> str:
-    """Training steps of a packaged recipe as it is, beside the same KL step of plain transformers."""
-    record = json.loads((ROOT / "benchmarks/training/throughput_qwen3-0.6b.json").read_text(encoding="utf-8"))
-    rows = [
-        (
-            what, f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}", f"{part['peak_mib'][0] / 1024:.0f}",
-            f"{part['share_of_peak']:.0%}", part["commit"],
-        )
-        for name, what in STEPS.items()
-        for part in (record["parts"][name],)
-    ]  # fmt: skip
-    head = ("step", "tokens of a row", "tokens/s", "peak memory, GiB", "share of the GPU's dense peak", "commit")
-    return "\n".join(table(head, rows))
-
-
 def speed_goals() -> str:
     """How many goals of speed are met, and those that are missed."""
     every = [*_operator_goals(), *_model_goals()]
@@ -111,6 +87,5 @@ def _asked(limit: float, unit: str, *, least: bool) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "operator": operator,
     "models": models,
-    "steps": steps,
     "speed-goals": speed_goals,
 }

@@ -19,6 +19,7 @@ from docs import (
     recipe_tables,
     serving_tables,
     speed_tables,
+    training_tables,
     wording_tables,
 )
 from docs.examples import ROOT, page_paths
@@ -28,6 +29,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **wording_tables.BLOCKS,
     **quality_tables.BLOCKS,
     **speed_tables.BLOCKS,
+    **training_tables.BLOCKS,
     **paper_tables.BLOCKS,
     **goal_table.BLOCKS,
     **quantised_table.BLOCKS,

@@ -25,7 +25,18 @@ from typing import Any
 
 import torch
 import yaml
-from fsdp_smoke import TINY, Memory, call, chosen, figures, make_teacher, make_text, surroundings, wait
+from fsdp_smoke import (
+    TINY,
+    Memory,
+    call,
+    chosen,
+    figures,
+    make_teacher,
+    make_text,
+    surroundings,
+    unwind_when_terminated,
+    wait,
+)
 
 from sse_convert.training.metrics import read
 
@@ -123,6 +134,7 @@ def main() -> None:
         "--tiny", action="store_true", help=f"a tiny shape {TINY['hidden_size']} wide, to try the script"
     )
     arguments = parser.parse_args()
+    unwind_when_terminated()
     result: dict[str, Any] = {"commit": arguments.commit, **surroundings(), "row": ROW, "parts": {}}
     for part in arguments.parts:
         (arguments.work / part.partition("-")[0]).mkdir(parents=True, exist_ok=True)

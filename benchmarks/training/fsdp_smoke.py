@@ -25,6 +25,7 @@ import platform
 import random
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -308,6 +309,11 @@ def measure(setting: Setting, wanted: list[str], save: Any) -> None:
             save(part, resumed(setting, part) if part == "distill-resumed" else run(setting, part, stop_at=STEPS))
 
 
+def unwind_when_terminated() -> None:
+    """Let a termination end this process by an exception, so that the stages that it started end too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def surroundings() -> dict[str, Any]:
     """Devices, versions, date."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -335,6 +341,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="end after these")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
     arguments = parser.parse_args()
+    unwind_when_terminated()
     began = time.monotonic()
     checkpoint = arguments.work / "converted"
     prepared = checkpoint.is_dir()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import yaml
-from fsdp_smoke import TINY, TINY_ROW, TINY_STEP, call, make_teacher, make_text, surroundings
+from fsdp_smoke import TINY, TINY_ROW, TINY_STEP, call, make_teacher, make_text, surroundings, unwind_when_terminated
 from throughput import run_stage
 
 from sse_convert.recipe import recipe_from_dict
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="for each setting")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
     arguments = parser.parse_args()
+    unwind_when_terminated()
     result = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"settings": {}}
     for name in sorted(arguments.settings, key=list(SETTINGS).index):
         began = time.monotonic()

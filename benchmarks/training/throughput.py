@@ -34,7 +34,17 @@ from typing import Any
 import torch
 import yaml
 from context_parallel_smoke import FSDP
-from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, chosen, make_teacher, make_text, surroundings, wait
+from fsdp_smoke import (
+    TINY_ROW,
+    TINY_STEP,
+    Memory,
+    chosen,
+    make_teacher,
+    make_text,
+    surroundings,
+    unwind_when_terminated,
+    wait,
+)
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -228,6 +238,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="end after these")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
     arguments = parser.parse_args()
+    unwind_when_terminated()
     path = arguments.work / "recipe.yaml"
     if arguments.plain is not None:
         print(json.dumps(run_plain(load_recipe(path), arguments.plain, arguments.steps)))

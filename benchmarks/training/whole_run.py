@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, make_teacher, make_text, surroundings
+from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, make_teacher, make_text, surroundings, unwind_when_terminated
 
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Recipe
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=400, help="for the run")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
     arguments = parser.parse_args()
+    unwind_when_terminated()
     make_shape(arguments.recipe, arguments.work, arguments.layers, tiny=arguments.tiny)
     recipe = make_recipe(arguments.recipe, arguments.work, arguments.steps, tiny=arguments.tiny)
     found = run(recipe, arguments.work, arguments.seconds)

@@ -14,6 +14,7 @@ from sse_convert.errors import UsageError
 from sse_convert.inference import cuda_graphs as decoding
 from sse_convert.inference.cuda_graphs import TokenStep, graphed
 from sse_convert.kernels import triton_backend
+from sse_convert.modeling import generation
 from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.roomy_keys import RoomyLayer
 from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model, tiny_source
@@ -23,6 +24,12 @@ GREEDY = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": PAD}
 CLOSE = {"atol": 1e-10, "rtol": 0}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MODELS = ("qwen3", "gemma3_text", "gpt2", "beside llama", "teacher qwen3", "teacher gemma3_text", "teacher mistral")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are replayed where a test asks for it: a converted model's own `generate` would do so too on a GPU."""
+    monkeypatch.setattr(generation, "_around", [])
 
 
 @pytest.fixture(scope="module", params=DEVICES)

@@ -1,0 +1,89 @@
+"""Tables of training speed, from the JSON of `benchmarks/training`."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from docs.examples import ROOT
+from docs.markdown import table
+
+SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-8b")
+STAGES = {
+    "distill": "KL, the recipe",
+    "plain": "KL, all layers softmax, plain transformers compiled",
+    "uptrain": "cross entropy, the recipe",
+}
+"""stages of the throughput benchmark, for people"""
+WAYS = {"": "", "ddp": ", DDP on two GPUs", "fsdp": ", FSDP2 on two GPUs", "fsdp-compiled": ", FSDP2 on two, compiled"}
+SPREAD = (
+    ("0.6B, KL, rows of 4K, FSDP2", "distill-one", "distill-resumed"),
+    ("0.6B, cross entropy, rows of 32K, FSDP2", "uptrain-one", "uptrain-fsdp"),
+    ("0.6B, layer_mse, rows of 4K, FSDP2", "align-one", "align-fsdp"),
+)
+"""what ran on one and on two GPUs: words, part on one, part on two"""
+
+
+def load(name: str) -> Any:
+    """A JSON file of `benchmarks/training`."""
+    return json.loads((ROOT / f"benchmarks/training/{name}.json").read_text(encoding="utf-8"))
+
+
+def steps() -> str:
+    """Training steps of packaged recipes as they are, beside the same KL step of plain transformers."""
+    head = ("shape", "step", "tokens of a row", "tokens/s", "memory, GiB", "share of the GPUs' dense peak", "commit")
+    return "\n".join(table(head, [row for shape in SHAPES for row in _steps(shape)]))
+
+
+def _steps(shape: str) -> Iterator[tuple[str, ...]]:
+    for name, part in load(f"throughput_{shape}")["parts"].items():
+        stage, _, way = name.partition("-")
+        if part["tokens_per_second"] is not None:
+            yield (
+                shape, STAGES[stage] + WAYS[way], f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}",
+                f"{max(part['peak_mib']) / 1024:.0f}", f"{part['share_of_peak']:.0%}", part["commit"],
+            )  # fmt: skip
+
+
+def two_gpus() -> str:
+    """Stages on two GPUs beside one: tokens per second, memory of the fuller GPU, and how far losses are apart."""
+    head = ("stage", "tokens/s: one, two", "gain", "memory of a GPU, GiB: one, two", "losses apart", "commit")
+    return "\n".join(table(head, [*_sharded(), *_split()]))
+
+
+def _sharded() -> Iterator[tuple[str, ...]]:
+    record = load("fsdp_qwen3-0.6b")
+    for words, alone, shared in SPREAD:
+        one, two = (record["parts"][name] for name in (alone, shared))
+        yield _beside(words, one, two.get("before", two), record["commit"])
+
+
+def _split() -> Iterator[tuple[str, ...]]:
+    record = load("context_parallel")
+    one, two = (record["parts"][f"layers-{processes}"] for processes in ("one", "two"))
+    yield _beside("four layers of 8B, cross entropy, rows of 128K, `context_parallel: 2`", one, two, record["commit"])
+
+
+def _beside(words: str, one: dict[str, Any], two: dict[str, Any], commit: str) -> tuple[str, ...]:
+    rates = [part["tokens_per_second"] for part in (one, two)]
+    memory = [max(part["peak_mib"]) / 1024 for part in (one, two)]
+    apart = max(abs(b / a - 1) for a, b in zip(one["losses"], two["losses"], strict=False))
+    return (
+        words, f"{rates[0]:,.0f}, {rates[1]:,.0f}", f"{rates[1] / rates[0]:.2f}x",
+        f"{memory[0]:.0f}, {memory[1]:.0f}", f"{apart:.1e}", commit,
+    )  # fmt: skip
+
+
+def resumed() -> str:
+    """What a kill under FSDP2 changed."""
+    record = load("fsdp_qwen3-0.6b")
+    found = record["relative_differences"]["distill: before the kill, after it"]
+    codes = [record["parts"]["distill-resumed"][step]["code"] for step in ("export", "verify")]
+    assert codes == [0, 0]
+    losses = "the same losses" if found["losses"] == 0 else f"losses {found['losses']:.0e} apart"
+    return (
+        f"A KL stage that was killed after its second step, with one saved, went on with {losses}, and gradient norms "
+        f"within {found['grad_norms']:.0e}. It was exported whole, and verified."
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"steps": steps, "two-gpus": two_gpus, "resumed-gpus": resumed}
