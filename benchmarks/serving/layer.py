@@ -47,7 +47,7 @@ from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config, stored_mixers
 from sse_convert.modeling.hybrid import model_class_for, source_class
-from sse_convert.modeling.layer import projections
+from sse_convert.modeling.projections import projections
 from sse_convert.serving.batch import batch_of
 from sse_convert.serving.layer_state import state_shapes
 

@@ -11,7 +11,7 @@ from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import layer_mixers
-from sse_convert.modeling.layer import projections
+from sse_convert.modeling.projections import projections
 from sse_convert.serving.batch import Batch, batch_of
 from sse_convert.serving.layer_state import ServedAttention, ServedSliding, state_shapes
 from sse_convert.serving.ring import RingWindow

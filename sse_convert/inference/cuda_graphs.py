@@ -26,9 +26,10 @@ from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import has_experts, source_spec
-from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.roomy_keys import RoomyLayer
+from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
+from sse_convert.modeling.window_cache import SlidingCacheLayer, SSESlidingCacheLayer
 
 _SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer)
 _OWN = (SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer)

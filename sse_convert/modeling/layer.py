@@ -23,8 +23,7 @@ from sse_convert.kernels.gates import partition_gate
 from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable_reason
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
-from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
-from sse_convert.modeling.cache import SSECacheLayer
+from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.context import current_shard, operator_heads
 from sse_convert.modeling.initialise import (
     NORM_EPS,
@@ -34,15 +33,15 @@ from sse_convert.modeling.initialise import (
     precise_dtype,
 )
 from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.projections import projections, split_last, value_heads
+from sse_convert.modeling.rotary import RotaryTables, is_rotated, rotate
 from sse_convert.modeling.router import RoutedLayer
+from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.state_rollback import Replay
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep, takes_steps
 from sse_convert.modeling.tracing import traced
-
-RotaryTables = tuple[Tensor, Tensor] | Tensor
-"""(cos, sin) of a forward's positions, or both as one complex tensor"""
 
 
 class SSEAttention(RoutedLayer):
@@ -242,7 +241,7 @@ class SSEAttention(RoutedLayer):
         """Heads [T, Hq * V] under the source's own gate of x [T, hidden]; as they are in families without one."""
         if not self.spec.gated:
             return heads
-        projected = _split(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
+        projected = split_last(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
         return heads * torch.sigmoid(projected.select(-2, 1).flatten(-2)).to(heads.dtype)
 
     def scaled(self, o: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -339,19 +338,19 @@ class SSEAttention(RoutedLayer):
     def groups(self, flat: Tensor) -> Tensor:
         """[..., kv heads, keys that each has, D] of projected keys."""
         heads, dim = self.dims.kv_heads, self.dims.head_dim
-        return _split(flat, heads, flat.shape[-1] // (heads * dim), dim)
+        return split_last(flat, heads, flat.shape[-1] // (heads * dim), dim)
 
     def queries(self, flat: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """q [T, (N,) Hq, D] of projections."""
         if self.spec.qk_norm == "whole":
             flat = self._norm(0)(flat)
-        return self._placed(_split(flat, self.dims.query_heads, self.dims.head_dim), 0, rotation)
+        return self._placed(split_last(flat, self.dims.query_heads, self.dims.head_dim), 0, rotation)
 
     def keys(self, k: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """k [T, (N,) H, D] for the operator to map, of `groups`; phi(k) if it is row-sparse."""
         if self.spec.qk_norm == "whole":
             whole = self._norm(1)(k.transpose(-3, -2).flatten(-2))
-            k = _split(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
+            k = split_last(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
         k = self._per_state_head(self._placed(k.flatten(-3, -2), 1, rotation))
         if self.mixer.row_top_k is None:
             return k
@@ -373,7 +372,7 @@ class SSEAttention(RoutedLayer):
 
     def rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """x [T, (N,) heads, D], rotated as the family does."""
-        return _rotate(x, rotation, self.spec)
+        return rotate(x, rotation, self.spec)
 
     def values(self, flat: Tensor) -> Tensor:
         """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
@@ -434,96 +433,6 @@ class SSEAttention(RoutedLayer):
             "router_bias": getattr(self, "sse_router_bias", None),
             "partition_gate": partition_gate(self.mixer.partition_gate),
         }
-
-
-def projections(attention: Any, spec: ArchSpec, dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A family's q [T, Hq*D], k [T, kv heads*D] and v [T, kv heads*V] of x [T, hidden], before norm and rotation."""
-    modules = [getattr(attention, name) for name in spec.qkv]
-    if spec.qkv_layout == "latent":
-        q, k, v = _from_latents(modules, dims, x)
-    elif spec.qkv_layout == "separate":
-        q, k, *own = (module(x) for module in modules)
-        v = own[0] if own else k
-        if spec.gated:
-            q = _split(q, dims.query_heads, 2, dims.head_dim).select(-2, 0).flatten(-2)
-    elif spec.qkv_layout == "blocks":
-        query, key = dims.query_heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        q, k, v = modules[0](x).split([query, key, key], dim=-1)
-    else:
-        heads = _split(modules[0](x), dims.query_heads, 3, dims.head_dim)
-        q, k, v = (part.flatten(-2) for part in heads.unbind(-2))
-    return q, k, v
-
-
-def value_heads(attention: nn.Module, spec: ArchSpec, dims: AttentionDims, flat: Tensor) -> Tensor:
-    """A family's v [..., kv heads, V] of projected values [..., kv heads*V], normed if the family norms them."""
-    heads = _split(flat, dims.kv_heads, dims.value_dim)
-    return heads if spec.value_norm is None else getattr(attention, spec.value_norm)(heads)
-
-
-def _from_latents(modules: list[Any], dims: AttentionDims, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of low-rank projections; every head's key ends in the same channels."""
-    assert dims.latent is not None
-    *query, down, norm, up = modules
-    rank, shared = dims.latent.key_value, dims.latent.shared_key
-    latent, key_end = torch.split(down(x), [rank, shared], dim=-1)
-    expanded = _split(up(norm(latent)), dims.kv_heads, dims.head_dim - shared + dims.value_dim)
-    key_start, v = torch.split(expanded, [dims.head_dim - shared, dims.value_dim], dim=-1)
-    k = torch.cat([key_start, key_end[..., None, :].expand(*key_start.shape[:-1], -1)], dim=-1)
-    for module in query:
-        x = module(x)
-    return x, k.flatten(-2), v.flatten(-2)
-
-
-def _split(x: Tensor, *sizes: int) -> Tensor:
-    """x with its last dim split."""
-    return x.view(*x.shape[:-1], *sizes)
-
-
-def is_rotated(source: nn.Module, spec: ArchSpec) -> bool:
-    """Whether a family rotates q and k in this of its attention modules."""
-    window: Any = getattr(source, "sliding_window", None)
-    if spec.rotated_layers == "sliding":
-        return window is not None
-    if spec.rotated_layers == "sliding_if_any":
-        return window is None or bool(source.is_sliding)
-    return bool(getattr(source, "use_rope", True))
-
-
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor] | None, spec: ArchSpec) -> Tensor:
-    """x [T, (N,) heads, D] with its first dims rotated, or its last, as many as (cos, sin) [T, 1, dims] cover."""
-    if rotation is None:
-        return x
-    cos, sin = rotation if x.dim() == 3 else (part[:, None] for part in rotation)
-    pairs = spec.rotary_pairs
-    if pairs == "halves_once":
-        cos, sin = (torch.cat([part, part], dim=-1) for part in (cos, sin))
-    if pairs == "neighbours_once":
-        cos, sin = (part.repeat_interleave(2, dim=-1) for part in (cos, sin))
-    dims = cos.shape[-1]
-    if pairs == "neighbours_from_halves":
-        cos, sin = (part[..., : dims // 2].repeat_interleave(2, dim=-1) for part in (cos, sin))
-    if dims == x.shape[-1]:
-        return (_in_halves(x, pairs) * cos + quarter_turn(x, pairs) * sin).to(x.dtype)
-    first = x.shape[-1] - dims if spec.rotary == "last" else 0
-    before, turning, after = torch.split(x, [first, dims, x.shape[-1] - first - dims], dim=-1)
-    turned = _in_halves(turning, pairs) * cos + quarter_turn(turning, pairs) * sin
-    return torch.cat([before, turned, after], dim=-1).to(x.dtype)
-
-
-def _in_halves(x: Tensor, pairs: str) -> Tensor:
-    """x [..., dims] with the first of each pair of neighbours in the first half, where `pairs` leave them so."""
-    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if pairs == "neighbours_to_halves" else x
-
-
-def quarter_turn(x: Tensor, pairs: str) -> Tensor:
-    """x [..., dims] with each pair of dimensions turned by 90 degrees; for `pairs` see `ArchSpec.rotary_pairs`."""
-    if pairs == "neighbours_to_halves":
-        return torch.cat([-x[..., 1::2], x[..., ::2]], dim=-1)
-    if pairs.startswith("neighbours"):
-        return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([second, -first] if pairs == "backwards" else [-second, first], dim=-1)
 
 
 def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:

@@ -20,7 +20,7 @@ from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.arch_spec import ArchSpec, decoder_config
 from sse_convert.modeling.attention_dims import attention_dims, softmax_layers
-from sse_convert.modeling.layer import is_rotated, quarter_turn
+from sse_convert.modeling.rotary import is_rotated, quarter_turn
 
 SIZES = (
     "hidden_size",

@@ -15,8 +15,9 @@ from sse_convert.inference import cuda_graphs as decoding
 from sse_convert.inference.cuda_graphs import TokenStep, graphed
 from sse_convert.kernels import triton_backend
 from sse_convert.modeling import generation
-from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer, SSESlidingCacheLayer
 from sse_convert.modeling.roomy_keys import RoomyLayer
+from sse_convert.modeling.state_cache import SSECacheLayer
+from sse_convert.modeling.window_cache import SlidingCacheLayer, SSESlidingCacheLayer
 from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 STEPS = 5

@@ -9,7 +9,8 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.throughput import allocated_cache_bytes
-from sse_convert.modeling.cache import SlidingCacheLayer, SSECacheLayer
+from sse_convert.modeling.state_cache import SSECacheLayer
+from sse_convert.modeling.window_cache import SlidingCacheLayer
 from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, prompts, tiny_model
 
 LENGTHS = (14, 5, 9)

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.inference.cuda_graphs import graphed
-from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.initialise import PreciseProjection
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.remote_code import remote_code
+from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_step import LayerStep
 from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import BESIDE, MIXERS, prompts, tiny_model, tiny_source

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.cache import SlidingCacheLayer
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.window.window_attention import Sees, WindowBlocks, use_window_attention
 from sse_convert.modeling.window.window_masks import Columns, all_keys, in_blocks
+from sse_convert.modeling.window_cache import SlidingCacheLayer
 
 MASKS = "sse_sliding_masks"
 """keyword argument that carries the masks, one per (window, sinks), keyed by `mask_key`"""

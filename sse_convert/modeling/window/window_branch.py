@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
-from sse_convert.modeling.cache import SSECacheLayer
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
-from sse_convert.modeling.layer import RotaryTables, SSEAttention, projections
+from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.projections import projections
+from sse_convert.modeling.rotary import RotaryTables
+from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_fold import PLAIN_ATTENTION
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep

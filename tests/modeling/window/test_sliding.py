@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.cache import SlidingCacheLayer
+from sse_convert.modeling.window_cache import SlidingCacheLayer
 from tests.modeling.tiny import FAMILIES, PAD, VOCAB, prompts, tiny_model
 
 ALL = ("sliding",) * 4
