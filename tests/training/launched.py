@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import sys
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from unittest import mock
 
@@ -34,12 +34,16 @@ OLDEST = "oldest"
 """the recipe of this name meets the oldest torch and transformers that are allowed, as far as they differ in FSDP2"""
 
 
+COMPILED = "compiled"
+"""in the recipe of this name torch.compile traces as ever, and hands its graphs to no compiler, which takes a minute"""
+
+
 def main(runs_file, out):
     torch.set_num_threads(1)
     gc.freeze()  # what is imported stays, and Accelerate collects garbage after every stage
     for name, (recipe, checkpoint) in json.loads(Path(runs_file).read_text()).items():
         fresh_accelerate()
-        with oldest_libraries() if name == OLDEST else contextlib.nullcontext():
+        with {OLDEST: oldest_libraries, COMPILED: only_traced}.get(name, contextlib.nullcontext)():
             run_stages(recipe_from_dict(recipe), Path(checkpoint), Path(out, name))
     state = PartialState()
     Path(out, f"process-{state.process_index}").write_text(str(state.num_processes))
@@ -118,6 +122,12 @@ def oldest_libraries():
         mock.patch.object(FSDPState, "_post_forward", post_forward),
         mock.patch.object(GradientCheckpointingLayer, "__call__", call),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def only_traced():
+    with mock.patch.object(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager")):
         yield
 
 

@@ -23,7 +23,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
-from tests.training.launched import CONTINUED, OLDEST, STOPPED, forked, forked_main
+from tests.training.launched import COMPILED, CONTINUED, OLDEST, STOPPED, forked, forked_main
 
 pytestmark = pytest.mark.slow
 LAUNCHED = Path(__file__).with_name("launched.py")
@@ -118,6 +118,12 @@ def bf16(build, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def compiled(build, converted):
+    """A stage of `recipe` with layers compiled, and what it starts from."""
+    return build(stages=STAGES[1:2], train={"validate_every": 32, "compile": True}), converted
+
+
+@pytest.fixture(scope="module")
 def context(build, tmp_path_factory):
     """The recipe of rows over two processes, and what it starts from."""
     return with_converted(build(**CONTEXT), tmp_path_factory.mktemp("context"))
@@ -138,12 +144,12 @@ def alone(recipe, converted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched(how, build, recipe, windows, taught, bf16, context, converted, tmp_path_factory):
+def launched(how, build, recipe, windows, taught, bf16, compiled, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
     runs = {"windows": windows, "taught": taught, "all": (recipe, converted)}
     if "--use_fsdp" in how:
-        runs |= {OLDEST: bf16, "context": context}
+        runs |= {OLDEST: bf16, COMPILED: compiled, "context": context}
     told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}
     (folder / "runs.json").write_text(json.dumps(told))
     said = launch(folder, *how) if how else debug_launcher(forked_main, (folder / "runs.json", folder), num_processes=2)
@@ -241,6 +247,16 @@ def test_rows_over_two_processes(how, context, launched, tmp_path):
         for key in ("loss", "grad_norm", "valid_kl" if stage.loss == "kl" else "valid_loss"):
             expected, found = (torch.tensor(losses(at / stage.name, key)) for at in (tmp_path, launched / "context"))
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_compiled_layers_under_fsdp(how, alone, launched):
+    if "--use_fsdp" not in how:
+        pytest.skip("nothing is gathered around a layer")
+    chosen = json.loads((launched / COMPILED / "distill/stage.json").read_text())["chosen"]
+    assert chosen["compile"] is True
+    for key in ("loss", "grad_norm", "valid_kl"):
+        expected, found = (torch.tensor(losses(at / "distill", key)) for at in (alone, launched / COMPILED))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_mixed_precision_and_checkpointing_under_the_oldest_fsdp(how, bf16, launched, tmp_path):
