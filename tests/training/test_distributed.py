@@ -252,7 +252,7 @@ def test_rows_over_two_processes(how, context, launched, tmp_path):
 def test_compiled_layers_under_fsdp(how, alone, launched):
     if "--use_fsdp" not in how:
         pytest.skip("nothing is gathered around a layer")
-    chosen = json.loads((launched / COMPILED / "distill/stage.json").read_text())["chosen"]
+    chosen = json.loads((launched / COMPILED / "distill/stage.json").read_text())["report"]["chosen"]
     assert chosen["compile"] is True
     for key in ("loss", "grad_norm", "valid_kl"):
         expected, found = (torch.tensor(losses(at / "distill", key)) for at in (alone, launched / COMPILED))
