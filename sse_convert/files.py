@@ -112,7 +112,7 @@ def digest(path: Path, seen: Callable[[int], None] | None = None) -> str:
         path: the file.
         seen: called with the bytes of each piece that was read.
     """
-    found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    found, buffer = hashlib.sha256(), memoryview(bytearray(min(path.stat().st_size + 1, _PIECE)))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             found.update(buffer[:count])

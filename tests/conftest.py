@@ -1,6 +1,7 @@
 """Shared by all tests: uninitialised memory is NaN, and tests that need absent things are skipped with the reason."""
 
 import gc
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from tests.kernels.triton import interpreter
 
+gc.disable()  # what is imported and collected stays: `pytest_collection_finish` enables it
 interpreter.install()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a shell starts in the background; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +39,7 @@ def pytest_collection_finish() -> None:
     look seldom: tracers and the kernels' interpreter make many objects, whose collection took 5% of the time."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -48,6 +51,12 @@ def pytest_unconfigure() -> None:
 def seed_torch() -> None:
     """Every test starts from the same random state, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def leave_the_disk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests write need not outlive the machine: an open file is looked at in place of waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", os.fstat)
 
 
 @pytest.fixture(autouse=True)

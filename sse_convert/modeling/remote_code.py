@@ -7,6 +7,7 @@ that saving again works everywhere.
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 CODE_FOLDER = "sse_code"
@@ -60,8 +61,9 @@ def _flat_name(module: str) -> str:
     return module.replace(".", "_")
 
 
+@cache
 def _from_package() -> dict[str, str]:
-    """The closure of the model's imports, below the package's folder."""
+    """The closure of the model's imports, below the package's folder; read once."""
     root = Path(__file__).parent.parent
     files: dict[str, str] = {}
     pending = ["modeling.configuration", "modeling.hybrid"]

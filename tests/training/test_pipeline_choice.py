@@ -11,7 +11,7 @@ from sse_convert import api, pipeline
 from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.errors import DataError, RecipeError, TrainingError
 from sse_convert.pipeline import run_recipe
-from sse_convert.recipe import load_recipe
+from sse_convert.recipe import choosing, load_recipe
 from sse_convert.recipe.choosing import chosen_recipe
 from sse_convert.selection import setup
 from sse_convert.selection.measure import Meter
@@ -20,6 +20,14 @@ from tests.training.test_resume import Killed, steps_then
 
 TINY = {"tokens": 128, "batch_tokens": 128}
 SELECT = {"pattern": ["sse"], "select": {"keep": "34%"}}
+
+
+@pytest.fixture(autouse=True)
+def _short_probe(monkeypatch):
+    """A quarter of the rows by which layers are chosen, and the shortest that hold the needles."""
+    monkeypatch.setattr(choosing, "SHORTEST", 320)
+    monkeypatch.setattr(choosing, "TEXT_TOKENS", 1280)
+    monkeypatch.setattr(choosing, "RECALL_ROWS", 4)
 
 
 @pytest.fixture
