@@ -77,7 +77,7 @@ def _gib(size: int | None) -> str:
 def _fitting_lines(costs: Costs) -> list[str]:
     rows = [(str(gpus), *(_cell(costs.way(gpus, gib)) for gib in GPU_GIB)) for gpus in GPUS]
     return [
-        "the simplest way that fits, and its time (several GPUs lose nothing to each other, which is not measured):",
+        "the simplest way that fits, and its time (if several GPUs lose nothing to each other; two were tried):",
         *table(("GPUs", *(f"of {gib} GiB" for gib in GPU_GIB)), rows),
     ]
 
