@@ -26,7 +26,9 @@ from typing import Any
 import torch
 import yaml
 from fsdp_smoke import (
+    FSDP,
     TINY,
+    TWO,
     Memory,
     call,
     chosen,
@@ -51,7 +53,6 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """what is measured -> recipe, stage, and what its configuration has instead"""
 PARTS = ("layers-one", "layers-two", "distill-two", "distill-one")
-FSDP = "--use_fsdp --fsdp_version 2 --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
 
 
 def prepare(shape: str, work: Path, *, tiny: bool) -> Path:
@@ -85,7 +86,7 @@ def run(part: str, work: Path, seconds: float, *, tiny: bool) -> dict[str, Any]:
     shape, _, processes = part.partition("-")
     recipe = prepare(shape, work / shape, tiny=tiny)
     out, split = work / shape / part, processes == "two"
-    launch = ["accelerate.commands.launch", *shlex.split(FSDP), "-m"] if split else []
+    launch = ["accelerate.commands.launch", *shlex.split(f"{FSDP} {TWO}"), "-m"] if split else []
     command = [sys.executable, "-m", *launch, "sse_convert", SHAPES[shape][1], str(recipe)]
     command += ["-c", str(work / shape / "converted"), "-o", str(out)]
     command += ["--set", f"stages.0.context_parallel={2 if split else 1}"]
@@ -135,7 +136,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     unwind_when_terminated()
-    result: dict[str, Any] = {"commit": arguments.commit, **surroundings(), "row": ROW, "parts": {}}
+    result: dict[str, Any] = {"commit": arguments.commit, **surroundings(), "row": ROW}
+    result |= {"configs": {shape: changes for shape, (_, _, changes) in SHAPES.items()}, "parts": {}}
     for part in arguments.parts:
         (arguments.work / part.partition("-")[0]).mkdir(parents=True, exist_ok=True)
         result["parts"][part] = run(part, arguments.work, arguments.seconds, tiny=arguments.tiny)

@@ -32,12 +32,8 @@ PEAKS = HERE / "peaks_h200.json"
 THROUGHPUT = {"qwen3-0.6b": "qwen3-0.6b", "qwen3-1.7b": "qwen3-0.6b", "qwen3-8b": "qwen3-8b"}
 """shape -> the recipe beside this file whose stages `throughput.py` timed"""
 FSDP, CONTEXT = HERE / "fsdp_qwen3-0.6b.json", HERE / "context_parallel.json"
-CUT = {"num_hidden_layers": 4, "vocab_size": 8192, "layer_types": None}
-"""what the shape of `context_parallel_smoke.py` has instead of Qwen3-8B's"""
 H200_MIB = 143_771
 """of a GPU, where a record does not say"""
-SPREAD = {"pattern": ["sse+sliding*3", "full"]}
-"""layers of `fsdp_smoke.py`"""
 NEAR = 0.15
 """how far an estimate may be from what was measured"""
 
@@ -150,7 +146,7 @@ def _throughput() -> Iterator[Row]:
 def _sharded() -> Iterator[Row]:
     """Stages of `fsdp_smoke.py` on two GPUs."""
     record = _read(FSDP)
-    recipe = yaml.safe_load(preset_text(record["recipe"])) | {"layers": SPREAD}
+    recipe = yaml.safe_load(preset_text(record["recipe"])) | {"layers": record["layers"]}
     for stage, loss, part in (
         ("distill", "kl", record["parts"]["distill-resumed"]["after"]),
         ("long", "ce", record["parts"]["uptrain-fsdp"]),
@@ -173,7 +169,7 @@ def _split() -> Iterator[Row]:
             "uptrain",
             sharded=processes > 1,
             changes=split,
-            config=CUT,
+            config=record["configs"]["layers"],
         )
 
 

@@ -48,6 +48,11 @@ from sse_convert.training.metrics import read
 
 STEPS = 3
 """of each stage"""
+FSDP = "--use_fsdp --fsdp_version 2"
+TWO = "--num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+"""what `accelerate launch` is told beside the kind"""
+LAYERS = {"pattern": ["sse+sliding*3", "full"]}
+"""weights are random: nothing could be chosen"""
 WORDS = 4000
 TINY = {
     "hidden_size": 64,
@@ -147,7 +152,7 @@ def make_text(folder: Path, documents: int) -> PreTrainedTokenizerFast:
 def make_recipe(name: str, work: Path, arguments: argparse.Namespace) -> tuple[Path, dict[str, int]]:
     """Write the recipe with this model, this text and few tokens. Returns its file, and tokens per step by stage."""
     recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text())
-    recipe["layers"] = {"pattern": ["sse+sliding*3", "full"]}  # weights are random: nothing could be chosen
+    recipe["layers"] = LAYERS
     distill, long = recipe["stages"]
     align = {"name": "align", "loss": "layer_mse", "train": "mixers", "lr": 1e-3, "batch_tokens": "32K"}
     recipe["stages"] = [{**align, "seq_len": distill["seq_len"]}, distill, {**long, "name": "uptrain", "loss": "ce"}]
@@ -334,9 +339,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/fsdp_smoke"), help="folder to make or use")
     parser.add_argument("--parts", nargs="*", default=list(PARTS)[:-1], choices=PARTS, help="none only prepares")
     parser.add_argument("--batch-tokens", type=int, help="tokens of a step, where the recipe's own are too many")
-    parser.add_argument(
-        "--launch", default="--use_fsdp --fsdp_version 2", help="how `accelerate launch` runs the others"
-    )
+    parser.add_argument("--launch", default=FSDP, help="how `accelerate launch` runs the others")
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=3600, help="end after these")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
@@ -352,10 +355,9 @@ def main() -> None:
     if not prepared:
         call([sys.executable, "-m", "sse_convert", "convert", str(recipe), "-o", str(checkpoint)])
     print(f"prepared after {time.monotonic() - began:.0f} s", flush=True)
-    result: dict[str, Any] = {"recipe": arguments.recipe, "commit": arguments.commit, **surroundings(), "parts": {}}
-    launch = shlex.split(
-        f"{arguments.launch} --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    )
+    result: dict[str, Any] = {"recipe": arguments.recipe, "layers": LAYERS, "commit": arguments.commit}
+    result |= {**surroundings(), "parts": {}}
+    launch = shlex.split(f"{arguments.launch} {TWO}")
     setting = Setting(recipe, checkpoint, arguments.work, launch, step_tokens, began + arguments.seconds)
     lock = threading.Lock()
 

@@ -33,10 +33,11 @@ from typing import Any
 
 import torch
 import yaml
-from context_parallel_smoke import FSDP
 from fsdp_smoke import (
+    FSDP,
     TINY_ROW,
     TINY_STEP,
+    TWO,
     Memory,
     chosen,
     make_teacher,
@@ -63,15 +64,14 @@ PEAK = 989e12
 """dense bf16 FLOP/s of an H100 and an H200, by their data sheets"""
 WARM = 2
 """steps that compile"""
-DDP = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
 WAYS = {
     "": ("", ""),
-    "ddp": (DDP, ""),
+    "ddp": ("--multi_gpu", ""),
     "fsdp": (FSDP, ""),
     "fsdp-compiled": (FSDP, "--set train.compile=true"),
     "context": (FSDP, "--set stages.{stage}.context_parallel=2"),
 }
-"""how a part's name ends -> arguments of `accelerate launch` (none for one process), and options of the stage"""
+"""how a part's name ends -> what `accelerate launch` is told (none for one process), and options of the stage"""
 
 
 def make_config(config: Path, work: Path, row: int | None) -> Path:
@@ -113,8 +113,8 @@ def run_stage(part: str, recipe: Path, work: Path, steps: int, until: float) -> 
     """
     out, log = work / part, work / f"{part}.log"
     stage, _, way = part.partition("-")
-    arguments, options = WAYS[way]
-    launch = ["-m", "accelerate.commands.launch", *shlex.split(arguments)] if arguments else []
+    kind, options = WAYS[way]
+    launch = ["-m", "accelerate.commands.launch", *shlex.split(f"{kind} {TWO}")] if kind else []
     command = [sys.executable, *launch, "-m", "sse_convert", stage, str(recipe)]
     command += shlex.split(options.format(stage=stage))
     command += ["-c", str(work / "converted"), "-o", str(out)]

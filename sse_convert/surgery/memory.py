@@ -26,8 +26,7 @@ and one layer's activations. CUDA graphs, where there are any, have activations
 of their own, beside those of plain passes. Where several processes hold a row, each keeps its part of all this, but for
 the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. Under FSDP weights have the
 compute dtype, and so has the residual stream: 10 d less of a layer, 20 d of SSE beside a window, 2 d of a layer's kept
-input. The constants were fitted to what
-autograd saves (tests/surgery/test_memory.py holds them to it).
+input. The constants were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
 """
 
 import dataclasses as dc
@@ -93,7 +92,7 @@ class StageMemory:
     again: float = 0
     """activation bytes per token, beside those, of one layer that is computed when no logits are there"""
     narrower: float = 0
-    """of those, what FSDP spares: its weights have the compute dtype, and so has what flows from layer to layer"""
+    """bytes of `per_token` that FSDP spares: its weights have the compute dtype, and so has the residual stream"""
     per_pair: int
     """bytes per pair of tokens of a row: the mask of packed rows"""
     ranks: int = 1
@@ -234,6 +233,7 @@ def stage_memory(
     other = teacher or geometry
     share = COMPILED_SHARE if compiled and not checkpointing else 1
     kept, again = _activations(geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=share)
+    narrower = _narrower(geometry, mixers, checkpointing=checkpointing) if bf16 and not alone else 0.0
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
     sets = 2 if cuda_graphs and stage.loss == "kl" and not checkpointing else 1
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
@@ -257,9 +257,7 @@ def stage_memory(
         vocabulary=geometry.vocabulary,
         per_token=sets * (kept / stage.context_parallel + masks),
         again=again / stage.context_parallel,
-        narrower=0
-        if alone or not bf16
-        else sets * share * _narrower(geometry, mixers, checkpointing) / stage.context_parallel,
+        narrower=sets * share * narrower / stage.context_parallel,
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
@@ -286,7 +284,7 @@ def _activations(
     return (4.0 * hidden * len(layers), max(layers)) if checkpointing else (share * sum(layers), 0.0)
 
 
-def _narrower(geometry: Geometry, mixers: Mixers, checkpointing: bool) -> float:
+def _narrower(geometry: Geometry, mixers: Mixers, *, checkpointing: bool) -> float:
     """`StageMemory.narrower` of the student in one process, where nothing is compiled."""
     if checkpointing:
         return 2.0 * geometry.dims.hidden * len(mixers)
