@@ -20,6 +20,7 @@ from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.speed import measured_line
+from tools.measured_speed import SOURCES
 
 QWEN3_32B = {"num_hidden_layers": 64, "max_window_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -31,8 +32,6 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-32B": ("qwen3-14b", QWEN3_32B),
 }
 """model -> recipe, and what its configuration has instead of that of the recipe's own model"""
-SCALED_FROM = "qwen3-0.6b"
-"""recipe whose measured speed is scaled to all others"""
 MACHINES = ((1, 24), (1, 80), (8, 80), (8, 141))
 """number of GPUs, GiB of each"""
 
@@ -93,12 +92,12 @@ def peaks() -> str:
 
 
 def speeds() -> str:
-    """Steps of other shapes than the one that GPU hours are scaled from, as measured and as estimated."""
+    """Steps of long stages, beside those that GPU hours are scaled from: as measured and as estimated."""
     return "\n".join(
         f"- `{row.record['recipe']}`, {_loss(row)}, {row.passes}: {row.tokens_per_second:,.0f} tokens/s measured, "
         f"{row.estimated_tokens_per_second:,.0f} estimated ({row.record['commit']})."
         for row in rows()
-        if row.record["recipe"] != SCALED_FROM
+        if row.as_long and row.name not in {name for names in SOURCES.values() for name in names}
     )
 
 

@@ -14,12 +14,13 @@ CANDIDATES = {OURS: "SSE here", VARLEN: "SSE as published", GLA: "`chunk_gla`", 
 WORK = (
     ("training at 32K, tokens/s", "training", 2**15, 1, "tokens_per_s"),
     ("training at 128K, tokens/s", "training", 2**17, 1, "tokens_per_s"),
+    ("reading 128K, tokens/s", "prefill", 2**17, None, "prefill_tokens_per_s"),
     ("generation after 8K, tokens/s", "decoding", 2**13, 1, "tokens_per_s"),
     ("generation after 128K, tokens/s", "decoding", 2**17, 1, "tokens_per_s"),
     ("generation after 128K, batch 4, tokens/s", "decoding", 2**17, 4, "tokens_per_s"),
     ("memory of generation after 128K, GiB", "decoding", 2**17, 1, "peak_gib"),
 )
-"""what was measured of whole models: section, context, batch, figure"""
+"""what was measured of whole models: section, context, batch (None where it is always one row), figure"""
 
 
 def operator() -> str:
@@ -45,11 +46,11 @@ def models() -> str:
     )
 
 
-def _pair(report: dict[str, Any], shape: str, section: str, context: int, batch: int, name: str) -> str:
-    most = name == "tokens_per_s"
+def _pair(report: dict[str, Any], shape: str, section: str, context: int, batch: int | None, name: str) -> str:
+    most = name.endswith("tokens_per_s")
+    case = {"shape": shape, "context": context} | ({"batch": batch} if batch else {})
     values = [
-        best(matching(report, section, shape=shape, context=context, batch=batch, model=model), name, most=most)
-        for model in ("hybrid-kv", "teacher")
+        best(matching(report, section, **case, model=model), name, most=most) for model in ("hybrid-kv", "teacher")
     ]
     if None in values:
         return "not measured"

@@ -18,12 +18,19 @@ WAYS = {
     "": "",
     "ddp": ", DDP on two GPUs",
     "fsdp": ", FSDP2 on two GPUs",
-    "fsdp-compiled": ", FSDP2 on two, compiled",
+    "fsdp-eager": ", FSDP2 on two GPUs, not compiled",
     "context": ", each row on two",
 }
+SHARED = (("qwen3-0.6b", "fsdp"), ("qwen3-1.7b", "ddp"), ("qwen3-1.7b", "fsdp"))
+"""shapes, and ways, whose KL stage ran on one and on two GPUs, each with the passes that it chose"""
 SPREAD = (
-    ("0.6B, KL, rows of 4K, FSDP2", "distill-one", "distill-resumed", "distill: one GPU, two killed and continued"),
-    ("0.6B, cross entropy, rows of 32K, FSDP2", "uptrain-one", "uptrain-fsdp", "uptrain: one GPU, two"),
+    (
+        "0.6B, KL, rows of 4K, FSDP2, not compiled",
+        "distill-one",
+        "distill-resumed",
+        "distill: one GPU, two killed and continued",
+    ),
+    ("0.6B, cross entropy, rows of 32K, FSDP2, not compiled", "uptrain-one", "uptrain-fsdp", "uptrain: one GPU, two"),
     ("0.6B, layer_mse, rows of 4K, FSDP2", "align-one", "align-fsdp", "align: one GPU, two"),
 )
 """what ran on one and on two GPUs: words, part on one, part on two, difference of their curves"""
@@ -53,7 +60,16 @@ def _steps(shape: str) -> Iterator[tuple[str, ...]]:
 def two_gpus() -> str:
     """Stages on two GPUs beside one: tokens per second, memory of the fuller GPU, and how far losses are apart."""
     head = ("stage", "tokens/s: one, two", "gain", "memory of a GPU, GiB: one, two", "losses apart", "commit")
-    return "\n".join(table(head, [*_sharded(), *_split()]))
+    return "\n".join(table(head, [*_as_packaged(), *_sharded(), *_split()]))
+
+
+def _as_packaged() -> Iterator[tuple[str, ...]]:
+    for shape, way in SHARED:
+        parts = load(f"throughput_{shape}")["parts"]
+        one, two = parts["distill"], parts[f"distill-{way}"]
+        apart = max(abs(b / a - 1) for a, b in zip(one["losses"], two["losses"], strict=False))
+        words = f"{shape}, KL, rows of {one['seq_len']:,}, {way.upper().replace('FSDP', 'FSDP2')}, compiled"
+        yield _beside(words, one, two, apart, ", ".join(dict.fromkeys((one["commit"], two["commit"]))))
 
 
 def _sharded() -> Iterator[tuple[str, ...]]:

@@ -9,20 +9,37 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.training.estimates import HERE, Row, rows
+
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARK = "benchmarks/training/throughput_qwen3-0.6b.json"
-SHAPE = "Qwen3-0.6B"
 PACKAGED = ROOT / "sse_convert/surgery/measured_speed.json"
-PARTS = {"kl": "distill", "ce": "uptrain"}
-"""loss -> part of the benchmark"""
+SOURCES = {
+    "kl": ("qwen3-0.6b-distill", "qwen3-1.7b-distill", "qwen3-8b-distill-fsdp"),
+    "ce": ("qwen3-0.6b-uptrain",),
+}
+"""loss -> rows of benchmarks/training/estimates.py whose speed counts"""
 
 
 def packaged() -> dict[str, Any]:
     """What the package is to hold."""
-    record = json.loads((ROOT / BENCHMARK).read_text(encoding="utf-8"))
-    keys = ("tokens_per_second", "flops_per_token", "seq_len", "commit")
-    losses = {loss: {key: record["parts"][part][key] for key in keys} for loss, part in PARTS.items()}
-    return {"source": BENCHMARK, "shape": SHAPE, "gpu": record["gpus"][0], "losses": losses}
+    found = {row.name: row for row in rows()}
+    return {loss: [_entry(found[name]) for name in names] for loss, names in SOURCES.items()}
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    return {
+        "shape": row.record["recipe"],
+        "hidden_size": row.hidden_size,
+        "gpus": row.record["chosen"]["processes"],
+        "gpu": _gpu(row.record["recipe"]),
+        "tokens_per_second": row.tokens_per_second,
+        "flops_per_token": row.flops_per_token,
+        "commit": row.record["commit"],
+    }
+
+
+def _gpu(shape: str) -> str:
+    return str(json.loads((HERE / f"throughput_{shape}.json").read_text(encoding="utf-8"))["gpus"][0])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.memory import Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.surgery.speed import gpu_hours
+from sse_convert.surgery.speed import gpu_hours, training_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -63,15 +63,34 @@ class Row:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the median step after the first, which compiles."""
-        return self._planned.stage.batch_tokens / statistics.median(self.record["step_seconds"][1:])
+        """Of the median step after the first ones, which compile; of all GPUs."""
+        compiling = 2 if self.record["chosen"]["compile"] else 1
+        return self._planned.stage.batch_tokens / statistics.median(self.record["step_seconds"][compiling:])
 
     @property
     def estimated_tokens_per_second(self) -> float:
-        """What GPU hours are reckoned by, computing activations twice where that was chosen; of all GPUs."""
-        found, twice = self._planned, self.record["chosen"]["gradient_checkpointing"]
-        stage = dc.replace(found.stage, gradient_checkpointing=twice)
+        """What GPU hours are reckoned by; of all GPUs."""
+        found, stage = self._planned, self._as_it_ran
         return self.record["chosen"]["processes"] * stage.tokens / gpu_hours(stage, found.geometry, found.layers) / 3600
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of the stage as it ran, what was computed twice included."""
+        return training_flops(self._as_it_ran, self._planned.geometry, self._planned.layers)
+
+    @property
+    def as_long(self) -> bool:
+        """Whether it ran as a long stage does: compiled, or with rows split."""
+        return bool(self.record["chosen"]["compile"]) or self._planned.stage.context_parallel > 1
+
+    @property
+    def hidden_size(self) -> int:
+        """The model's width."""
+        return self._planned.geometry.dims.hidden
+
+    @property
+    def _as_it_ran(self) -> Stage:
+        return dc.replace(self._planned.stage, gradient_checkpointing=self.record["chosen"]["gradient_checkpointing"])
 
     @property
     def estimated(self) -> float:
@@ -108,10 +127,11 @@ class Row:
     def passes(self) -> str:
         """Rows and layers, for a person."""
         chosen, stage = self.record["chosen"], self.record["stage"]
-        said = [f"{chosen['micro_batch']} x {stage['seq_len']} tokens"]
+        said = [f"{chosen['micro_batch']} x {self._planned.stage.seq_len >> 10}K tokens"]
         said += ["computed twice"] * chosen["gradient_checkpointing"] + ["compiled"] * chosen["compile"]
-        way = "context_parallel" if stage.get("context_parallel", 1) > 1 else "FSDP2"
-        said += [f"{way} x {chosen['processes']}"] * self.record["sharded"]
+        shared = "FSDP2" if self.record["sharded"] else "DDP"
+        way = "context_parallel" if stage.get("context_parallel", 1) > 1 else shared
+        said += [f"{way} x {chosen['processes']}"] * (chosen["processes"] > 1)
         layers = self.record["config"].get("num_hidden_layers")
         return ", ".join(said + [f"{layers} layers"] * (layers is not None))
 
@@ -131,8 +151,9 @@ def _recipe(name: str) -> Any:
 
 
 def _peaks() -> dict[str, Any]:
+    """Stages of `peaks.py` that took a second step: at their peak in the first, AdamW's moments are not there yet."""
     found = _read(PEAKS)["settings"]
-    return {name: record for name, record in found.items() if record["chosen"] and record["step_seconds"]}
+    return {name: record for name, record in found.items() if record["chosen"] and len(record["step_seconds"]) > 1}
 
 
 def _throughput() -> Iterator[Row]:
@@ -140,7 +161,11 @@ def _throughput() -> Iterator[Row]:
         for part, record in _read(HERE / f"throughput_{shape}.json")["parts"].items():
             if part != "plain":
                 stage, _, way = part.partition("-")
-                yield _row(f"{shape}-{part}", record, _recipe(name), shape, stage, sharded="fsdp" in way)
+                split = way == "context"
+                rows = {key: record[key] for key in ("seq_len", "batch_tokens")} | {"context_parallel": 1 + split}
+                yield _row(
+                    f"{shape}-{part}", record, _recipe(name), shape, stage, sharded=split or "fsdp" in way, changes=rows
+                )
 
 
 def _sharded() -> Iterator[Row]:
@@ -156,21 +181,18 @@ def _sharded() -> Iterator[Row]:
 
 
 def _split() -> Iterator[Row]:
-    """Layers of `context_parallel_smoke.py`."""
+    """Stages of `context_parallel_smoke.py`."""
     record = _read(CONTEXT)
-    for part, processes in (("layers-one", 1), ("layers-two", 2)):
-        run = {**record["parts"][part], "commit": record["commit"]}
+    for part, shape, stage, processes in (
+        ("layers-one", "qwen3-8b", "uptrain", 1),
+        ("layers-two", "qwen3-8b", "uptrain", 2),
+        ("distill-two", "qwen3-0.6b", "distill", 2),
+    ):
+        run = {"commit": record["commit"], **record["parts"][part]}
         split = {"seq_len": record["row"], "batch_tokens": record["row"], "context_parallel": processes}
-        yield _row(
-            f"8b-{part}",
-            run,
-            _recipe("qwen3-8b"),
-            "qwen3-8b",
-            "uptrain",
-            sharded=processes > 1,
-            changes=split,
-            config=record["configs"]["layers"],
-        )
+        config = record["configs"][part.partition("-")[0]]
+        name = f"{shape}-{part}"
+        yield _row(name, run, _recipe(shape), shape, stage, sharded=processes > 1, changes=split, config=config)
 
 
 def _row(

@@ -67,10 +67,10 @@ SETTINGS = {
     "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, way="fsdp"),
     "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, way="fsdp"),
     "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, way="fsdp"),
-    "paper-2b-kl": Setting("paper-2b", "distill", SHORT, steps=1),
-    "paper-2b-ce": Setting("paper-2b", "uptrain", {"batch_tokens": "128K"}, steps=1),
-    "paper-12b-kl": Setting("paper-12b", "distill", SHORT, QUARTER, steps=1),
-    "paper-12b-ce": Setting("paper-12b", "uptrain", SHORT, QUARTER, steps=1),
+    "paper-2b-kl": Setting("paper-2b", "distill", SHORT, steps=2),
+    "paper-2b-ce": Setting("paper-2b", "uptrain", {"batch_tokens": "128K"}, steps=2),
+    "paper-12b-kl": Setting("paper-12b", "distill", SHORT, QUARTER, steps=2),
+    "paper-12b-ce": Setting("paper-12b", "uptrain", SHORT, QUARTER, steps=2),
 }
 
 

@@ -5,13 +5,13 @@
     python benchmarks/training/throughput.py qwen3-0.6b --out out.json \\
         --config tests/fixtures/configs/qwen3-1.7b.json --parts uptrain --row 131072
     python benchmarks/training/throughput.py qwen3-8b --out out.json \\
-        --config tests/fixtures/configs/qwen3-8b.json --parts distill-fsdp distill-fsdp-compiled
+        --config tests/fixtures/configs/qwen3-8b.json --parts distill-fsdp distill-fsdp-eager
 
 The model has the configuration's shape and random weights, its text random words; the recipe changes in where model and
 text come from alone. Its stages run as a user starts them and are killed after some steps. Parts:
 
     distill, uptrain   the recipe's stages on one GPU; on two as `distill-ddp`, `distill-fsdp` (FSDP2) and, with
-                       `train.compile: true`, `distill-fsdp-compiled`, which share out the rows of a step, and as
+                       `train.compile: false`, `distill-fsdp-eager`, which share out the rows of a step, and as
                        `uptrain-context`, with half of each row on either
     plain              transformers alone: all layers softmax (SDPA), student in float32 under bf16 autocast, teacher in
                        bf16, both compiled layer by layer, activations kept, the same rows of a step, the same chunked
@@ -68,7 +68,7 @@ WAYS = {
     "": ("", ""),
     "ddp": ("--multi_gpu", ""),
     "fsdp": (FSDP, ""),
-    "fsdp-compiled": (FSDP, "--set train.compile=true"),
+    "fsdp-eager": (FSDP, "--set train.compile=false"),
     "context": (FSDP, "--set stages.{stage}.context_parallel=2"),
 }
 """how a part's name ends -> what `accelerate launch` is told (none for one process), and options of the stage"""

@@ -88,6 +88,7 @@ class CountingLayer(CacheLayerMixin):
                 mark_static(tensor)
 
     def _removed(self, tokens_to_remove: int) -> int:
+        """How many tokens `crop` takes back, as an int also where transformers counts them in a tensor on the GPU."""
         if tokens_to_remove > 0:
             raise UsageError(
                 f"crop({tokens_to_remove})",
@@ -100,4 +101,4 @@ class CountingLayer(CacheLayerMixin):
                 expected="a cache that records, since recurrent states and windows cannot be rolled back otherwise",
                 fix="call cache.activate_past_recording() before the forward pass whose tokens may be taken back",
             )
-        return -tokens_to_remove
+        return -int(tokens_to_remove)

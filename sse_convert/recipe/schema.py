@@ -355,7 +355,7 @@ class Train:
     """operator backend"""
     compile: Auto | bool = "auto"
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps; auto: on GPUs, in
-    stages long enough to pay for it, without FSDP"""
+    stages long enough to pay for it, where no row is split"""
     cuda_graphs: bool = False
     """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
     set of activations in memory. Where that cannot be, the stage says why and goes on without"""

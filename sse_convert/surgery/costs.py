@@ -265,7 +265,7 @@ class _Stages:
         """Bytes at least; 0 if its rows cannot be dealt out so."""
         if not _deals_out(stage, processes):
             return 0
-        every = (self._memory(stage, again, processes.sharded) for again in _recomputations(stage))
+        every = (self._memory(stage, again) for again in _recomputations(stage))
         return min(estimate.least(stage.seq_len, _rows(stage), processes) for estimate in every)
 
     def _fit(self, stage: Stage, processes: Processes, gib: int) -> _Fitted | None:
@@ -274,7 +274,7 @@ class _Stages:
         asked = [stage] if stage.context_parallel == 1 else []
         for way in (*asked, *(dc.replace(stage, context_parallel=parts) for parts in splits)):
             for again in _recomputations(way) if _deals_out(way, processes) else ():
-                estimate = self._memory(way, again, processes.sharded)
+                estimate = self._memory(way, again)
                 if (total := estimate.total(way.seq_len, _rows(way), gib * GIB, processes)) <= gib * GIB * USABLE:
                     twice = (
                         way if again == way.gradient_checkpointing else dc.replace(way, gradient_checkpointing=again)
@@ -291,13 +291,13 @@ class _Stages:
             if own and even and not self._problems(asked):
                 yield parts
 
-    def _memory(self, stage: Stage, checkpointing: bool, sharded: bool) -> StageMemory:
-        key = (stage.name, stage.train, stage.context_parallel, checkpointing, sharded)
+    def _memory(self, stage: Stage, checkpointing: bool) -> StageMemory:
+        key = (stage.name, stage.train, stage.context_parallel, checkpointing)
         if key not in self._known:
-            self._known[key] = self._estimate(stage, checkpointing, sharded)
+            self._known[key] = self._estimate(stage, checkpointing)
         return self._known[key]
 
-    def _estimate(self, stage: Stage, checkpointing: bool, sharded: bool) -> StageMemory:
+    def _estimate(self, stage: Stage, checkpointing: bool) -> StageMemory:
         train = self._recipe.train
         return memory.stage_memory(
             self._geometry,
@@ -307,7 +307,7 @@ class _Stages:
             bf16=train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=train.cuda_graphs,
-            compiled=memory.compiles_layers(stage, train, sharded=sharded),
+            compiled=memory.compiles_layers(stage, train),
             teacher=self._teachers.get(stage.name),
         )
 

@@ -161,18 +161,18 @@ def even_parts(rows: int) -> list[int]:
     return [n for n in range(1, rows + 1) if rows % n == 0]
 
 
-def compiles_layers(stage: Stage, train: Train, *, sharded: bool) -> bool:
+def compiles_layers(stage: Stage, train: Train) -> bool:
     """Whether a stage's layers are compiled on a GPU: as asked, or where it pays.
 
     Args:
-        stage: its steps are counted.
+        stage: its steps are counted; rows that processes hold together are not compiled unless that is asked for.
         train: what is asked.
-        sharded: under FSDP, where nothing is compiled unless that is asked for.
     """
     if train.compile != "auto":
         return train.compile
     step = -(-stage.batch_tokens // stage.seq_len) * stage.seq_len
-    return -(-stage.tokens // step) >= COMPILED_STEPS and stage.loss != "layer_mse" and not sharded
+    enough = -(-stage.tokens // step) >= COMPILED_STEPS
+    return enough and stage.loss != "layer_mse" and stage.context_parallel == 1
 
 
 def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:

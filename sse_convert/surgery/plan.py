@@ -184,7 +184,7 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
         passes=passes,
         tokens=rows.tokens,
         flops=flops,
-        gpu_hours=hours(flops),
+        gpu_hours=hours(flops, geometry.dims.hidden),
         bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 
@@ -199,7 +199,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
-            compiled=memory.compiles_layers(stage, recipe.train, sharded=stage.context_parallel > 1),
+            compiled=memory.compiles_layers(stage, recipe.train),
             teacher=teacher,
         )
         for checkpointing in (False, True)

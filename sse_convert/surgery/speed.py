@@ -1,8 +1,9 @@
-"""FLOPs of training, and how long they take: GPU hours at the speed that was measured on one shape, scaled by FLOPs."""
+"""FLOPs of training, and how long they take: GPU hours, scaled from the measured shape of the nearest width."""
 
 import dataclasses as dc
 import functools
 import json
+import math
 from pathlib import Path
 
 from sse_convert.recipe.schema import Stage
@@ -10,7 +11,9 @@ from sse_convert.surgery import budget
 from sse_convert.surgery.budget import Geometry, Mixers
 
 MEASURED = Path(__file__).parent / "measured_speed.json"
-"""written by tools/measured_speed.py from the benchmark that it names"""
+"""written by tools/measured_speed.py"""
+SOURCE = "benchmarks/training"
+"""where they were measured"""
 LOSS_LIKE = {"layer_mse": "kl", "kl": "kl", "ce": "ce"}
 """loss of a stage -> loss whose measured speed stands for it"""
 _TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
@@ -18,49 +21,54 @@ _TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSpeed:
-    """What was measured of one loss."""
+    """What was measured of one loss on one shape."""
 
-    tokens_per_second: float
-    flops_per_token: float
-    """of the measured shape, counted as `training_flops` does"""
     shape: str
-    """model whose shape it was"""
+    """recipe of the model whose shape it was"""
+    hidden_size: int
+    """its width"""
+    gpus: int
     gpu: str
-    source: str
-    """the benchmark's JSON"""
+    tokens_per_second: float
+    """of all GPUs"""
+    flops_per_token: float
+    """counted as `training_flops` does, what was computed twice included"""
     commit: str
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP/s of the whole training step."""
-        return self.tokens_per_second * self.flops_per_token
+        """FLOP/s of the whole training step, of one GPU."""
+        return self.tokens_per_second * self.flops_per_token / self.gpus
 
 
 @functools.cache
-def measured_speeds() -> dict[str, MeasuredSpeed]:
-    """Loss (kl, ce) -> what was measured."""
+def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
+    """Loss (kl, ce) -> what was measured, by rising width."""
     data = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return {
-        loss: MeasuredSpeed(
-            tokens_per_second=found["tokens_per_second"],
-            flops_per_token=found["flops_per_token"],
-            shape=data["shape"],
-            gpu=data["gpu"],
-            source=data["source"],
-            commit=found["commit"],
-        )
-        for loss, found in data["losses"].items()
-    }
+    return {loss: [MeasuredSpeed(**found) for found in every] for loss, every in data.items()}
+
+
+def nearest_speed(loss: str, hidden_size: int) -> MeasuredSpeed:
+    """What was measured of a loss on the shape whose width is nearest, by ratio.
+
+    Args:
+        loss: kl or ce.
+        hidden_size: width of the model.
+    """
+    return min(measured_speeds()[loss], key=lambda speed: abs(math.log(speed.hidden_size / hidden_size)))
 
 
 def measured_line() -> str:
     """Where GPU hours come from, for a person."""
-    speeds = measured_speeds()
-    rates = " and ".join(f"{speed.tokens_per_second:,.0f} ({loss})" for loss, speed in speeds.items())
-    one = speeds["kl"]
+    rates = (
+        f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape}" + f" on {speed.gpus} GPUs" * (speed.gpus > 1)
+        for loss, every in measured_speeds().items()
+        for speed in every
+    )
+    gpu = measured_speeds()["kl"][0].gpu
     return (
-        f"GPU hours are estimated from {rates} tokens/s measured with {one.shape} shapes on one {one.gpu}\n"
-        f"({one.source}), scaled by FLOPs; another GPU has another speed"
+        f"GPU hours are estimated from tokens/s that were measured on {gpu}: {', '.join(rates)}\n"
+        f"({SOURCE}). The nearest width is scaled by FLOPs; another GPU has another speed"
     )
 
 
@@ -73,17 +81,19 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometr
         mixers: mixer of each layer.
         teacher: sizes of another model that the stage learns from; None is the model itself.
     """
-    return hours(stage.tokens * training_flops(stage, geometry, mixers, teacher), LOSS_LIKE[stage.loss])
+    flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
+    return hours(flops, geometry.dims.hidden, LOSS_LIKE[stage.loss])
 
 
-def hours(flops: float, loss: str = "kl") -> float:
+def hours(flops: float, hidden_size: int, loss: str = "kl") -> float:
     """Hours of one GPU of the measured kind.
 
     Args:
         flops: of all that is done.
+        hidden_size: width of the model.
         loss: whose measured speed it has.
     """
-    return flops / measured_speeds()[loss].flops_per_second / 3600
+    return flops / nearest_speed(loss, hidden_size).flops_per_second / 3600
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:

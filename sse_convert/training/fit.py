@@ -124,9 +124,8 @@ class Fit:
 
     def _compiled(self) -> bool:
         """Whether layers are compiled: as asked, or where it pays, on a GPU."""
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
         gpu = self.accelerator.device.type == "cuda"
-        return (gpu or self.train.compile != "auto") and compiles_layers(self.stage, self.train, sharded=sharded)
+        return (gpu or self.train.compile != "auto") and compiles_layers(self.stage, self.train)
 
     def _passes(self, compiled: bool) -> tuple[int, bool]:
         """Rows of a pass, and whether activations are computed twice: only where too few rows fit otherwise."""

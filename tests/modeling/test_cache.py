@@ -66,6 +66,20 @@ def test_crop_takes_tokens_back_from_all_layers(model: PreTrainedModel, pieces, 
         cache.crop(-2)
 
 
+@BOTH
+def test_crop_takes_a_count_that_is_a_tensor(model: PreTrainedModel) -> None:
+    """Assisted generation counts drafts in a tensor on the model's device; lengths stay ints, on no device."""
+    cache = DynamicCache(config=model.config)
+    model.model.sse_install(cache)
+    cache.activate_past_recording()
+    forward(model, cache, 0, 14)
+    cache.crop(-torch.tensor(3))
+    assert [layer.get_seq_length() for layer in cache.layers] == [11] * len(cache.layers)
+    converted = [layer for layer in cache.layers if isinstance(layer, SSECacheLayer | SlidingCacheLayer)]
+    assert converted
+    assert {type(layer.get_seq_length()) for layer in converted} == {int}
+
+
 def test_crop_without_recording_is_refused(model: PreTrainedModel) -> None:
     cache = DynamicCache(config=model.config)
     forward(model, cache, 0, 6)

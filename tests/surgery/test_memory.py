@@ -20,6 +20,7 @@ from sse_convert.surgery.memory import (
     USABLE,
     Processes,
     StageMemory,
+    compiles_layers,
     most_rows,
     stage_memory,
     trained_parameters,
@@ -234,6 +235,25 @@ def test_compiled_layers_keep_less():
     assert compiled.per_token == pytest.approx(COMPILED_SHARE * plain.per_token)
     checkpointed = [memory([sse, None], checkpointing=True, compiled=compiled) for compiled in (False, True)]
     assert checkpointed[0] == checkpointed[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "compiled"),
+    [
+        ("auto", {}, True),
+        ("auto", {"loss": "ce"}, True),
+        ("auto", {"loss": "layer_mse"}, False),
+        ("auto", {"tokens": 49 * 8192}, False),
+        ("auto", {"context_parallel": 2}, False),
+        (True, {"context_parallel": 2}, True),
+        (False, {}, False),
+    ],
+)
+def test_layers_are_compiled_where_it_pays_and_no_row_is_split(asked, changes, compiled):
+    stage = dc.replace(
+        Stage(name="s", loss="kl", tokens=50 * 8192, seq_len=4096, lr=1e-3, batch_tokens=8192), **changes
+    )
+    assert compiles_layers(stage, Train(compile=asked)) is compiled
 
 
 def test_windows_keep_one_mask_for_all_layers():

@@ -16,7 +16,7 @@ from sse_convert.surgery import new_recipe as module
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, time_in_words
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe, sizes_of
-from sse_convert.surgery.speed import measured_speeds
+from sse_convert.surgery.speed import nearest_speed
 from tests.surgery.synthetic import teacher_from_config
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_rows_become_as_long_as_the_machine_holds():
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "gpt-oss-20b"])
 def test_machine_command_and_time_are_those_of_the_plan(name):
-    _, new = made(name)
+    teacher, new = made(name)
     way, choice = fewest_gpus(new.plan.costs), new.plan.choice
     assert f"# Run:   {new.plan.next_command().replace('RECIPE', name)}\n" in new.text
     assert f"# Takes: {gpus_in_words(way)}" in new.text
@@ -62,7 +62,8 @@ def test_machine_command_and_time_are_those_of_the_plan(name):
     assert f"tokens; {time_in_words(choice.gpu_hours)} of GPU time" in new.text
     for stage in new.plan.costs.stages:
         assert f"steps; {time_in_words(stage.gpu_hours)} of GPU time" in new.text
-    assert choice.gpu_hours == pytest.approx(choice.flops / measured_speeds()["kl"].flops_per_second / 3600)
+    speed = nearest_speed("kl", teacher.text.hidden_size)
+    assert choice.gpu_hours == pytest.approx(choice.flops / speed.flops_per_second / 3600)
     assert new.fits == (not way.lora)
 
 

@@ -3,9 +3,16 @@ import json
 import pytest
 
 from sse_convert.recipe.schema import Stage
-from sse_convert.surgery.speed import MEASURED, gpu_hours, measured_line, measured_speeds, training_flops
+from sse_convert.surgery.speed import (
+    MEASURED,
+    gpu_hours,
+    measured_line,
+    measured_speeds,
+    nearest_speed,
+    training_flops,
+)
 from tests.surgery.test_memory import geometry
-from tools.measured_speed import BENCHMARK, packaged
+from tools.measured_speed import packaged
 
 
 def test_the_package_has_what_the_benchmark_measured():
@@ -14,13 +21,29 @@ def test_the_package_has_what_the_benchmark_measured():
 
 def test_hours_are_tokens_by_flops_at_the_measured_speed():
     stage = Stage(name="s", loss="ce", tokens=10**9, seq_len=4096, lr=1e-3)
-    measured = measured_speeds()["ce"]
+    (measured,) = measured_speeds()["ce"]
     scale = training_flops(stage, geometry(), [None, None]) / measured.flops_per_token
     expected = 10**9 * scale / measured.tokens_per_second / 3600
     assert gpu_hours(stage, geometry(), [None, None]) == pytest.approx(expected)
 
 
-def test_the_measurement_is_named():
-    assert BENCHMARK in measured_line()
-    assert f"{measured_speeds()['kl'].tokens_per_second:,.0f} (kl)" in measured_line()
-    assert "Qwen3-0.6B shapes on one NVIDIA H200" in measured_line()
+def test_a_shape_measured_on_two_gpus_counts_for_each_of_them():
+    two = next(speed for speed in measured_speeds()["kl"] if speed.gpus == 2)
+    assert two.flops_per_second == two.tokens_per_second * two.flops_per_token / 2
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "shape"),
+    [(64, "qwen3-0.6b"), (1400, "qwen3-0.6b"), (1500, "qwen3-1.7b"), (2560, "qwen3-1.7b"), (8192, "qwen3-8b")],
+)
+def test_the_nearest_width_counts(hidden_size, shape):
+    assert nearest_speed("kl", hidden_size).shape == shape
+
+
+def test_every_measurement_is_named():
+    said = measured_line()
+    for loss, every in measured_speeds().items():
+        for speed in every:
+            assert f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape}" in said
+    assert "of qwen3-8b on 2 GPUs" in said
+    assert "NVIDIA H200" in said
