@@ -219,10 +219,15 @@ def wait(process: subprocess.Popen[bytes], out: Path, stop_at: int | None, until
         return "finished" if process.returncode == 0 else f"failed with code {process.returncode}"
     finally:
         if process.poll() is None:
-            launcher = psutil.Process(process.pid)
-            for one in [launcher, *launcher.children(recursive=True)]:  # workers are no part of its process group
-                one.kill()
+            kill(process)
             process.wait()
+
+
+def kill(process: subprocess.Popen[Any]) -> None:
+    """End a process and all that it started: workers are no part of its process group."""
+    launcher = psutil.Process(process.pid)
+    for one in [launcher, *launcher.children(recursive=True)]:
+        one.kill()
 
 
 def chosen(work: Path) -> dict[str, Any] | None:

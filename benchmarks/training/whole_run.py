@@ -1,7 +1,7 @@
 """A packaged recipe from its first step to the exported model, on the true shape of its model.
 
     python benchmarks/training/whole_run.py qwen3-0.6b --out out/whole_run.json
-    python benchmarks/training/whole_run.py qwen3-8b --layers 9 --out out/whole_run.json
+    python benchmarks/training/whole_run.py qwen3-8b --layers 9 --gpus 2 --out out/whole_run.json
 
 Weights and text are random. The recipe changes in where model and text come from, in the tokens of its stages
 (`--steps` steps each), and in the text of `eval`. The JSON has each stage's steps, and the end of the log, each line
@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fsdp_smoke import TINY_ROW, TINY_STEP, Memory, make_teacher, make_text, surroundings, unwind_when_terminated
+from fsdp_smoke import (
+    FSDP,
+    TINY_ROW,
+    TINY_STEP,
+    TWO,
+    Memory,
+    kill,
+    make_teacher,
+    make_text,
+    surroundings,
+    unwind_when_terminated,
+)
 
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Recipe
@@ -83,13 +94,14 @@ def stages(recipe: Recipe, work: Path) -> dict[str, Any]:
     return found
 
 
-def run(recipe: Path, work: Path, seconds: float) -> dict[str, Any]:
-    """Run it as a user does; how it ended, the most memory the GPU had, and its log, each line after its seconds."""
-    command = [sys.executable, "-u", "-m", "sse_convert", "run", str(recipe)]
+def run(recipe: Path, work: Path, seconds: float, gpus: int) -> dict[str, Any]:
+    """Run it as a user does; how it ended, the most memory the GPUs had, and its log, each line after its seconds."""
+    launch = ["-m", "accelerate.commands.launch", *shlex.split(f"{FSDP} {TWO}")] if gpus == 2 else []
+    command = [sys.executable, "-u", *launch, "-m", "sse_convert", "run", str(recipe)]
     began, lines = time.monotonic(), []
     with Memory() as memory:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        late = threading.Timer(seconds, process.kill)
+        late = threading.Timer(seconds, kill, [process])
         late.start()
         for line in process.stdout or ():
             lines.append(f"{time.monotonic() - began:6.1f} {line.rstrip()}")
@@ -114,6 +126,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/whole_run"), help="folder to make")
     parser.add_argument("--steps", type=int, default=4, help="of each stage")
     parser.add_argument("--layers", type=int, help="of the model, where its own are too many")
+    parser.add_argument("--gpus", type=int, default=1, choices=(1, 2), help="two share the weights (FSDP2)")
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=400, help="for the run")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
@@ -121,7 +134,7 @@ def main() -> None:
     unwind_when_terminated()
     make_shape(arguments.recipe, arguments.work, arguments.layers, tiny=arguments.tiny)
     recipe = make_recipe(arguments.recipe, arguments.work, arguments.steps, tiny=arguments.tiny)
-    found = run(recipe, arguments.work, arguments.seconds)
+    found = run(recipe, arguments.work, arguments.seconds, arguments.gpus)
     result = {
         "script": shlex.join(["python", *sys.argv]),
         "recipe": arguments.recipe,
