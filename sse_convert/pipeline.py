@@ -54,6 +54,7 @@ from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report
 from sse_convert.selection.automatic import choice_inputs, choose_layers
+from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.extend import set_aside
@@ -107,7 +108,8 @@ class RunReport:
 
 
 def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
-    """Execute a recipe, then its controls. Under `accelerate launch` all processes train; the rest is the main one's.
+    """Execute a recipe, then its controls. Under `accelerate launch` all processes choose layers and train; the
+    rest is the main one's.
 
     Args:
         recipe: what to do.
@@ -247,7 +249,10 @@ def _chosen(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Recipe:
     if choice is None:
         return recipe
     inputs = choice_inputs(asked, teacher)
-    folder = steps.alone("select", inputs, lambda at: choose_layers(asked, at, teacher, choice), resumes=True)
+    team = Team.of(steps.accelerator)
+    folder = steps.alone(
+        "select", inputs, lambda at: choose_layers(asked, at, teacher, choice, team), helped=True, resumes=True
+    )
     found = chosen_recipe(asked, read_stage_record(folder)["report"]["choices"][0]["kept"])
     if asked is not recipe:
         refuse_changes(folder, dc.asdict(found.layers), dc.asdict(recipe.layers))

@@ -22,6 +22,7 @@ from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.select import replacement, select_layers
 from sse_convert.selection.selection_report import SelectReport
 from sse_convert.selection.setup import WINDOWS, SelectSettings, known_mixers
+from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.plan import make_plan
 
 STAND_IN = "sliding"
@@ -47,7 +48,7 @@ class LayerChoice:
         return self.selection.found_lines()
 
 
-def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, choice: OpenChoice) -> LayerChoice:
+def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, choice: OpenChoice, team: Team = ALONE) -> LayerChoice:
     """Choose what the recipe leaves open; an interrupted choice into the same folder is continued.
 
     Args:
@@ -55,6 +56,7 @@ def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, choice: OpenChoic
         out: folder for scores and report.
         teacher: the recipe's model.
         choice: what is open.
+        team: processes that share the work; every one must call it.
 
     Raises:
         DataError, TrainingError, CheckpointError, OutputError, HardwareError: as of `api.select`.
@@ -69,7 +71,7 @@ def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, choice: OpenChoic
         length=rows.length,
         samples=rows.recall,
     )
-    report = select_layers(_with_probe(recipe, rows), out, settings, teacher=teacher)
+    report = select_layers(_with_probe(recipe, rows), out, settings, teacher=teacher, team=team)
     gc.collect()  # the model is in cycles, and training wants its memory
     return LayerChoice(report)
 

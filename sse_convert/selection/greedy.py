@@ -18,7 +18,9 @@ def greedy(meter: Meter, keep: int) -> Choice:
     whole = meter.measure(()).kl(meter.recall_weight)
     for round_ in range(keep):
         before = meter.measure(kept).kl(meter.recall_weight)
-        saved = {i: before - meter.measure((*kept, i)).kl(meter.recall_weight) for i in meter.layers if i not in kept}
+        left = [i for i in meter.layers if i not in kept]
+        found = meter.measure_all((*kept, i) for i in left)
+        saved = {i: before - one.kl(meter.recall_weight) for i, one in zip(left, found, strict=True)}
         chosen = max(saved, key=lambda i: (saved[i], -i))
         scores |= saved
         scores[chosen] += (keep - round_) * whole

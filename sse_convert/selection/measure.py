@@ -20,14 +20,20 @@ from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError
 from sse_convert.files import replacing
 from sse_convert.modeling.architectures import backbone_of
-from sse_convert.modeling.head import Head
+from sse_convert.modeling.head import Head, token_chunks
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.probe import Probe
 from sse_convert.selection.recall_probes import NAMES, Rows
+from sse_convert.selection.team import ALONE, Team
 
-TOKENS_PER_PASS = 4096
-LOGITS_AT_ONCE = 2**24
-"""elements of the largest logits tensor"""
+TOKENS_PER_PASS = {"cpu": 4096}
+"""kind of device -> tokens that the model reads at a time"""
+TOKENS_ELSEWHERE = 16384
+"""the same of other devices, which few tokens do not keep busy"""
+
+
+Key = tuple[str, tuple[int, ...]]
+"""what recall is measured with, and the layers that are kept"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +73,7 @@ class Cost:
 
     tokens: int = 0
     seconds: float = 0.0
-    counted: set[tuple[str, tuple[int, ...]]] = dc.field(default_factory=set)
+    counted: set[Key] = dc.field(default_factory=set)
     """sets that are in the sums"""
 
 
@@ -79,9 +85,12 @@ class Meter:
         probe: what is asked.
         layers: those that can be kept or replaced, ascending.
         file: CSV of all measurements so far, rewritten (under a temporary name, then renamed) with each new one.
+        team: processes that share the measurements; the first one reads and writes the file.
     """
 
-    def __init__(self, load: Callable[[], Swap], probe: Probe, layers: Sequence[int], file: Path) -> None:
+    def __init__(
+        self, load: Callable[[], Swap], probe: Probe, layers: Sequence[int], file: Path, team: Team = ALONE
+    ) -> None:
         self.probe = probe
         self.layers = layers
         self.recall = "needle"
@@ -89,8 +98,9 @@ class Meter:
         self.bar: Bar | None = None
         self._load = load
         self._swap: Swap | None = None
-        self._file = file
-        self._known = {(m.probe, m.kept): m for m in read_measurements(file)}
+        self._file, self._team = file, team
+        before = team.together(read_measurements(file) if team.leads else [])
+        self._known: dict[Key, Measurement] = {(m.probe, m.kept): m for m in before}
         self._teacher: dict[str, list[Tensor]] = {}
         self._cost = Cost()
 
@@ -103,21 +113,29 @@ class Meter:
 
     def measure(self, kept: Iterable[int]) -> Measurement:
         """The model with these layers kept and all others replaced."""
-        key = self.recall, tuple(sorted(kept))
-        if key not in self._known:
-            self._known[key] = self._measure(key[1])
-            write_measurements(self._file, self._known.values())
-        found = self._known[key]
-        if key not in self._cost.counted:
-            self._cost.counted.add(key)
-            self.add_cost(found.tokens, found.seconds)
-        if self.bar is not None:
-            self.bar.update(note=f"keeping {len(key[1])} of {len(self.layers)}")
+        (found,) = self.measure_all([kept])
         return found
 
-    def without(self, layer: int) -> Measurement:
-        """The model with this layer alone replaced."""
-        return self.measure(i for i in self.layers if i != layer)
+    def measure_all(self, sets: Iterable[Iterable[int]]) -> list[Measurement]:
+        """The model with each of some sets kept; the team shares those that are not known."""
+        keys = [(self.recall, tuple(sorted(kept))) for kept in sets]
+        unknown = [key for key in dict.fromkeys(keys) if key not in self._known]
+        own = self._team.share(unknown)
+        for key in own:
+            self._learn([self._measure(key[1])])
+            self._show(key)
+        if self._team.count > 1 and unknown:
+            self._learn(self._team.together([self._known[key] for key in own]))
+        for key in keys:
+            self._count(key)
+            if key not in own:
+                self._show(key)
+        return [self._known[key] for key in keys]
+
+    def without_each(self) -> dict[int, Measurement]:
+        """Layer -> the model with this layer alone replaced."""
+        found = self.measure_all([i for i in self.layers if i != layer] for layer in self.layers)
+        return dict(zip(self.layers, found, strict=True))
 
     @contextmanager
     def costing(self) -> Iterator[Cost]:
@@ -142,8 +160,22 @@ class Meter:
         for name, rows in self.parts().items():
             if name not in self._teacher:
                 with self.swap.keeping(self.layers) as model:
-                    self._teacher[name] = [scored_hidden(model, part).cpu() for part in passes(rows)]
+                    self._teacher[name] = [scored_hidden(model, part).cpu() for part in passes(rows, model.device)]
         return self._teacher
+
+    def _learn(self, found: Iterable[Measurement]) -> None:
+        self._known |= {(m.probe, m.kept): m for m in found}
+        if self._team.leads:
+            write_measurements(self._file, self._known.values())
+
+    def _count(self, key: Key) -> None:
+        if key not in self._cost.counted:
+            self._cost.counted.add(key)
+            self.add_cost(self._known[key].tokens, self._known[key].seconds)
+
+    def _show(self, key: Key) -> None:
+        if self.bar is not None:
+            self.bar.update(note=f"keeping {len(key[1])} of {len(self.layers)}")
 
     @torch.no_grad()
     def _measure(self, kept: tuple[int, ...]) -> Measurement:
@@ -151,7 +183,10 @@ class Meter:
         start = time.monotonic()
         with self.swap.keeping(kept) as model:
             text, recall = (
-                [token_scores(model, part, hidden) for part, hidden in zip(passes(rows), teacher[name], strict=True)]
+                [
+                    token_scores(model, part, hidden)
+                    for part, hidden in zip(passes(rows, model.device), teacher[name], strict=True)
+                ]
                 for name, rows in parts.items()
             )
         text_loss, text_kl, _ = (torch.cat(values).mean().item() for values in zip(*text, strict=True))
@@ -169,9 +204,9 @@ class Meter:
         )
 
 
-def passes(rows: Rows) -> Iterator[Rows]:
-    """Some rows at a time."""
-    size = max(1, TOKENS_PER_PASS // rows.ids.shape[1])
+def passes(rows: Rows, device: torch.device) -> Iterator[Rows]:
+    """Some rows at a time, as many as suit the device."""
+    size = max(1, TOKENS_PER_PASS.get(device.type, TOKENS_ELSEWHERE) // rows.ids.shape[1])
     for first in range(0, len(rows.ids), size):
         yield Rows(rows.ids[first : first + size], rows.asked[first : first + size])
 
@@ -193,16 +228,16 @@ def token_scores(model: PreTrainedModel, rows: Rows, teacher_hidden: Tensor) -> 
     """
     hidden, head = scored_hidden(model, rows), Head.of(model)
     targets = rows.ids[:, 1:][rows.asked].to(model.device)
-    step = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    teacher_hidden = teacher_hidden.to(hidden)
     found = []
-    for i in range(0, len(hidden), step):
-        log_p = F.log_softmax(head.logits(teacher_hidden[i : i + step].to(hidden)), -1)
-        log_q = F.log_softmax(head.logits(hidden[i : i + step]), -1)
-        target = targets[i : i + step]
+    for part in token_chunks(len(hidden), head.weight.shape[0], hidden.device):
+        log_p = F.log_softmax(head.logits(teacher_hidden[part]), -1)
+        log_q = F.log_softmax(head.logits(hidden[part]), -1)
+        target = targets[part]
         loss = -log_q.gather(1, target[:, None])[:, 0]
         kl = (log_p.exp() * (log_p - log_q)).sum(1)
-        found.append(torch.stack([loss, kl, (log_q.argmax(1) == target).to(kl)]).double().cpu())
-    loss_n, kl_n, hit_n = torch.cat(found, 1)
+        found.append(torch.stack([loss, kl, (log_q.argmax(1) == target).to(kl)]))
+    loss_n, kl_n, hit_n = torch.cat(found, 1).cpu().double()
     return loss_n, kl_n, hit_n
 
 

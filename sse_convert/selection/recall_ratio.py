@@ -19,7 +19,7 @@ def recall_ratio(meter: Meter, keep: int) -> Choice:
     R and C are the mean probabilities (geometric, per cent) of the tokens to be recalled and of running text. A
     weight of recall would scale all scores alike, so the meter's is not read; where it is 0 the method is not used.
     """
-    found = {i: meter.without(i) for i in meter.layers}
+    found = meter.without_each()
     recall = {i: 100 * math.exp(-m.recall_loss) for i, m in found.items()}
     text = {i: 100 * math.exp(-m.text_loss) for i, m in found.items()}
     most_recall, most_text = max(recall.values()), max(text.values())

@@ -1,5 +1,6 @@
 """Choose which layers stay softmax attention: one model in memory, every measurement on disk as soon as it is made."""
 
+import contextlib
 import dataclasses as dc
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.recall_probes import NAMES
 from sse_convert.selection.selection_report import SelectReport
 from sse_convert.selection.setup import SelectSettings, known_mixers, run_method, set_up, usable
+from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.budget import layer_bytes
 from sse_convert.surgery.plan import geometry_of
 
@@ -35,6 +37,7 @@ def select_layers(
     text: Path | None = None,
     device: str | None = None,
     teacher: Teacher | None = None,
+    team: Team = ALONE,
 ) -> SelectReport:
     """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
 
@@ -44,16 +47,20 @@ def select_layers(
     Args:
         settings: methods and sizes.
         teacher: the recipe's model, if it is open already.
+        team: processes that share the work; every one must call it. The first writes and says what was found.
     """
-    setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher)
+    setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
     meter = setup.meter
     layers = len(meter.layers)
     most = 2 * len(meter.probe.recall) + 1 + _steps(settings.methods, settings.keep, layers)
-    with run_lock(out), progress("choosing layers", most) as bar:
-        meter.bar = bar
+    with contextlib.ExitStack() as held:
+        if team.leads:
+            held.enter_context(run_lock(out))
+            meter.bar = held.enter_context(progress("choosing layers", most))
         recall, nothing = settle_recall(meter, settings.recall_weight)
         methods = usable(settings.methods, meter.recall_weight)
-        bar.expect(_steps(methods, settings.keep, layers))
+        if meter.bar is not None:
+            meter.bar.expect(_steps(methods, settings.keep, layers))
         choices = [run_method(method, meter, settings.keep) for method in methods]
         report = SelectReport(
             model=recipe.model,
@@ -71,7 +78,8 @@ def select_layers(
             cache_bytes_saved=_saved(setup.teacher, recipe, meter.layers),
             conditions={**dc.asdict(settings), **setup.conditions},
         )
-        report.write()
+        if team.leads:
+            report.write()
     return report
 
 

@@ -7,5 +7,5 @@ from sse_convert.selection.measure import Meter
 def sensitivity(meter: Meter, keep: int) -> Choice:
     """Score: rise of text loss plus rise of recall loss, nats per token, when the layer alone is replaced."""
     teacher = meter.measure(meter.layers).loss(meter.recall_weight)
-    scores = {i: meter.without(i).loss(meter.recall_weight) - teacher for i in meter.layers}
+    scores = {i: one.loss(meter.recall_weight) - teacher for i, one in meter.without_each().items()}
     return best("sensitivity", scores, keep)

@@ -23,6 +23,7 @@ from sse_convert.selection.measure import Meter
 from sse_convert.selection.probe import Probe, make_probe
 from sse_convert.selection.recall_ratio import recall_ratio
 from sse_convert.selection.sensitivity import sensitivity
+from sse_convert.selection.team import ALONE, Team
 from sse_convert.selection.uniform import uniform
 from sse_convert.training.stage_record import refuse_changes
 
@@ -82,6 +83,7 @@ def set_up(
     text: Path | None,
     device: str | None,
     teacher: Teacher | None = None,
+    team: Team = ALONE,
 ) -> Setup:
     """Check everything, make the rows and open the folder. The model is loaded when something has to be measured.
 
@@ -102,14 +104,16 @@ def set_up(
         vocab_size=teacher.text.vocab_size,
     )
     dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
-    _open_folder(out, _inputs(recipe, stand_in, probe, place, dtype))
+    inputs = _inputs(recipe, stand_in, probe, place, dtype)
+    if team.leads:
+        _open_folder(out, inputs)
 
     def load() -> Swap:
         model = load_model(recipe.model, revision=recipe.revision, device=str(place), dtype=dtype)
         return Swap(model, stand_in, recipe, probe.text.ids, among)
 
     return Setup(
-        meter=Meter(load, probe, among, out / MEASUREMENTS),
+        meter=Meter(load, probe, among, out / MEASUREMENTS, team),
         teacher=teacher,
         stand_in=stand_in,
         conditions={

@@ -98,8 +98,8 @@ def test_a_known_set_is_not_measured_again(meter, swap, probe, tmp_path):
 
 def test_rows_are_cut_into_passes():
     rows = Rows(torch.zeros(9, 1024, dtype=torch.long), torch.ones(9, 1023, dtype=torch.bool))
-    assert [len(part.ids) for part in passes(rows)] == [4, 4, 1]
-    assert [len(part.ids) for part in passes(Rows(rows.ids.repeat(1, 9), rows.asked))] == [1] * 9
+    assert [len(part.ids) for part in passes(rows, torch.device("cpu"))] == [4, 4, 1]
+    assert [len(part.ids) for part in passes(Rows(rows.ids.repeat(1, 9), rows.asked), torch.device("cpu"))] == [1] * 9
 
 
 def test_a_damaged_memory_is_refused_by_name(tmp_path):

@@ -33,8 +33,11 @@ class Table:
             recall_accuracy=float(recall == 0), tokens=10, seconds=0.0,
         )  # fmt: skip
 
-    def without(self, layer):
-        return self.measure(i for i in self.layers if i != layer)
+    def measure_all(self, sets):
+        return [self.measure(kept) for kept in sets]
+
+    def without_each(self):
+        return {layer: self.measure(i for i in self.layers if i != layer) for layer in self.layers}
 
 
 def test_sensitivity_adds_text_and_recall():

@@ -1,5 +1,7 @@
 """`layers.select` in a run: layers are chosen first, once, in a folder that a killed run goes on with."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -99,24 +101,45 @@ def forked(recipe):
     PartialState().destroy_process_group()
 
 
-def test_two_processes_take_the_choice_of_one(recipe, tmp_path, monkeypatch):
+def test_two_processes_choose_together(recipe, tmp_path, monkeypatch):
+    """Each measures a part of a round's sets; a killed choice goes on; one process would have chosen the same."""
     asked = recipe(stages=[("uptrain", {**TINY, "micro_batch": 1})])
     real = Meter._measure
-    monkeypatch.setattr(Meter, "_measure", steps_then(real, 3, Killed()))
+    monkeypatch.setattr(Meter, "_measure", steps_then(real, 2, Killed()))
     with pytest.raises(ProcessExitedException, match="process 0 terminated"):
         debug_launcher(forked, (asked,), num_processes=2)
     folder = tmp_path / "out.stages" / "00-select"
     before = (folder / "measurements.csv").read_text()
     assert not (folder / "stage.json").exists()
-    monkeypatch.setattr(Meter, "_measure", real)
+    monkeypatch.setattr(Meter, "_measure", noted(real, tmp_path))
     debug_launcher(forked, (asked,), num_processes=2)
-    assert (folder / "measurements.csv").read_text().startswith(before)
+    first, second = (set((tmp_path / f"measured-{i}").read_text().splitlines()) for i in range(2))
+    assert first
+    assert second
+    assert not first & second
+    after = (folder / "measurements.csv").read_text()
+    assert after.startswith(before)
+    assert {row["kept"] for row in csv.DictReader(io.StringIO(after))} >= first | second
     (kept,) = json.loads((folder / "stage.json").read_text())["report"]["choices"][0]["kept"]
     for made in (tmp_path / "out.stages" / "02-uptrain", tmp_path / "out"):
         config = json.loads((made / "config.json").read_text())["sse"]
         assert config["layers"] == ["full" if i == kept else "sse" for i in range(3)]
-    monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
-    assert all(step["already_done"] for step in run_recipe(asked).steps)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
+        assert all(step["already_done"] for step in run_recipe(asked).steps)
+    alone = run_recipe(recipe(stages=(), export={"dir": str(tmp_path / "alone")}))
+    assert alone.steps[0]["report"]["choices"][0]["kept"] == [kept]
+
+
+def noted(real, folder):
+    """`Meter._measure` that writes the sets that a process measures."""
+
+    def measure(meter, kept):
+        with (folder / f"measured-{PartialState().process_index}").open("a") as file:
+            file.write(" ".join(map(str, kept)) + "\n")
+        return real(meter, kept)
+
+    return measure
 
 
 def test_convert_chooses_and_later_commands_know(recipe, tmp_path, monkeypatch, capsys):
