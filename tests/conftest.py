@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes have none of its threads to wait for
+
 import torch
 
 from tests.kernels.triton import interpreter

@@ -19,7 +19,7 @@ def greedy(meter: Meter, keep: int) -> Choice:
     for round_ in range(keep):
         before = meter.measure(kept).kl(meter.recall_weight)
         left = [i for i in meter.layers if i not in kept]
-        found = meter.measure_all((*kept, i) for i in left)
+        found = meter.measure_all(((*kept, i) for i in left), beside=kept)
         saved = {i: before - one.kl(meter.recall_weight) for i, one in zip(left, found, strict=True)}
         chosen = max(saved, key=lambda i: (saved[i], -i))
         scores |= saved

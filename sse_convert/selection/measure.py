@@ -19,12 +19,15 @@ from transformers import PreTrainedModel
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError
 from sse_convert.files import replacing
+from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.head import Head, token_chunks
+from sse_convert.selection.layer_outputs import LayerOutputs
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.probe import Probe
 from sse_convert.selection.recall_probes import NAMES, Rows
 from sse_convert.selection.team import ALONE, Team
+from sse_convert.training.setup import decoder_layers
 
 TOKENS_PER_PASS = {"cpu": 4096}
 """kind of device -> tokens that the model reads at a time"""
@@ -69,7 +72,7 @@ class Measurement:
 
 @dc.dataclass(slots=True)
 class Cost:
-    """What different measurements cost together, whether made now or remembered."""
+    """What different measurements cost together, whether made now or remembered; without passes for layers' outputs."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -102,6 +105,7 @@ class Meter:
         before = team.together(read_measurements(file) if team.leads else [])
         self._known: dict[Key, Measurement] = {(m.probe, m.kept): m for m in before}
         self._teacher: dict[str, list[Tensor]] = {}
+        self._outputs: LayerOutputs | None = None
         self._cost = Cost()
 
     @property
@@ -113,14 +117,21 @@ class Meter:
 
     def measure(self, kept: Iterable[int]) -> Measurement:
         """The model with these layers kept and all others replaced."""
-        (found,) = self.measure_all([kept])
+        (found,) = self.measure_all([kept := tuple(kept)], beside=kept)
         return found
 
-    def measure_all(self, sets: Iterable[Iterable[int]]) -> list[Measurement]:
-        """The model with each of some sets kept; the team shares those that are not known."""
+    def measure_all(self, sets: Iterable[Iterable[int]], beside: Iterable[int]) -> list[Measurement]:
+        """The model with each of some sets kept; the team shares those that are not known.
+
+        Args:
+            sets: each differs little from `beside`.
+            beside: a set; others are computed from the first layer on in which they differ from it.
+        """
         keys = [(self.recall, tuple(sorted(kept))) for kept in sets]
         unknown = [key for key in dict.fromkeys(keys) if key not in self._known]
         own = self._team.share(unknown)
+        if own:
+            self._remember(base := tuple(sorted(beside)), measured=(self.recall, base) in own)
         for key in own:
             self._learn([self._measure(key[1])])
             self._show(key)
@@ -134,7 +145,8 @@ class Meter:
 
     def without_each(self) -> dict[int, Measurement]:
         """Layer -> the model with this layer alone replaced."""
-        found = self.measure_all([i for i in self.layers if i != layer] for layer in self.layers)
+        sets = ([i for i in self.layers if i != layer] for layer in self.layers)
+        found = self.measure_all(sets, beside=self.layers)
         return dict(zip(self.layers, found, strict=True))
 
     @contextmanager
@@ -178,30 +190,57 @@ class Meter:
             self.bar.update(note=f"keeping {len(key[1])} of {len(self.layers)}")
 
     @torch.no_grad()
+    def _remember(self, kept: tuple[int, ...], *, measured: bool) -> None:
+        """Have the outputs of layers of a set, for those beside it; if it is measured itself, they come of that."""
+        outputs = self._layer_outputs()
+        outputs.remember(kept)
+        if measured:
+            return
+        with self.swap.keeping(kept) as model:
+            for name, rows in self.parts().items():
+                for i, part in enumerate(passes(rows, model.device)):
+                    if not outputs.has((name, i)):
+                        with outputs.during((name, i), kept):
+                            scored_hidden(model, part)
+
+    def _layer_outputs(self) -> LayerOutputs:
+        if self._outputs is None:
+            model = self.swap.model
+            tokens = sum(rows.ids.numel() for rows in self.parts().values())
+            hidden_bytes = decoder_config(model.config).hidden_size * model.dtype.itemsize
+            self._outputs = LayerOutputs(list(decoder_layers(model)), tokens * hidden_bytes, model.device)
+        return self._outputs
+
+    @torch.no_grad()
     def _measure(self, kept: tuple[int, ...]) -> Measurement:
         teacher, parts = self.teacher_hidden(), self.parts()
         start = time.monotonic()
-        with self.swap.keeping(kept) as model:
-            text, recall = (
-                [
-                    token_scores(model, part, hidden)
-                    for part, hidden in zip(passes(rows, model.device), teacher[name], strict=True)
-                ]
-                for name, rows in parts.items()
-            )
-        text_loss, text_kl, _ = (torch.cat(values).mean().item() for values in zip(*text, strict=True))
-        recall_loss, recall_kl, hits = (torch.cat(values) for values in zip(*recall, strict=True))
+        (text_loss, text_kl, _), (recall_loss, recall_kl, hits) = (
+            self._scores(kept, name, rows, teacher[name]) for name, rows in parts.items()
+        )
         return Measurement(
             probe=self.recall,
             kept=kept,
-            text_loss=text_loss,
-            text_kl=text_kl,
+            text_loss=text_loss.mean().item(),
+            text_kl=text_kl.mean().item(),
             recall_loss=recall_loss.mean().item(),
             recall_kl=recall_kl.mean().item(),
             recall_accuracy=_accuracy(hits, parts[self.recall].asked, whole=self.recall != "copy"),
             tokens=sum(rows.ids.numel() for rows in parts.values()),
             seconds=round(time.monotonic() - start, 3),
         )
+
+    def _scores(self, kept: tuple[int, ...], name: str, rows: Rows, teacher: list[Tensor]) -> list[Tensor]:
+        """Cross entropy, KL and hits of all scored positions of some rows."""
+        found, outputs = [], self._layer_outputs()
+        with self.swap.keeping(kept) as model:
+            head = Head.of(model)
+            for i, (part, teacher_hidden) in enumerate(zip(passes(rows, model.device), teacher, strict=True)):
+                with outputs.during((name, i), kept):
+                    hidden = scored_hidden(model, part)
+                targets = part.ids[:, 1:][part.asked].to(model.device)
+                found.append(token_scores(head, hidden, teacher_hidden.to(hidden), targets))
+        return [torch.cat(values) for values in zip(*found, strict=True)]
 
 
 def passes(rows: Rows, device: torch.device) -> Iterator[Rows]:
@@ -218,17 +257,15 @@ def scored_hidden(model: PreTrainedModel, rows: Rows) -> Tensor:
     return hidden[:, :-1][rows.asked.to(model.device)]
 
 
-def token_scores(model: PreTrainedModel, rows: Rows, teacher_hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy, KL from the teacher and whether the first choice is right, at the n scored positions; float64 [n].
+def token_scores(head: Head, hidden: Tensor, teacher_hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross entropy, KL from the teacher and whether the first choice is right, at n positions; float64 [n].
 
     Args:
-        model: with its layers swapped.
-        rows: one pass.
-        teacher_hidden: [n, D] the teacher's final hidden states there.
+        head: of both.
+        hidden: [n, D] final hidden states.
+        teacher_hidden: [n, D] the teacher's.
+        targets: int64 [n] the next tokens.
     """
-    hidden, head = scored_hidden(model, rows), Head.of(model)
-    targets = rows.ids[:, 1:][rows.asked].to(model.device)
-    teacher_hidden = teacher_hidden.to(hidden)
     found = []
     for part in token_chunks(len(hidden), head.weight.shape[0], hidden.device):
         log_p = F.log_softmax(head.logits(teacher_hidden[part]), -1)

@@ -252,7 +252,7 @@ def _body(data: dict[str, Any], plan: Plan) -> list[str]:
         f"model: {format_flow([data['model']])[1:-1]}",
         "layers:",
         f"  pattern: {format_flow(layers['pattern'])}",
-        f"  # {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_time(chosen.gpu_hours)}",
+        f"  # at most {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_time(chosen.gpu_hours)}",
         f"  select: {format_flow(layers['select'])}",
         "mixers:",
         *(f"  {name}: {format_flow(settings)}" for name, settings in data["mixers"].items()),

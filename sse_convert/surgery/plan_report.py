@@ -54,8 +54,8 @@ class ChoiceRow:
         """The choice for a person."""
         costs = f"{format_number(self.flops)} FLOPs ({time_in_words(self.gpu_hours)} on one GPU)"
         return (
-            f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; {self.passes} forward passes over "
-            f"{self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"
+            f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; at most {self.passes} forward passes "
+            f"over {self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"
         )
 
 

@@ -8,7 +8,9 @@ from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for
 from sse_convert.modeling.initialise import RESIDUAL_SCALE
+from sse_convert.selection.layer_outputs import ROOM_ON_CPU, LayerOutputs
 from sse_convert.selection.layer_swap import Swap
+from sse_convert.training.setup import decoder_layers
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import recipe, tokens
 
@@ -50,6 +52,40 @@ def test_windows_are_those_of_a_converted_model(model_type):
         torch.testing.assert_close(logits(swapped), expected, rtol=1e-5, atol=1e-6)
     assert (before - expected).abs().max() > 1e-4
     assert torch.equal(logits(model), before)
+    layers = list(decoder_layers(model))
+    outputs = LayerOutputs(layers, 1, model.device)
+    outputs.remember(tuple(KEPT))
+    for kept in (KEPT, {0, *KEPT}, {1}, {1, 2, 3}, {3}):
+        with swap.keeping(kept) as swapped, outputs.during(("text", 0), tuple(kept)):
+            found = logits(swapped)
+        with swap.keeping(kept) as swapped:
+            assert torch.equal(found, logits(swapped)), kept
+    assert not any("forward" in vars(layer) for layer in layers)
+
+
+def test_layers_before_the_first_that_differs_are_not_computed():
+    model = tiny_source("qwen3")
+    swap, layers, computed = Swap(model, WINDOW, recipe("x"), tokens()), list(decoder_layers(model)), []
+    for i, layer in enumerate(layers):
+        layer.mlp.register_forward_hook(lambda *_, i=i: computed.append(i))
+    half = LayerOutputs(layers, ROOM_ON_CPU // 2, model.device)
+    none = LayerOutputs(layers, ROOM_ON_CPU + 1, model.device)
+    whole = LayerOutputs(layers, ROOM_ON_CPU // len(layers), model.device)
+    for outputs, kept, expected in (
+        (whole, (1, 2), [2, 3]),
+        (whole, (3,), [1, 2, 3]),
+        (whole, (1,), []),
+        (half, (1, 3), [2, 3]),
+        (half, (1, 2), [2, 3]),
+        (half, (3,), [0, 1, 2, 3]),
+        (none, (1, 3), [0, 1, 2, 3]),
+    ):
+        outputs.remember((1,))
+        for now in ((1,), kept):
+            computed.clear()
+            with swap.keeping(now) as swapped, outputs.during(("text", 0), now):
+                logits(swapped)
+        assert computed == expected, (kept, expected)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

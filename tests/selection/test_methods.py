@@ -33,7 +33,7 @@ class Table:
             recall_accuracy=float(recall == 0), tokens=10, seconds=0.0,
         )  # fmt: skip
 
-    def measure_all(self, sets):
+    def measure_all(self, sets, beside):
         return [self.measure(kept) for kept in sets]
 
     def without_each(self):

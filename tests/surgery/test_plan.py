@@ -102,7 +102,9 @@ def test_layers_to_be_chosen():
     assert choice.flops == pytest.approx(choice.passes * 40960 * 2 * 596_049_920, rel=0.3)
     assert choice.bytes == 2 * 596_049_920
     lines = chooses.lines()
-    assert lines[2].startswith("to be chosen: 7 of 28 softmax layers stay; 177 forward passes over 40,960 tokens, ")
+    assert lines[2].startswith(
+        "to be chosen: 7 of 28 softmax layers stay; at most 177 forward passes over 40,960 tokens, "
+    )
     assert f" FLOPs ({time_in_words(choice.gpu_hours)} on one GPU), with " in lines[2]
     assert [line.split()[0] for line in lines[6:8]] == ["21", "7"]
     assert fixed.choice is None
