@@ -161,6 +161,7 @@ class RowReader:
         seed: fixes the order, the mixture and the needles.
         needles: retrieval rows to plant.
         role: train or valid.
+        sampled_as: role whose samples of the teacher are read; None for `role`.
         loss_mask: assistant leaves only assistant turns of chat sources in `labels`; plain text always counts in full.
         teacher: samples the text of `kind: teacher` sources.
         vocab_size: rows of the model's embedding, to refuse a foreign tokenizer.
@@ -179,6 +180,7 @@ class RowReader:
         *,
         needles: Needles | None = None,
         role: Role = "train",
+        sampled_as: Role | None = None,
         loss_mask: LossMask = "all",
         teacher: SamplingTeacher | None = None,
         vocab_size: int | None = None,
@@ -192,7 +194,7 @@ class RowReader:
         self._words = load_words(self._needles.words) if self._needles else KeyWords((), ())
         self._try_needles()
         self._weights = np.cumsum([source.weight for source in sources])
-        self._seeds = [(seed, _ROLE_SEED[role], i) for i in range(len(sources))]
+        self._seeds = [(seed, _ROLE_SEED[sampled_as or role], i) for i in range(len(sources))]
         self._corpora = [
             open_corpus(source, tokenizer, seq_len, seed=own, shuffle=role == "train", teacher=teacher)
             for source, own in zip(sources, self._seeds, strict=True)

@@ -71,6 +71,7 @@ def make_probe(
         length,
         seed,
         role="valid",
+        sampled_as="train" if sources == recipe.data.train else "valid",  # so that training finds them sampled
         teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=vocab_size,
     )

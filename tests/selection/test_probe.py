@@ -1,11 +1,15 @@
 """The rows that layers are judged by."""
 
+import dataclasses as dc
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 
+from sse_convert.data.rows import RowReader
+from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Source
 from sse_convert.selection.probe import make_probe
@@ -62,3 +66,16 @@ def test_one_token_cannot_be_copied():
 def test_too_little_text(recipe, tokenizer):
     with pytest.raises(DataError, match="rows of 256 tokens"):
         make_probe(recipe, tokenizer, [Source(path=str(TEXT))], tokens=256 * 40, length=256, samples=1, vocab_size=8192)
+
+
+def test_training_text_is_sampled_once(recipe, tokenizer, tmp_path, monkeypatch):
+    """What layers are chosen by is what training reads, so that the teacher samples it for both."""
+    monkeypatch.setenv("SSE_CONVERT_CACHE", str(tmp_path))
+    sampled = []
+    monkeypatch.setattr(TeacherSamples, "_sample", lambda own: sampled.append(1) or [np.arange(100, 190)] * own._rows)
+    source = Source(kind="teacher", rows=40, length=90)
+    recipe = dc.replace(recipe, data=dc.replace(recipe.data, train=[source], valid=[source]))
+    make_probe(recipe, tokenizer, [source], tokens=256, length=256, samples=1, vocab_size=8192)
+    teacher = SamplingTeacher(recipe.model)
+    next(RowReader([source], tokenizer, 128, recipe.data.seed, teacher=teacher).rows())
+    assert len(sampled) == 1
