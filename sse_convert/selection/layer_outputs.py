@@ -4,7 +4,7 @@ A decoder layer gets what the layer before it gave, and nothing else that depend
 every family to that.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -37,10 +37,10 @@ class LayerOutputs:
         self._stored: dict[Pass, dict[int, Any]] = {}
         self._kept: tuple[int, ...] | None = None
 
-    def remember(self, kept: tuple[int, ...]) -> None:
-        """From now on store what layers give for this set, and that of no other."""
-        if kept != self._kept:
-            self._kept, self._stored = kept, {}
+    def remember(self, kept: tuple[int, ...], names: Collection[str]) -> None:
+        """From now on store what layers give for this set in the rows of these names, and nothing else."""
+        known = self._stored if kept == self._kept else {}
+        self._kept, self._stored = kept, {part: known[part] for part in known if part[0] in names}
 
     def has(self, part: Pass) -> bool:
         """Whether the outputs of a pass are here."""

@@ -193,7 +193,7 @@ class Meter:
     def _remember(self, kept: tuple[int, ...], *, measured: bool) -> None:
         """Have the outputs of layers of a set, for those beside it; if it is measured itself, they come of that."""
         outputs = self._layer_outputs()
-        outputs.remember(kept)
+        outputs.remember(kept, self.parts())
         if measured:
             return
         with self.swap.keeping(kept) as model:

@@ -54,7 +54,7 @@ def test_windows_are_those_of_a_converted_model(model_type):
     assert torch.equal(logits(model), before)
     layers = list(decoder_layers(model))
     outputs = LayerOutputs(layers, 1, model.device)
-    outputs.remember(tuple(KEPT))
+    outputs.remember(tuple(KEPT), ["text"])
     for kept in (KEPT, {0, *KEPT}, {1}, {1, 2, 3}, {3}):
         with swap.keeping(kept) as swapped, outputs.during(("text", 0), tuple(kept)):
             found = logits(swapped)
@@ -80,7 +80,7 @@ def test_layers_before_the_first_that_differs_are_not_computed():
         (half, (3,), [0, 1, 2, 3]),
         (none, (1, 3), [0, 1, 2, 3]),
     ):
-        outputs.remember((1,))
+        outputs.remember((1,), ["text"])
         for now in ((1,), kept):
             computed.clear()
             with swap.keeping(now) as swapped, outputs.during(("text", 0), now):
@@ -107,6 +107,19 @@ def test_recurrent_layers_are_those_of_a_converted_model(model_type, mixer):
     with swap.keeping(KEPT) as swapped:
         torch.testing.assert_close(logits(swapped), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_of_rows_that_are_asked_no_more_are_dropped():
+    model = tiny_source("qwen3")
+    outputs = LayerOutputs(list(decoder_layers(model)), 1, model.device)
+    outputs.remember((1,), ["text", "needle"])
+    for name in ("text", "needle"):
+        with outputs.during((name, 0), (1,)):
+            logits(model)
+    outputs.remember((1,), ["text", "table"])
+    assert [outputs.has((name, 0)) for name in ("text", "needle", "table")] == [True, False, False]
+    outputs.remember((2,), ["text", "table"])
+    assert not outputs.has(("text", 0))
 
 
 def test_layers_are_put_back_after_an_error():
