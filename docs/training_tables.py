@@ -12,6 +12,7 @@ STAGES = {
     "distill": "KL, the recipe",
     "plain": "KL, all layers softmax, plain transformers compiled",
     "uptrain": "cross entropy, the recipe",
+    "plain-uptrain": "cross entropy, all layers softmax, plain transformers compiled",
 }
 """stages of the throughput benchmark, for people"""
 WAYS = {
@@ -52,7 +53,8 @@ def _steps(shape: str) -> Iterator[tuple[str, ...]]:
         stage, _, way = name.partition("-")
         if part["tokens_per_second"] is not None:
             yield (
-                shape, STAGES[stage] + WAYS[way], f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}",
+                shape, STAGES.get(name) or STAGES[stage] + WAYS[way],
+                f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}",
                 f"{max(part['peak_mib']) / 1024:.0f}", f"{part['share_of_peak']:.0%}", part["commit"],
             )  # fmt: skip
 

@@ -40,6 +40,7 @@ KINDS = (
     ("copies", r"memcpy|memset"),
 )
 """kind of kernel -> what its name has; the first that fits counts. Triton's own kernels are the package's"""
+PARTS = ("distill", "uptrain", "plain", "plain-uptrain")
 TOP, NAME_LENGTH = 25, 120
 
 
@@ -102,8 +103,8 @@ def kind(name: str) -> str:
 def watched(part: str, path: Path, arguments: argparse.Namespace) -> None:
     """Run a part in this process until its step was seen."""
     register_optimizer_step_post_hook(Watch(arguments.out))
-    if part == "plain":
-        run_plain(load_recipe(path), arguments.rows[0], WARM + 1)
+    if part.startswith("plain"):
+        run_plain(load_recipe(path), "ce" if part.endswith("uptrain") else "kl", arguments.rows[0], WARM + 1)
         return
     work = arguments.work
     sys.argv = ["sse_convert", part, str(path), "-c", str(work / "converted"), "-o", str(work / f"{part}-profile")]
@@ -117,13 +118,13 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="config.json of the shape")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
-    parser.add_argument("--parts", nargs="*", default=["distill", "plain"], choices=("distill", "uptrain", "plain"))
+    parser.add_argument("--parts", nargs="*", default=["distill", "plain"], choices=PARTS)
     parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="*", default=[8], help="of a pass of the plain step")
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=240, help="for each part")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--watched", choices=("distill", "uptrain", "plain"), help=argparse.SUPPRESS)
+    parser.add_argument("--watched", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unwind_when_terminated()
     path = arguments.work / "recipe.yaml"

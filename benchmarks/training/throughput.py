@@ -15,7 +15,8 @@ text come from alone. Its stages run as a user starts them and are killed after 
                        `uptrain-context`, with half of each row on either
     plain              transformers alone: all layers softmax (SDPA), student in float32 under bf16 autocast, teacher in
                        bf16, both compiled layer by layer, activations kept, the same rows of a step, the same chunked
-                       loss, AdamW; the first of `--rows` that fits the GPU
+                       loss, AdamW; the first of `--rows` that fits the GPU, of passes of 32K tokens at most
+    plain-uptrain      the same beside `uptrain`: cross entropy, no teacher
 
 The share of the peak counts the FLOPs of `sse-convert plan`: a forward pass of the teacher, three of the student,
 attention among them, nothing computed twice. `--tiny` tries the script on a CPU.
@@ -56,14 +57,16 @@ from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.speed import training_flops
-from sse_convert.training.losses import linear_kl
+from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.metrics import read
-from sse_convert.training.setup import compile_layers, decoder_layers
+from sse_convert.training.setup import compile_layers
 
 PEAK = 989e12
 """dense bf16 FLOP/s of an H100 and an H200, by their data sheets"""
 WARM = 2
 """steps that compile"""
+PLAIN_TOKENS = 1 << 15
+"""of a pass of the plain step, unless one row is longer"""
 WAYS = {
     "": ("", ""),
     "ddp": ("--multi_gpu", ""),
@@ -134,30 +137,34 @@ def run_stage(part: str, recipe: Path, work: Path, steps: int, until: float) -> 
     }
 
 
-def plain_step(student: Any, teacher: Any, rows: torch.Tensor, total: int) -> None:
-    """Forward and backward of the KL to the teacher, over the tokens of the whole step."""
+def plain_step(student: Any, teacher: Any | None, rows: torch.Tensor, total: int) -> None:
+    """Forward and backward over the tokens of the whole step: of the KL to a teacher, without one of cross entropy."""
     device = rows.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        with torch.no_grad():
-            expected = teacher.base_model(input_ids=rows, use_cache=False).last_hidden_state.flatten(0, 1)
-        hidden = student.base_model(input_ids=rows, use_cache=False).last_hidden_state.flatten(0, 1)
-        loss = linear_kl(hidden, Head.of(student), expected, Head.of(teacher))
+        hidden = student.base_model(input_ids=rows, use_cache=False).last_hidden_state
+        if teacher is None:
+            loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), Head.of(student), rows[:, 1:].flatten())
+        else:
+            with torch.no_grad():
+                expected = teacher.base_model(input_ids=rows, use_cache=False).last_hidden_state.flatten(0, 1)
+            loss = linear_kl(hidden.flatten(0, 1), Head.of(student), expected, Head.of(teacher))
     (loss / total).backward()
 
 
-def run_plain(recipe: Recipe, rows: int, steps: int) -> list[float]:
-    """Seconds of each step of plain transformers."""
-    stage = next(stage for stage in recipe.stages if stage.loss == "kl")
+def run_plain(recipe: Recipe, loss: str, rows: int, steps: int) -> list[float]:
+    """Seconds of each step of plain transformers, of so many rows a pass."""
+    stage = next(stage for stage in recipe.stages if stage.loss == loss)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     student: nn.Module = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32).to(device).train()
-    teacher = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.bfloat16 if cuda else torch.float32)
-    teacher = teacher.to(device).requires_grad_(False)
-    if cuda:
-        compile_layers(student)  # type: ignore[arg-type]
-        compile_layers(teacher)
+    teacher = None
+    if loss == "kl":
+        teacher = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.bfloat16 if cuda else torch.float32)
+        teacher = teacher.to(device).requires_grad_(False)
+    for model in (student, teacher) if cuda else ():
+        if model is not None:
+            compile_layers(model)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(student.parameters(), 1e-5, fused=cuda)
-    assert len(decoder_layers(teacher)) > 0
     tokens = torch.randint(5, 4000, (stage.batch_tokens // stage.seq_len, stage.seq_len), device=device)
     seconds = []
     for _ in range(steps):
@@ -173,11 +180,13 @@ def run_plain(recipe: Recipe, rows: int, steps: int) -> list[float]:
     return seconds
 
 
-def plain(arguments: argparse.Namespace, recipe: Path, until: float) -> dict[str, Any]:
+def plain(arguments: argparse.Namespace, recipe: Path, loss: str, until: float) -> dict[str, Any]:
     """The plain step in a process of its own, with the first number of rows that fits."""
-    tried = {}
-    for rows in arguments.rows:
+    tried: dict[int, str] = {}
+    length = next(stage.seq_len for stage in load_recipe(recipe).stages if stage.loss == loss)
+    for rows in [rows for rows in arguments.rows if rows * length <= PLAIN_TOKENS] or [1]:
         command = [sys.executable, __file__, arguments.recipe, "--work", str(arguments.work), "--plain", str(rows)]
+        command += ["--loss", loss]
         command += ["--steps", str(arguments.steps)]
         with Memory() as memory:
             done = subprocess.run(
@@ -234,6 +243,7 @@ def main() -> None:
     parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="*", default=[8, 4], help="of a pass of the plain step")
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--loss", choices=("kl", "ce"), help=argparse.SUPPRESS)
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=3600, help="end after these")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
@@ -241,7 +251,7 @@ def main() -> None:
     unwind_when_terminated()
     path = arguments.work / "recipe.yaml"
     if arguments.plain is not None:
-        print(json.dumps(run_plain(load_recipe(path), arguments.plain, arguments.steps)))
+        print(json.dumps(run_plain(load_recipe(path), arguments.loss, arguments.plain, arguments.steps)))
         return
     until = time.monotonic() + arguments.seconds
     prepare(arguments, path)
@@ -254,14 +264,15 @@ def main() -> None:
     for part in arguments.parts:
         if time.monotonic() > until:
             break
+        stage, _, way = part.partition("-")
+        loss, alone = "ce" if "uptrain" in part else "kl", stage == "plain"
         found = (
-            plain(arguments, path, until)
-            if part == "plain"
+            plain(arguments, path, loss, until)
+            if alone
             else run_stage(part, path, arguments.work, arguments.steps, until)
         )
-        stage, _, way = part.partition("-")
-        loss, gpus = "ce" if stage == "uptrain" else "kl", 2 if way else 1
-        row = {"commit": arguments.commit, **figures(found, recipe, loss, gpus, softmax=part == "plain")}
+        gpus = 2 if way and not alone else 1
+        row = {"commit": arguments.commit, **figures(found, recipe, loss, gpus, softmax=alone)}
         result["parts"][part] = row
         arguments.out.write_text(json.dumps(result, indent=1))
         shown = {
