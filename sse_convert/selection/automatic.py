@@ -4,9 +4,10 @@ Windows stand in for what layers become: untrained SSE says nothing of what trai
 """
 
 import dataclasses as dc
-import gc
 from pathlib import Path
 from typing import Any
+
+from accelerate.utils.memory import clear_device_cache
 
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import context_limit
@@ -72,7 +73,7 @@ def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, choice: OpenChoic
         samples=rows.recall,
     )
     report = select_layers(_with_probe(recipe, rows), out, settings, teacher=teacher, team=team)
-    gc.collect()  # the model is in cycles, and training wants its memory
+    clear_device_cache(garbage_collection=True)  # the model is in cycles, and training wants its memory
     return LayerChoice(report)
 
 
