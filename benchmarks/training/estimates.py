@@ -63,7 +63,9 @@ class Row:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the median step after the first ones, which compile; of all GPUs."""
+        """As its record has it, else of the median step after the first ones, which compile; of all GPUs."""
+        if "tokens_per_second" in self.record:
+            return float(self.record["tokens_per_second"])
         compiling = 2 if self.record["chosen"]["compile"] else 1
         return self._planned.stage.batch_tokens / statistics.median(self.record["step_seconds"][compiling:])
 

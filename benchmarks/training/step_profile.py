@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from fsdp_smoke import surroundings, unwind_when_terminated
-from throughput import WARM, prepare, run_plain
+from throughput import WARM, loss_of, prepare, run_plain
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sse_convert.recipe import load_recipe
@@ -104,7 +104,7 @@ def watched(part: str, path: Path, arguments: argparse.Namespace) -> None:
     """Run a part in this process until its step was seen."""
     register_optimizer_step_post_hook(Watch(arguments.out))
     if part.startswith("plain"):
-        run_plain(load_recipe(path), "ce" if part.endswith("uptrain") else "kl", arguments.rows[0], WARM + 1)
+        run_plain(load_recipe(path), loss_of(part), arguments.rows[0], WARM + 1)
         return
     work = arguments.work
     sys.argv = ["sse_convert", part, str(path), "-c", str(work / "converted"), "-o", str(work / f"{part}-profile")]

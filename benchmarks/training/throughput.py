@@ -137,6 +137,11 @@ def run_stage(part: str, recipe: Path, work: Path, steps: int, until: float) -> 
     }
 
 
+def loss_of(part: str) -> str:
+    """The loss of a part's stage."""
+    return "ce" if "uptrain" in part else "kl"
+
+
 def plain_step(student: Any, teacher: Any | None, rows: torch.Tensor, total: int) -> None:
     """Forward and backward over the tokens of the whole step: of the KL to a teacher, without one of cross entropy."""
     device = rows.device.type
@@ -265,7 +270,7 @@ def main() -> None:
         if time.monotonic() > until:
             break
         stage, _, way = part.partition("-")
-        loss, alone = "ce" if "uptrain" in part else "kl", stage == "plain"
+        loss, alone = loss_of(part), stage == "plain"
         found = (
             plain(arguments, path, loss, until)
             if alone

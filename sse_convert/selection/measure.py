@@ -29,12 +29,8 @@ from sse_convert.selection.recall_probes import NAMES, Rows
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.training.setup import decoder_layers
 
-TOKENS_PER_PASS = {"cpu": 4096}
-"""kind of device -> tokens that the model reads at a time"""
-TOKENS_ELSEWHERE = 16384
-"""the same of other devices, which few tokens do not keep busy"""
-
-
+TOKENS_ON_CPU, TOKENS_ELSEWHERE = 4096, 16384
+"""that the model reads at a time; few do not keep a GPU busy"""
 Key = tuple[str, tuple[int, ...]]
 """what recall is measured with, and the layers that are kept"""
 
@@ -117,7 +113,8 @@ class Meter:
 
     def measure(self, kept: Iterable[int]) -> Measurement:
         """The model with these layers kept and all others replaced."""
-        (found,) = self.measure_all([kept := tuple(kept)], beside=kept)
+        own = tuple(kept)
+        (found,) = self.measure_all([own], beside=own)
         return found
 
     def measure_all(self, sets: Iterable[Iterable[int]], beside: Iterable[int]) -> list[Measurement]:
@@ -245,7 +242,7 @@ class Meter:
 
 def passes(rows: Rows, device: torch.device) -> Iterator[Rows]:
     """Some rows at a time, as many as suit the device."""
-    size = max(1, TOKENS_PER_PASS.get(device.type, TOKENS_ELSEWHERE) // rows.ids.shape[1])
+    size = max(1, (TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ELSEWHERE) // rows.ids.shape[1])
     for first in range(0, len(rows.ids), size):
         yield Rows(rows.ids[first : first + size], rows.asked[first : first + size])
 
