@@ -21,11 +21,11 @@ class Teacher:
     ruler: bool
     """asked in RULER's wording; if not, in that of our own needles"""
     layouts: dict[str, tuple[int, ...]]
-    """softmax layers by the name of the layout; `select` are those that `select` chooses"""
+    """softmax layers by the name of the layout; `select` are those that `select` chooses, `even` are spread evenly"""
 
 
 TEACHERS = {
-    "qwen": Teacher("teacher-qwen3-32m", False, {"none": (), "blind": (4, 9), "select": (0, 7)}),
+    "qwen": Teacher("teacher-qwen3-32m", False, {"none": (), "blind": (4, 9), "select": (0, 7), "even": (4, 9)}),
     "llama": Teacher("teacher-llama-30m", True, {"none": (), "blind": (2, 8), "select": (0, 4)}),
 }
 VARIANTS = {
@@ -36,7 +36,9 @@ VARIANTS = {
     "text": ["data.needles.share=0"],
 }
 """changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles"""
-TOKENS = {"none": 26, "blind": 26, "select": 9, "teacher": 0}
+RECOMMENDED = ("select", "even")
+"""layouts with the recommended mixer beside their softmax layers; the others have one for models without any"""
+TOKENS = {"none": 26, "blind": 26, "select": 9, "even": 26, "teacher": 0}
 """training tokens in millions by layout, where a name says nothing else"""
 FIRST = 0.6
 """share of them in the first stage"""
@@ -119,7 +121,7 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
     kept = list(teacher.layouts[part.layout])
     most = max(samples.values())
     needle = f"{{lengths: {list(samples)}, samples: {most}, kinds: [number, code], keys: [1, 4, 8]}}"
-    return str(ROOT / (KEPT if part.layout == "select" else PURE)), [
+    return str(ROOT / (KEPT if part.layout in RECOMMENDED else PURE)), [
         f"model={place.checkpoints / teacher.folder}",
         f"layers={{pattern: [sse+sliding], keep: {kept}}}",
         f"data.train=[{{path: {place.books}/train}}]",
