@@ -21,6 +21,8 @@ WORK = (
     ("memory of generation after 128K, GiB", "decoding", 2**17, 1, "peak_gib"),
 )
 """what was measured of whole models: section, context, batch (None where it is always one row), figure"""
+LARGE = 0.08
+"""share of a call's time from which on a kernel is shown"""
 
 
 def operator() -> str:
@@ -81,6 +83,25 @@ def _model_goals() -> Iterator[tuple[str, str, str, str, bool]]:
             yield f"{target.what}, of the teacher's", case, f"{ratio:.2f}x", asked, target.met(ratio)
 
 
+def counters() -> str:
+    """What Nsight Compute counted of the operator's larger kernels, forward and backward."""
+    record = load("counters_h200.json")
+    head = ("shape", "kernel", "ms", "DRAM", "L2", "L1", "multiprocessors", "warps held", "no more for lack of")
+    rows = [row for shape, call in record["shapes"].items() for row in _counted(shape, call)]
+    return "\n".join([*table(head, rows), "", f"Commit {record['commit']}, {record['device']}."])
+
+
+def _counted(shape: str, call: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    kernels = call["kernels"]
+    whole = sum(kernel["total_ms"] for kernel in kernels.values())
+    for name, kernel in kernels.items():
+        if kernel["total_ms"] >= LARGE * whole:
+            shares = (f"{kernel['percent'][of]:.0f}%" for of in ("dram", "l2", "l1", "multiprocessor", "occupancy"))
+            times = f"{kernel['total_ms']:.2f} in {kernel['launches']}"
+            lack = " and ".join(kernel["held_back_by"])
+            yield f"{shape}, {call['tokens'] >> 10}K", f"`{name}`", times, *shares, lack
+
+
 def _asked(limit: float, unit: str, *, least: bool) -> str:
     return f"{'at least' if least else 'at most'} {limit:.3g}{unit}"
 
@@ -89,4 +110,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "operator": operator,
     "models": models,
     "speed-goals": speed_goals,
+    "counters": counters,
 }

@@ -21,6 +21,7 @@ WAYS = {
     "fsdp": ", FSDP2 on two GPUs",
     "fsdp-eager": ", FSDP2 on two GPUs, not compiled",
     "context": ", each row on two",
+    "128k": "",
 }
 SHARED = (("qwen3-0.6b", "fsdp"), ("qwen3-1.7b", "ddp"), ("qwen3-1.7b", "fsdp"))
 """shapes, and ways, whose KL stage ran on one and on two GPUs, each with the passes that it chose"""
@@ -111,4 +112,26 @@ def resumed() -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"steps": steps, "two-gpus": two_gpus, "resumed-gpus": resumed}
+def profile() -> str:
+    """What the GPU does in a step of the recipe and in the plain step, in milliseconds."""
+    record = load("step_qwen3-0.6b")
+    recipe, plain = (record["parts"][name] for name in ("distill", "plain"))
+
+    def row(words: str, ours: float, theirs: float) -> tuple[str, ...]:
+        return words, f"{ours:,.0f}", f"{theirs:,.0f}"
+
+    kinds = [
+        row(kind, *(part["kinds"].get(kind, {"ms": 0.0})["ms"] for part in (recipe, plain))) for kind in recipe["kinds"]
+    ]
+    whole = row("the whole step", recipe["step_ms"], plain["step_ms"])
+    share = plain["step_ms"] / recipe["step_ms"]
+    said = f"Commit {record['commit']}; the plain step takes {share:.2f} of the recipe's time."
+    return "\n".join([*table(("kernels", "recipe, ms", "plain step, ms"), [*kinds, whole]), "", said])
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "steps": steps,
+    "two-gpus": two_gpus,
+    "resumed-gpus": resumed,
+    "step-profile": profile,
+}

@@ -35,6 +35,12 @@ LINES = (
     Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing"),
 )
 
+LONGER = (
+    Line("wordings_qwen-select-row-26M", "Qwen3, 32M", "2 of 10, chosen by `select`"),
+    Line("wordings_llama-select-row-26M", "Llama, 30M", "2 of 9, chosen by `select`"),
+)
+"""the first two with more training, for the page"""
+
 
 def quality() -> str:
     """Five conversions, asked in wordings that training never saw."""
@@ -52,7 +58,7 @@ def wordings() -> str:
     """The same with intervals, at both lengths."""
     head = ("teacher", "softmax layers", "training tokens", "KL, 2K", "KL, 8K",
             *(f"{what}, {size}" for size in ("2K", "8K") for what in ("one needle", "one of several")))  # fmt: skip
-    return "\n".join(table(head, [_long_line(line) for line in LINES]))
+    return "\n".join(table(head, [_long_line(line) for line in (*LINES[:2], *LONGER, *LINES[2:])]))
 
 
 def _line(line: Line) -> tuple[str, ...]:

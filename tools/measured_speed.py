@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGED = ROOT / "sse_convert/surgery/measured_speed.json"
 SOURCES = {
     "kl": ("qwen3-0.6b-distill", "qwen3-1.7b-distill", "qwen3-8b-distill-fsdp"),
-    "ce": ("qwen3-0.6b-uptrain",),
+    "ce": ("qwen3-0.6b-uptrain", "qwen3-0.6b-uptrain-128k", "qwen3-8b-uptrain-context"),
 }
 """loss -> rows of benchmarks/training/estimates.py whose speed counts"""
 
@@ -30,6 +30,7 @@ def _entry(row: Row) -> dict[str, Any]:
     return {
         "shape": row.record["recipe"],
         "hidden_size": row.hidden_size,
+        "seq_len": row.seq_len,
         "gpus": row.record["chosen"]["processes"],
         "gpu": _gpu(row.record["recipe"]),
         "tokens_per_second": row.tokens_per_second,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality import words
+from benchmarks.quality.wordings import parts
 
 KINDS = ("number_x1", "number_x4", "number_x8", "code_x1", "code_x4", "code_x8")
 """columns of needles: what is hidden, and how many of them stand in the row"""
@@ -184,9 +185,19 @@ def _control(run: str, control: Mapping[str, Any], about: Mapping[str, Any]) -> 
 def _ruler(run: str, report: Mapping[str, Any]) -> Iterator[Row]:
     """What `wordings` writes of a teacher."""
     for context, text in _ruler_words(report["ruler"]).items():
-        about = {"commit": report["commit"], "date": report["date"], "softmax_layers": "all"}
-        device = report["ruler"][0]["device"]
-        yield Row(run=run, model="teacher", context=context, hardware=_place(device), ruler=text, **about)
+        yield Row(
+            run=run,
+            model="teacher",
+            commit=report["commit"],
+            date=report["date"],
+            seed=report.get("seed", 0),
+            hardware=_place(report["ruler"][0]["device"]),
+            command=report["command"],
+            teacher=parts.TEACHERS[parts.parse(report["part"]).teacher].folder,
+            softmax_layers="all",
+            context=context,
+            ruler=text,
+        )
 
 
 def _ruler_words(entries: Iterable[Mapping[str, Any]]) -> dict[int, str]:

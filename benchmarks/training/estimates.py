@@ -91,6 +91,11 @@ class Row:
         return self._planned.geometry.dims.hidden
 
     @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self._planned.stage.seq_len
+
+    @property
     def _as_it_ran(self) -> Stage:
         return dc.replace(self._planned.stage, gradient_checkpointing=self.record["chosen"]["gradient_checkpointing"])
 

@@ -46,9 +46,9 @@ MOST_TOKENS = 65536
 """tokens of a pass beyond which more of them no longer make a GPU faster"""
 _PAIR_BYTES = 4
 """of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
-COMPILED_SHARE = 0.62
-"""of the activations, what compiled layers with fused kernels keep at most; 0.56 of them in both stages of
-benchmarks/training/throughput_qwen3-0.6b.json: the peaks without the bytes that do not depend on the rows"""
+COMPILED_SHARE, COMPILED_LAYER = 0.62, 0.7
+"""of the activations, what compiled layers with fused kernels keep at most, and what a layer that is computed twice has
+at once. The peaks of benchmarks/training without the bytes that do not depend on the rows give 0.56, and 0.66 to 0.7"""
 COMPILED_STEPS = 50
 """steps of a stage from which on compiling pays"""
 STATE_CHUNK = 64
@@ -231,7 +231,7 @@ def stage_memory(
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce"
     other = teacher or geometry
-    share = COMPILED_SHARE if compiled and not checkpointing else 1
+    share = (COMPILED_LAYER if checkpointing else COMPILED_SHARE) if compiled else 1
     kept, again = _activations(geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=share)
     narrower = _narrower(geometry, mixers, checkpointing=checkpointing) if bf16 and not alone else 0.0
     masks = sum({(m.window, m.sinks): _block_keys(m) for m in mixers if isinstance(m, WindowMixer)}.values())
@@ -257,7 +257,7 @@ def stage_memory(
         vocabulary=geometry.vocabulary,
         per_token=sets * (kept / stage.context_parallel + masks),
         again=again / stage.context_parallel,
-        narrower=sets * share * narrower / stage.context_parallel,
+        narrower=sets * (1 if checkpointing else share) * narrower / stage.context_parallel,
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
@@ -274,14 +274,14 @@ def _activations(
         element: bytes of an activation.
         alone: converted layers' attention is all that runs.
         checkpointing: gradient checkpointing.
-        share: part of activations that compilation leaves.
+        share: part of activations, or of the one layer's, that compilation leaves.
     """
     hidden, sizes = geometry.dims.hidden, [geometry.at(i) for i in range(len(mixers))]
     if alone:
         attention = [_attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
         return 2.0 * element * hidden * len(attention), max(attention)
     layers = [_layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
-    return (4.0 * hidden * len(layers), max(layers)) if checkpointing else (share * sum(layers), 0.0)
+    return (4.0 * hidden * len(layers), share * max(layers)) if checkpointing else (share * sum(layers), 0.0)
 
 
 def _narrower(geometry: Geometry, mixers: Mixers, *, checkpointing: bool) -> float:

@@ -184,7 +184,7 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
         passes=passes,
         tokens=rows.tokens,
         flops=flops,
-        gpu_hours=hours(flops, geometry.dims.hidden),
+        gpu_hours=hours(flops, geometry.dims.hidden, rows.length),
         bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 

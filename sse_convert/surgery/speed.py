@@ -1,9 +1,10 @@
-"""FLOPs of training, and how long they take: GPU hours, scaled from the measured shape of the nearest width."""
+"""FLOPs of training, and how long they take: GPU hours, scaled from what was measured of the nearest width and row."""
 
 import dataclasses as dc
 import functools
 import json
 import math
+import textwrap
 from pathlib import Path
 
 from sse_convert.recipe.schema import Stage
@@ -12,6 +13,8 @@ from sse_convert.surgery.budget import Geometry, Mixers
 
 MEASURED = Path(__file__).parent / "measured_speed.json"
 """written by tools/measured_speed.py"""
+WIDTH = 110
+"""characters of a line that is told"""
 SOURCE = "benchmarks/training"
 """where they were measured"""
 LOSS_LIKE = {"layer_mse": "kl", "kl": "kl", "ce": "ce"}
@@ -27,6 +30,8 @@ class MeasuredSpeed:
     """recipe of the model whose shape it was"""
     hidden_size: int
     """its width"""
+    seq_len: int
+    """tokens of a row"""
     gpus: int
     gpu: str
     tokens_per_second: float
@@ -43,33 +48,40 @@ class MeasuredSpeed:
 
 @functools.cache
 def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
-    """Loss (kl, ce) -> what was measured, by rising width."""
+    """Loss (kl, ce) -> what was measured, by rising width and row."""
     data = json.loads(MEASURED.read_text(encoding="utf-8"))
     return {loss: [MeasuredSpeed(**found) for found in every] for loss, every in data.items()}
 
 
-def nearest_speed(loss: str, hidden_size: int) -> MeasuredSpeed:
-    """What was measured of a loss on the shape whose width is nearest, by ratio.
+def nearest_speed(loss: str, hidden_size: int, seq_len: int) -> MeasuredSpeed:
+    """What was measured of a loss on the shape whose width is nearest, by ratio, and of these with the nearest rows.
 
     Args:
         loss: kl or ce.
         hidden_size: width of the model.
+        seq_len: tokens of a row.
     """
-    return min(measured_speeds()[loss], key=lambda speed: abs(math.log(speed.hidden_size / hidden_size)))
+
+    def distance(speed: MeasuredSpeed) -> tuple[float, float]:
+        return abs(math.log(speed.hidden_size / hidden_size)), abs(math.log(speed.seq_len / seq_len))
+
+    return min(measured_speeds()[loss], key=distance)
 
 
 def measured_line() -> str:
     """Where GPU hours come from, for a person."""
     rates = (
-        f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape}" + f" on {speed.gpus} GPUs" * (speed.gpus > 1)
+        f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape} at {speed.seq_len >> 10}K"
+        + f" on {speed.gpus} GPUs" * (speed.gpus > 1)
         for loss, every in measured_speeds().items()
         for speed in every
     )
     gpu = measured_speeds()["kl"][0].gpu
-    return (
-        f"GPU hours are estimated from tokens/s that were measured on {gpu}: {', '.join(rates)}\n"
-        f"({SOURCE}). The nearest width is scaled by FLOPs; another GPU has another speed"
+    text = (
+        f"GPU hours are estimated from tokens/s that were measured on {gpu}: {', '.join(rates)} ({SOURCE}). "
+        "The nearest of them is scaled by FLOPs; another GPU has another speed"
     )
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
 def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:
@@ -82,18 +94,19 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometr
         teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
-    return hours(flops, geometry.dims.hidden, LOSS_LIKE[stage.loss])
+    return hours(flops, geometry.dims.hidden, stage.seq_len, LOSS_LIKE[stage.loss])
 
 
-def hours(flops: float, hidden_size: int, loss: str = "kl") -> float:
+def hours(flops: float, hidden_size: int, seq_len: int, loss: str = "kl") -> float:
     """Hours of one GPU of the measured kind.
 
     Args:
         flops: of all that is done.
         hidden_size: width of the model.
+        seq_len: tokens of a row.
         loss: whose measured speed it has.
     """
-    return flops / nearest_speed(loss, hidden_size).flops_per_second / 3600
+    return flops / nearest_speed(loss, hidden_size, seq_len).flops_per_second / 3600
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:

@@ -129,10 +129,11 @@ def test_the_plots_draw(tmp_path: Path) -> None:
 
 def test_ruler_stands_in_words(tmp_path: Path) -> None:
     entries = [{"task": "niah_single_1", "length": n, "scores": [1.0, 0.5], "device": "cuda (X)"} for n in (2048, 8192)]
-    teacher = list(rows.rows_of("llama-teacher", {"ruler": entries, "commit": "a", "date": "b"}, {"teacher": "T"}))
-    assert [(row.model, row.context, row.hardware, row.teacher) for row in teacher] == [
-        ("teacher", 2048, "X", "T"), ("teacher", 8192, "X", "T"),
-    ]  # fmt: skip
+    report = {"ruler": entries, "commit": "a", "date": "b", "command": "c", "part": "llama-teacher"}
+    teacher = list(rows.rows_of("of-llama", report, {}))
+    assert [(row.model, row.context, row.hardware, row.teacher, row.command) for row in teacher] == [
+        ("teacher", context, "X", "teacher-llama-30m", "c") for context in (2048, 8192)
+    ]
     assert teacher[0].ruler == "niah_single_1 75.0% of 2"
 
 

@@ -107,7 +107,7 @@ def test_the_next_command_ends_the_plan(tmp_path):
     told = f"model={tmp_path}"
     plan = api.plan("qwen3-0.6b", overrides=[told])
     command = f"sse-convert run qwen3-0.6b --set {told}"
-    assert plan.lines()[-1] == f"next, on 1 GPU of 48 GiB or more, once {tmp_path} has the weights: {command}"
+    assert plan.lines()[-1] == f"next, on 1 GPU of 24 GiB or more, once {tmp_path} has the weights: {command}"
     assert plan.to_dict()["next_command"] == command
 
 

@@ -13,6 +13,7 @@ from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, SHARE, logits_at_
 from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import (
+    COMPILED_LAYER,
     COMPILED_SHARE,
     GIB,
     MOST_TOKENS,
@@ -233,8 +234,9 @@ def test_compiled_layers_keep_less():
     sse = mixer_from_dict({"kind": "sse"})
     plain, compiled = (memory([sse, None], loss="kl", compiled=compiled) for compiled in (False, True))
     assert compiled.per_token == pytest.approx(COMPILED_SHARE * plain.per_token)
-    checkpointed = [memory([sse, None], checkpointing=True, compiled=compiled) for compiled in (False, True)]
-    assert checkpointed[0] == checkpointed[1]
+    plain, compiled = (memory([sse, None], checkpointing=True, compiled=compiled) for compiled in (False, True))
+    assert compiled.again == pytest.approx(COMPILED_LAYER * plain.again)
+    assert dc.replace(compiled, again=plain.again) == plain
 
 
 @pytest.mark.parametrize(

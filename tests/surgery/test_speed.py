@@ -21,7 +21,7 @@ def test_the_package_has_what_the_benchmark_measured():
 
 def test_hours_are_tokens_by_flops_at_the_measured_speed():
     stage = Stage(name="s", loss="ce", tokens=10**9, seq_len=4096, lr=1e-3)
-    (measured,) = measured_speeds()["ce"]
+    measured = next(speed for speed in measured_speeds()["ce"] if (speed.hidden_size, speed.seq_len) == (1024, 2**15))
     scale = training_flops(stage, geometry(), [None, None]) / measured.flops_per_token
     expected = 10**9 * scale / measured.tokens_per_second / 3600
     assert gpu_hours(stage, geometry(), [None, None]) == pytest.approx(expected)
@@ -37,13 +37,22 @@ def test_a_shape_measured_on_two_gpus_counts_for_each_of_them():
     [(64, "qwen3-0.6b"), (1400, "qwen3-0.6b"), (1500, "qwen3-1.7b"), (2560, "qwen3-1.7b"), (8192, "qwen3-8b")],
 )
 def test_the_nearest_width_counts(hidden_size, shape):
-    assert nearest_speed("kl", hidden_size).shape == shape
+    assert nearest_speed("kl", hidden_size, 4096).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "seq_len", "found"),
+    [(1024, 4096, ("qwen3-0.6b", 2**15)), (1400, 2**16 + 1, ("qwen3-0.6b", 2**17)), (5120, 4096, ("qwen3-8b", 2**17))],
+)
+def test_of_one_width_the_nearest_rows_count(hidden_size, seq_len, found):
+    speed = nearest_speed("ce", hidden_size, seq_len)
+    assert (speed.shape, speed.seq_len) == found
 
 
 def test_every_measurement_is_named():
-    said = measured_line()
+    said = measured_line().replace("\n", " ")
     for loss, every in measured_speeds().items():
         for speed in every:
             assert f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape}" in said
-    assert "of qwen3-8b on 2 GPUs" in said
+    assert "of qwen3-8b at 4K on 2 GPUs" in said
     assert "NVIDIA H200" in said

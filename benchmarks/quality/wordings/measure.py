@@ -27,6 +27,8 @@ from sse_convert.recipe.schema import RulerEval
 from sse_convert.training.schedule import Schedule
 
 ESSAY = "valid/marcel-proust-swann-s-way.txt"
+SEED = 0
+"""of RULER's questions"""
 TOKENS = 2**18
 """tokens of the prompts that are answered at once"""
 
@@ -47,7 +49,7 @@ def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], o
         load_material(None)  # a missing package is found now
     if part.layout == "teacher":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it only measures
-        report: dict[str, Any] = {"schema": 1, "commit": commit(), "date": time.strftime("%F")}
+        report: dict[str, Any] = {"schema": 1, "commit": commit(), "date": time.strftime("%F"), "seed": SEED}
         folder, kept = place.checkpoints / teacher.folder, out
     else:
         report, kept = _converted(part, place, samples, changes, out, cut=cut)
@@ -136,7 +138,7 @@ def ruler(folder: Path, essay: Path, samples: dict[int, int], file: Path) -> lis
                 continue
             settings = RulerEval(tasks=[task], lengths=[length], samples=count, text=str(essay))
             start, scores = time.monotonic(), []
-            (rows,) = ruler_samples(settings, tokenizer, material)
+            (rows,) = ruler_samples(settings, tokenizer, material, SEED)
             made = time.monotonic() - start
             for i in range(0, count, size):
                 texts = answer(model, tokenizer, rows[i : i + size])
