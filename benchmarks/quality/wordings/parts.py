@@ -28,14 +28,23 @@ TEACHERS = {
     "qwen": Teacher("teacher-qwen3-32m", False, {"none": (), "blind": (4, 9), "select": (0, 7), "even": (4, 9)}),
     "llama": Teacher("teacher-llama-30m", True, {"none": (), "blind": (2, 8), "select": (0, 4)}),
 }
+FROZEN = (
+    *("stages.0.train=mixers", "stages.0.lr={mixers: 2.0e-4, new: 3.0e-3}"),
+    *("stages.1.train=mixers", "stages.1.lr={mixers: 1.0e-4, new: 1.5e-3}"),
+)
+"""converted layers alone are trained, at the rates of the recipe with recommended mixers"""
 VARIANTS = {
     "row": ["data.needles.answers=row"],
     "teacher": ["data.needles.answers=teacher"],
     "facts": ["data.needles.answers=row", "data.needles.forms={facts: 1}"],
     "induction": ["data.needles.answers=row", "data.needles.forms={copy: 4, numbered: 1, table: 1, facts: 2}"],
     "text": ["data.needles.share=0"],
+    "frozen": ["data.needles.answers=row", *FROZEN],
+    "frozenteacher": ["data.needles.answers=teacher", *FROZEN],
+    "frozentext": ["data.needles.share=0", *FROZEN],
 }
-"""changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles"""
+"""changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles; what
+is not converted frozen"""
 RECOMMENDED = ("select", "even")
 """layouts with the recommended mixer beside their softmax layers; the others have one for models without any"""
 TOKENS = {"none": 26, "blind": 26, "select": 9, "even": 26, "teacher": 0}
