@@ -2,10 +2,11 @@
 
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
 with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
-AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A teacher takes 2 under bfloat16, else 4, and none
-where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The losses
-hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax layers
-of packed rows have a mask of all pairs of tokens of a row.
+AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A frozen matrix takes 2 and has no copy under
+autocast, but for embeddings and experts, and where weights are shared out. A teacher takes 2 under bfloat16, else 4,
+and none where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The
+losses hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax
+layers of packed rows have a mask of all pairs of tokens of a row.
 
 Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
 but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
@@ -75,6 +76,8 @@ class StageMemory:
     """bytes of weights, gradients, optimizer and teacher"""
     copies: int = 0
     """of these, copies for autocast, which FSDP makes of what it gathers"""
+    held_low: int = 0
+    """bytes of `weights` that frozen matrices take less, where weights are not shared out"""
     gathered: int = 0
     """bytes that a process has whole at a time under FSDP"""
     buckets: int = 0
@@ -103,7 +106,7 @@ class StageMemory:
         count = max(processes.count, self.ranks)
         if self._shares_out(processes):
             return (self.weights - self.copies) / count + self.gathered + self.head
-        return self.weights + self.head + (self.buckets if count > 1 else 0)
+        return self.weights - self.held_low + self.head + (self.buckets if count > 1 else 0)
 
     def total(self, seq_len: int, rows: int, gpu_bytes: int, processes: Processes = ONE) -> float:
         """Bytes of one process for a forward and backward pass.
@@ -228,6 +231,7 @@ def stage_memory(
         trained = sum(converted) + added
     weights = trained if alone else geometry.parameters + added
     copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
+    frozen = _frozen_matrices(geometry, mixers, stage) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce"
     other = teacher or geometry
@@ -247,6 +251,7 @@ def stage_memory(
     return StageMemory(
         weights=weights * 4 + copies + trained * 12 + other.parameters * element * beside,
         copies=copies,
+        held_low=2 * frozen + max(0, copies - 2 * (weights - frozen)),
         gathered=_gathered_bytes(
             geometry, added, element, other if beside else None, alone=alone, all_trained=stage.train == "all"
         ),
@@ -297,6 +302,16 @@ def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, check
     the backward pass alone, which gradient checkpointing does layer by layer."""
     head = geometry.vocabulary * geometry.dims.hidden
     return min(weights, trained + head + _layer_parameters(geometry, added)) if checkpointing else weights
+
+
+def _frozen_matrices(geometry: Geometry, mixers: Mixers, stage: Stage) -> int:
+    """Elements of matrices that a stage does not train, without an embedding and what sees images; none of a model with
+    experts, which mostly have no linear modules."""
+    experts = geometry.idle_parameters > geometry.image_parameters
+    if stage.train == "all" or stage.loss == "layer_mse" or experts:
+        return 0
+    converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
+    return geometry.parameters - geometry.image_parameters - geometry.embedding_parameters - sum(converted)
 
 
 def _layer_parameters(geometry: Geometry, added: int) -> int:

@@ -8,7 +8,6 @@ recurrent states cannot follow.
 import dataclasses as dc
 
 from accelerate import Accelerator, ParallelismConfig
-from accelerate.utils import DistributedType
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from sse_convert.modeling.attention_dims import document_attention_problem
 from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.recipe.schema import Stage
+from sse_convert.training.setup import is_sharded
 
 ROW_POSITIONS = "row_positions"
 """key of a batch: int64 [R, T], positions of whole rows, where the batch has this process's tokens of them"""
@@ -64,7 +64,7 @@ def lay_out(accelerator: Accelerator, stage: Stage) -> Place:
             fix=f"launch {-(-processes // parts) * parts} processes, or set context_parallel to a divisor of "
             f"{processes}",
         )
-    if parts > 1 and accelerator.distributed_type != DistributedType.FSDP:
+    if parts > 1 and not is_sharded(accelerator):
         raise HardwareError(
             f"stage {stage.name}: context_parallel is {parts} under {accelerator.distributed_type.value}",
             expected="FSDP version 2, which shards the model over the same processes",

@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
+from sse_convert.training.frozen_matrices import share
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
 from sse_convert.training.objective import Frozen, frozen_teacher
-from sse_convert.training.setup import compile_layers, decoder_layers
+from sse_convert.training.setup import compile_layers, decoder_layers, is_sharded
 
 
 class DistillLoss(nn.Module):
@@ -92,3 +93,5 @@ class Distill(WholeModel):
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
         loss = DistillLoss(student, frozen, picks=stage.loss_mask != "all", vocabulary=vocabulary)
         super().__init__(accelerator, student, loss, stage, train)
+        if not is_sharded(accelerator):
+            share(student, teacher)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import source_view
@@ -22,6 +21,7 @@ from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.memory import USABLE, Processes, compiles_layers, even_parts, most_rows, stage_memory
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.training.schedule import Schedule
+from sse_convert.training.setup import is_sharded
 
 FILE = "chosen.json"
 ENOUGH_TOKENS = 8192
@@ -155,7 +155,7 @@ class Fit:
             compiled=compiled,
             teacher=self.teacher,
         )
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        sharded = is_sharded(self.accelerator)
         processes = Processes(self.accelerator.num_processes, sharded)
         return most_rows(estimate, self.stage.seq_len, self._rows, gpu_bytes, free * USABLE, processes)
 

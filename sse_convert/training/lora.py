@@ -11,7 +11,10 @@ from sse_convert.errors import TrainingError
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.recipe.schema import Lora
 
-_BASE = ".base_layer."
+LINEAR = (nn.Linear, Conv1D)
+"""classes of the modules that multiply by a matrix; a class derived from them does more, as routers of experts do"""
+BASE = ".base_layer."
+"""in the names of parameters beside which an adapter stands"""
 _DOWN = ".lora_A.default.weight"
 _UP = ".lora_B.default.weight"
 
@@ -30,7 +33,7 @@ def lora_targets(model: PreTrainedModel, settings: Lora, converted: set[str]) ->
     names = [
         name
         for name, module in backbone_of(model).named_modules(prefix=source_spec(model.config.model_type).backbone)
-        if isinstance(module, nn.Linear | Conv1D) and not any(name.startswith(f"{path}.") for path in converted)
+        if type(module) in LINEAR and not any(name.startswith(f"{path}.") for path in converted)
     ]
     if settings.targets is None:
         return names
@@ -57,7 +60,7 @@ def peft_targets(model: PreTrainedModel) -> list[str]:
     Returns:
         Sorted names such as `down_proj` and `q_proj`.
     """
-    linear = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    linear = [name for name, module in model.base_model.named_modules() if type(module) in LINEAR]
     return sorted({name.rpartition(".")[2] for name in linear if ".sse_" not in f".{name}"})
 
 
@@ -90,7 +93,7 @@ def merge_lora(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         state: from the model with adapters.
         model: that model; says which modules store their weight transposed, and the scaling.
     """
-    merged = {key.replace(_BASE, "."): value for key, value in state.items() if ".lora_" not in key}
+    merged = {key.replace(BASE, "."): value for key, value in state.items() if ".lora_" not in key}
     for key in (key for key in state if key.endswith(_DOWN)):
         name = key.removesuffix(_DOWN)
         module: Any = model.get_submodule(name)

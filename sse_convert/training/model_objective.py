@@ -16,14 +16,17 @@ from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
+from sse_convert.training.frozen_matrices import as_before, hold_low
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.setup import (
+    autocast_dtype,
     compile_layers,
     converted_attention,
     decoder_layers,
+    is_sharded,
     prepare_parameters,
     recompute_activations,
     shard_by,
@@ -51,6 +54,9 @@ class WholeModel(Objective):
         self._lora = stage.train == "lora"
         self._picks = stage.loss == "ce" or stage.loss_mask != "all"
         prepare_parameters(student, stage, train)
+        low = None if is_sharded(accelerator) else autocast_dtype(accelerator)
+        originals = {} if low is None else hold_low(student, low)
+        self._originals = originals if accelerator.is_main_process else {}
         if stage.gradient_checkpointing is True:
             recompute_activations(student)
         if train.compile is True:
@@ -129,7 +135,7 @@ class WholeModel(Objective):
         """The student, with LoRA merged and tied weights once."""
         tied = self.student.all_tied_weights_keys
         whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
-        state = {name: value for name, value in whole.items() if name not in tied}
+        state = as_before({name: value for name, value in whole.items() if name not in tied}, self._originals)
         return merge_lora(state, self.student) if state and self._lora else state
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from sse_convert.modeling.architectures import backbone_of
@@ -22,6 +21,7 @@ from sse_convert.modeling.layer_arguments import LAYOUT
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
 from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.training.context import ROW_POSITIONS
+from sse_convert.training.setup import is_sharded
 
 if TYPE_CHECKING:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -139,7 +139,7 @@ class Objective(ABC):
 
         FSDP reduces every time: it would have to keep whole gradients otherwise.
         """
-        if last or self.accelerator.distributed_type == DistributedType.FSDP:
+        if last or is_sharded(self.accelerator):
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[None] = self.accelerator.no_sync(part.module)
         return context
@@ -181,7 +181,7 @@ def _layout(input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | No
 def frozen_teacher(model: "PreTrainedModel", accelerator: Accelerator, layers: nn.ModuleList) -> Frozen:
     """A teacher ready for use; under FSDP sharded like the student, layer by layer."""
     teacher = Frozen(model)
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if is_sharded(accelerator):
         from torch.distributed.fsdp import fully_shard
 
         for layer in layers:

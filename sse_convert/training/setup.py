@@ -1,7 +1,8 @@
 """Everything a stage needs before its first step: the accelerator, the two models, what is trained and how fast.
 
 The student is loaded in float32 and trained there (master weights); matrix products run in the recipe's mixed
-precision. The teacher is frozen, in bfloat16 on a GPU and float32 on a CPU.
+precision, which frozen matrices have themselves (`frozen_matrices.py`). The teacher is frozen, in bfloat16 on a GPU and
+float32 on a CPU.
 """
 
 import datetime as dt
@@ -76,7 +77,7 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
             expected="one process, data parallelism (MULTI_GPU, MULTI_CPU) or FSDP version 2",
             fix="run `accelerate config` again, or launch without a configuration file",
         )
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if is_sharded(accelerator):
         _configure_fsdp(accelerator)
     return accelerator
 
@@ -88,6 +89,16 @@ def _precision(train: Train) -> str:
     if train.mixed_precision is not None:
         return train.mixed_precision
     return "bf16" if gpu else "no"
+
+
+def autocast_dtype(accelerator: Accelerator) -> torch.dtype | None:
+    """In which matrix products run; None for the weights' own."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether processes share out the weights (FSDP2)."""
+    return bool(accelerator.distributed_type == DistributedType.FSDP)
 
 
 def _on_gpu() -> bool:
@@ -126,7 +137,7 @@ def _configure_fsdp(accelerator: Accelerator) -> None:
             f"FSDP version {plugin.fsdp_version}", expected="version 2", fix="launch with --fsdp_version 2"
         )
     plugin.activation_checkpointing = False  # the recipe's gradient_checkpointing decides
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    dtype = autocast_dtype(accelerator)
     # gradients are summed in float32, and nothing is cast between layers: the embedding's output has their dtype. Casts
     # at a layer's edge would be missing where a gradient checkpoint repeats it (pytorch#159359)
     plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
@@ -136,7 +147,7 @@ def shard_by(accelerator: Accelerator, layer_class: str | None) -> None:
     """Under FSDP, make each module of this class a unit of its own; None makes the whole module one unit."""
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if is_sharded(accelerator):
         plugin: Any = accelerator.state.fsdp_plugin
         plugin.auto_wrap_policy = None if layer_class is None else transformer_auto_wrap_policy
         plugin.transformer_cls_names_to_wrap = None if layer_class is None else [layer_class]
@@ -185,7 +196,7 @@ def load_teacher(source: StageTeacher, accelerator: Accelerator) -> PreTrainedMo
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
     folder = download(open_checkpoint(source.name, source.revision)).folder
-    sharded = accelerator.distributed_type == DistributedType.FSDP
+    sharded = is_sharded(accelerator)
     model = load_pretrained(
         folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device
     )

@@ -53,8 +53,8 @@ def test_more_memory_never_hurts(planned):
 
 def test_lora_is_the_way_out_for_small_machines():
     costs = costs_of("qwen3-8b")
-    assert costs.way(1, 80) is None
-    one = costs.way(1, 141)
+    assert costs.way(1, 48) is None
+    one = costs.way(1, 80)
     assert (one.how, one.lora) == ("LoRA", True)
     assert set(one.overrides) == {"stages.distill.train=lora", "stages.uptrain.train=lora"}
     assert costs.way(8, 141).how == "FSDP2"

@@ -74,6 +74,16 @@ def test_adapters_go_beside_frozen_weights_only(converted):
     assert "q_proj" in caught.value.expected
 
 
+@pytest.mark.parametrize("family", ["llama4_text", "phimoe"])
+def test_routers_of_experts_get_no_adapter(family):
+    """They are linear modules by descent, and answer with more than a product."""
+    model = tiny_model(family, LAYOUT)
+    targets = lora_targets(model, Lora(), set(converted_attention(model).values()))
+    assert targets
+    assert not [name for name in [*targets, *sse_convert.peft_targets(model)] if "router" in name]
+    assert randomised(model)(torch.arange(1, 9)[None]).logits.isfinite().all()
+
+
 def test_a_lora_stage_trains_and_merges(make, train, converted, tokenizer):
     recipe = make(("distill", {"train": "lora", "tokens": 2048}), train={"lora": {"rank": 4}})
     folder, report = train("distill", recipe=recipe)

@@ -43,8 +43,8 @@ VARIANTS = {
     "frozenteacher": ["data.needles.answers=teacher", *FROZEN],
     "frozentext": ["data.needles.share=0", *FROZEN],
 }
-"""changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles; what
-is not converted frozen"""
+"""changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles, and
+what is not converted frozen"""
 RECOMMENDED = ("select", "even")
 """layouts with the recommended mixer beside their softmax layers; the others have one for models without any"""
 TOKENS = {"none": 26, "blind": 26, "select": 9, "even": 26, "teacher": 0}

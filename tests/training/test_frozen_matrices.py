@@ -1,0 +1,157 @@
+"""Frozen matrices in autocast's dtype, and shared with the teacher: less memory, and not a bit of difference."""
+
+import dataclasses as dc
+
+import pytest
+import torch
+from accelerate import debug_launcher
+from safetensors.torch import load_file
+
+from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.modeling.auto import load_pretrained
+from sse_convert.recipe import resolve
+from sse_convert.recipe.schema import Lora
+from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.memory import Processes, stage_memory
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.training import distill, model_objective
+from sse_convert.training.frozen_matrices import as_before, hold_low, share
+from sse_convert.training.lora import add_lora, lora_targets
+from sse_convert.training.setup import prepare_parameters
+from sse_convert.training.stage import run_stage
+from tests.training.conftest import losses, make_llama
+from tests.training.launched import forked
+
+LOW = torch.bfloat16
+SHARED = Processes(2, sharded=True)
+
+
+def llama(**settings):
+    """One whose values are those of a bfloat16 checkpoint, in float32, frozen."""
+    return make_llama(**settings).to(LOW).float().requires_grad_(False)
+
+
+def dtypes(model):
+    return {name for name, p in model.named_parameters() if p.dtype == LOW}
+
+
+def test_matrices_of_frozen_linear_modules_are_held_low():
+    model = llama()
+    model.model.layers[1].mlp.requires_grad_(True)
+    hold_low(model, LOW)
+    found = dtypes(model)
+    assert {"lm_head.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.2.mlp.up_proj.weight"} <= found
+    assert not any("norm" in name or "embed" in name or "layers.1.mlp" in name for name in found)
+
+
+def test_what_the_dtype_does_not_hold_comes_back():
+    model = llama()
+    matrix = model.model.layers[0].mlp.up_proj.weight
+    matrix.data[0, 0] = 1 + 2**-20
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    originals = hold_low(model, LOW)
+    assert list(originals) == ["model.layers.0.mlp.up_proj.weight"]
+    assert matrix[0, 0] == 1
+    after = as_before(model.state_dict(), originals)
+    assert after.keys() == before.keys()
+    assert all(after[name].dtype == torch.float32 and torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_tied_head_stays():
+    model = llama(tie=True)
+    hold_low(model, LOW)
+    assert model.lm_head.weight.dtype == torch.float32
+    assert "model.layers.0.mlp.down_proj.weight" in dtypes(model)
+
+
+def test_equal_frozen_parameters_exist_once():
+    model, teacher = llama(), llama().to(LOW)
+    teacher.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
+    add_lora(model, Lora(rank=2), lora_targets(model, Lora(), set()), 0)
+    hold_low(model, LOW)
+    share(model, teacher)
+    of_teacher = {p.data_ptr() for p in teacher.parameters()}
+    shared = {name for name, p in model.named_parameters() if p.data_ptr() in of_teacher}
+    assert "model.layers.0.mlp.up_proj.base_layer.weight" in shared
+    assert "model.layers.1.mlp.up_proj.base_layer.weight" not in shared
+    assert shared < dtypes(model)
+
+
+@pytest.fixture(scope="module", params=[LOW, torch.float32])
+def any_teacher(request, tmp_path_factory, tokenizer):
+    """A teacher whose values bfloat16 holds, and one whose values it does not hold."""
+    folder = tmp_path_factory.mktemp("low")
+    make_llama().to(request.param).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stage", "trained", "precision"),
+    [
+        ("distill", "lora", "bf16"),
+        ("uptrain", "lora", "bf16"),
+        ("distill", "mixers", "bf16"),
+        ("distill", "lora", "no"),
+    ],
+)
+def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatch, stage, trained, precision):
+    rates = {"lr": {"mixers": 3e-3}} if trained == "mixers" else {}
+    own = {"train": trained, "tokens": 512, "gradient_checkpointing": True, **rates}
+    recipe = make((stage, own), model=str(any_teacher), train={"mixed_precision": precision})
+    convert_checkpoint(recipe, tmp_path / "converted")
+    low, shared = [], []
+
+    def held(model, dtype):
+        originals = hold_low(model, dtype)
+        low.extend(dtypes(model))
+        return originals
+
+    def counted(model, other):
+        share(model, other)
+        shared.extend({p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in other.parameters()})
+
+    found = {}
+    for name, ways in (("held", (held, counted)), ("plain", (lambda *_: {},) * 2)):
+        monkeypatch.setattr(model_objective, "hold_low", ways[0])
+        monkeypatch.setattr(distill, "share", ways[1])
+        run_stage(recipe, recipe.stages[0], tmp_path / "converted", tmp_path / name)
+        found[name] = losses(tmp_path / name), load_file(tmp_path / name / "model.safetensors")
+    assert bool(low) == (precision == "bf16")
+    assert bool(shared) == (stage == "distill")  # on a CPU the teacher is in float32: what is not held low is shared
+    assert found["held"][0] == found["plain"][0]
+    held_state, plain_state = (found[name][1] for name in ("held", "plain"))
+    assert held_state.keys() == plain_state.keys()
+    assert [name for name, value in held_state.items() if not torch.equal(value, plain_state[name])] == []
+    assert {value.dtype for value in held_state.values() if value.is_floating_point()} == {torch.float32}
+
+
+def test_two_processes_of_ddp_as_well(make, any_teacher, tmp_path, monkeypatch):
+    own = {"train": "lora", "tokens": 512, "micro_batch": 1}
+    recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
+    convert_checkpoint(recipe, tmp_path / "converted")
+    for name in ("held", "plain"):
+        debug_launcher(forked, (recipe, recipe.stages[0], tmp_path / "converted", tmp_path / name), num_processes=2)
+        monkeypatch.setattr(model_objective, "hold_low", lambda *_: {})
+    assert losses(tmp_path / "held") == losses(tmp_path / "plain")
+    held, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("held", "plain"))
+    assert [name for name, value in held.items() if not torch.equal(value, plain[name])] == []
+
+
+def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
+    recipe = make(("distill", {"train": "lora"}), model=str(any_teacher))
+    convert_checkpoint(recipe, tmp_path / "converted")
+    model = load_pretrained(tmp_path / "converted", dtype=torch.float32)
+    prepare_parameters(model, recipe.stages[0], recipe.train)
+    hold_low(model, LOW)
+    held = sum(p.numel() for p in model.parameters() if p.dtype == LOW)
+    teacher = open_teacher(str(any_teacher))
+    names, mixers = resolve(recipe, teacher.num_layers)
+    layers = [mixers.get(name) for name in names]
+    settings = {"lora": recipe.train.lora, "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    stages = [dc.replace(recipe.stages[0], train=train) for train in ("lora", "all")]
+    some, none = (stage_memory(geometry_of(teacher), layers, stage, **settings) for stage in stages)
+    bytes_less = 2 + 2  # of the matrix itself, and of its copy for autocast
+    assert some.held_low == pytest.approx(bytes_less * held, rel=0.02)
+    assert some.fixed() == some.weights - some.held_low + some.head
+    assert (some.fixed(SHARED), none.held_low) == (dc.replace(some, held_low=0).fixed(SHARED), 0)
