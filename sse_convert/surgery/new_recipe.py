@@ -3,7 +3,7 @@
 import dataclasses as dc
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,8 @@ class NewRecipe:
     """A recipe as text, and what it is for."""
 
     text: str
+    data: dict[str, Any]
+    """the same as plain data"""
     recipe: Recipe
     way: Way | None
     """how to launch it; None where it does not fit"""
@@ -109,16 +111,31 @@ def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None)
     Raises:
         CheckpointError, RecipeError: the model cannot be converted.
     """
+    made = _chosen(wanted, teacher, machine)
+    return dc.replace(made, text="\n".join([*_header(wanted, made, teacher), *_body(made.data, made.plan), ""]))
+
+
+def _chosen(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> NewRecipe:
+    """The one with the longest rows that fits as it is; else with LoRA; else the one with the shortest rows."""
+    found = None
+    for made in _of_every_row(wanted, teacher, machine):
+        if made.fits or machine is None:
+            return made
+        if found is None or found.way is None:
+            found = made
+    assert found is not None
+    return found
+
+
+def _of_every_row(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> Iterator[NewRecipe]:
+    """With rows of full length, then of half of it each time, without text."""
     sizes, longest = sizes_of(teacher), LONGEST_ROW
-    while True:
+    while longest >= SHORTEST_ROW:
         data = _data(wanted, sizes, longest)
         recipe = recipe_from_dict(data, wanted.command)
         plan = make_plan(recipe, teacher=teacher)
         way = fewest_gpus(plan.costs) if machine is None else _way_on(machine, recipe, teacher)
-        made = NewRecipe(text="", recipe=recipe, way=way, plan=plan)
-        if made.fits or machine is None or longest <= SHORTEST_ROW:
-            text = "\n".join([*_header(wanted, made, teacher), *_body(data, plan), ""])
-            return dc.replace(made, text=text)
+        yield NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
         longest //= 2
 
 
@@ -141,9 +158,11 @@ def write_new_recipe(
     lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} layers to be chosen{needs}"]
     if here is None:
         lines.append("there is no GPU here: the recipe is for the fewest GPUs that hold its rows")
-    elif not made.fits:
+    elif made.way is None:
         gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
         lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
+    elif made.way.lora:
+        lines.append("here it fits with LoRA alone; the command in its first lines asks for that")
     way = None if made.way is None else dc.asdict(made.way)
     data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
     return TextReport(data, [*lines, f"next: sse-convert plan {wanted.command}"])

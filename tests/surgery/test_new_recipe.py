@@ -52,6 +52,15 @@ def test_rows_become_as_long_as_the_machine_holds():
     assert "Takes: more memory than the GPUs that it was written for have" in small.text
 
 
+def test_where_lora_alone_fits_rows_are_as_long_as_it_holds():
+    _, new = made("qwen3-8b", Machine(1, 80))
+    assert (new.fits, new.way.lora) == (False, True)
+    assert new.recipe.stages[-1].seq_len == 16384
+    assert "--set stages.distill.train=lora --set stages.long.train=lora\n" in new.text
+    _, whole = made("qwen3-8b", Machine(8, 80))
+    assert whole.fits
+
+
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "gpt-oss-20b"])
 def test_machine_command_and_time_are_those_of_the_plan(name):
     teacher, new = made(name)
@@ -103,6 +112,15 @@ def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
     api.recipes_new(tmp_path, tmp_path / "new.yaml")
     assert api.plan(tmp_path / "new.yaml").choice.keep == 7
+
+
+@pytest.mark.parametrize(
+    ("gib", "said"), [(80, "here it fits with LoRA alone"), (24, "it does not fit 1 GPU of 24 GiB")]
+)
+def test_what_does_not_fit_as_it_is_is_said(tmp_path, monkeypatch, gib, said):
+    monkeypatch.setattr(module, "machine_here", lambda: Machine(1, gib))
+    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-8b.json").read_text())
+    assert said in "\n".join(api.recipes_new(tmp_path, tmp_path / "new.yaml").lines())
 
 
 @pytest.mark.parametrize(
