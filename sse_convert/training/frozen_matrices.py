@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from sse_convert.training.lora import BASE, LINEAR
 
+_LOW = (torch.bfloat16, torch.float16)
+
 
 def hold_low(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """Give frozen matrices of linear modules the dtype of autocast, but for those that other modules have too, as they
@@ -41,11 +43,8 @@ def as_before(state: dict[str, Tensor], originals: dict[str, Tensor]) -> dict[st
         state: of the model.
         originals: what `hold_low` returned.
     """
-    low = (torch.bfloat16, torch.float16)
-    return {
-        name: originals[name] if name in originals else value.float() if value.dtype in low else value
-        for name, value in state.items()
-    }
+    wide = {name: value.float() if value.dtype in _LOW else value for name, value in state.items()}
+    return wide | {name: value for name, value in originals.items() if name in wide}
 
 
 def share(model: nn.Module, other: nn.Module) -> None:
