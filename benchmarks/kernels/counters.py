@@ -25,7 +25,8 @@ SHARES = {
 """name here -> Nsight Compute's, in percent"""
 LIMIT = re.compile(r"is limited by (?:the )?(.+?)\.")
 WAIT = re.compile(r"spends ([\d.]+) cycles being stalled (.+?)\.")
-OF_THE_GPU = ("registers", "shared memory", "warps")
+SCARCE = ("registers", "shared memory", "warps")
+"""what may keep a multiprocessor from holding more warps, as Nsight Compute's rule names it"""
 Launch = dict[str, Any]
 
 
@@ -50,7 +51,7 @@ def _read(launch: Launch) -> Launch:
         "kernel": launch["kernel"],
         "ms": float(time) / {"ns": 1e6, "us": 1e3, "ms": 1.0}[unit],
         "percent": {name: float(metrics[theirs][0]) for name, theirs in SHARES.items()},
-        "held_back_by": [part for part in OF_THE_GPU if limit and part in limit[1]],
+        "held_back_by": [part for part in SCARCE if limit and part in limit[1]],
         "waits": {"cycles": float(wait[1]), "for": wait[2].removeprefix("waiting for a ")} if wait else None,
     }
 
@@ -62,11 +63,11 @@ def kernels(found: Iterable[Launch]) -> dict[str, Launch]:
         by_name.setdefault(launch["kernel"], []).append(launch)
     whole = {
         name: {
-            "launches": len(all_),
-            "total_ms": sum(one["ms"] for one in all_),
-            **max(all_, key=lambda one: one["ms"]),
+            "launches": len(every),
+            "total_ms": sum(one["ms"] for one in every),
+            **max(every, key=lambda one: one["ms"]),
         }
-        for name, all_ in by_name.items()
+        for name, every in by_name.items()
     }
     return dict(sorted(whole.items(), key=lambda item: -item[1]["total_ms"]))
 
@@ -85,7 +86,7 @@ def main() -> None:
         shape, _, file = pair.partition("=")
         with Path(file).open(encoding="utf-8") as lines:
             shapes[shape] = {"tokens": tokens, "kernels": kernels(launches(lines))}
-    about = {"command": f"ncu, as {Path(__file__).with_name('one_call.py').name} says", "commit": options.commit}
+    about = {"command": "ncu, as one_call.py says", "commit": options.commit}
     options.out.write_text(json.dumps({**about, "device": options.device, "shapes": shapes}, indent=1) + "\n")
 
 

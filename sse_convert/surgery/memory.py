@@ -184,12 +184,16 @@ def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: L
     added = added_elements(geometry, mixers)
     if stage.train == "all":
         return geometry.parameters - geometry.image_parameters + added
-    converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
-    trained = added + sum(converted)
+    trained = added + _converted_attention(geometry, mixers)
     if stage.train == "lora":
         dense = 3 * (geometry.dims.hidden + geometry.intermediate)
         trained += lora.rank * sum(geometry.at(i).dims.projected + dense for i in range(geometry.layers))
     return trained
+
+
+def _converted_attention(geometry: Geometry, mixers: Mixers) -> int:
+    """Parameters that the attention of converted layers has from the teacher."""
+    return sum(geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None)
 
 
 def added_elements(geometry: Geometry, mixers: Mixers) -> int:
@@ -224,11 +228,10 @@ def stage_memory(
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
-    added, sizes = added_elements(geometry, mixers), [geometry.at(i) for i in range(len(mixers))]
+    added = added_elements(geometry, mixers)
     alone = stage.loss == "layer_mse"
     if alone:
-        converted = [size.attention_parameters for size, m in zip(sizes, mixers, strict=True) if m is not None]
-        trained = sum(converted) + added
+        trained = added + _converted_attention(geometry, mixers)
     weights = trained if alone else geometry.parameters + added
     copies = 2 * _copied(geometry, added, weights, trained, checkpointing=checkpointing) if bf16 else 0
     frozen = _frozen_matrices(geometry, mixers, stage) if bf16 else 0
@@ -310,8 +313,8 @@ def _frozen_matrices(geometry: Geometry, mixers: Mixers, stage: Stage) -> int:
     experts = geometry.idle_parameters > geometry.image_parameters
     if stage.train == "all" or stage.loss == "layer_mse" or experts:
         return 0
-    converted = [geometry.at(i).attention_parameters for i, mixer in enumerate(mixers) if mixer is not None]
-    return geometry.parameters - geometry.image_parameters - geometry.embedding_parameters - sum(converted)
+    others = geometry.image_parameters + geometry.embedding_parameters + _converted_attention(geometry, mixers)
+    return geometry.parameters - others
 
 
 def _layer_parameters(geometry: Geometry, added: int) -> int:
