@@ -23,7 +23,7 @@ WAYS = {
     "context": ", each row on two",
     "128k": "",
 }
-SHARED = (("qwen3-0.6b", "fsdp"), ("qwen3-1.7b", "ddp"), ("qwen3-1.7b", "fsdp"))
+SHARED = (("qwen3-0.6b", "ddp"), ("qwen3-0.6b", "fsdp"), ("qwen3-1.7b", "ddp"), ("qwen3-1.7b", "fsdp"))
 """shapes, and ways, whose KL stage ran on one and on two GPUs, each with the passes that it chose"""
 SPREAD = (
     (

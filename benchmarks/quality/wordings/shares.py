@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.quality.wordings.parts import parse
 from sse_convert.evaluation.intervals import Accuracy, wilson
 from sse_convert.report import table
 
@@ -48,7 +49,7 @@ def lines(folder: Path) -> list[str]:
     reports = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     rows: list[tuple[object, ...]] = []
     for name, report in reports.items():
-        if name.endswith("-teacher"):
+        if parse(name).layout == "teacher":
             for entry in report["ruler"]:
                 score = f"{sum(entry['scores']) / len(entry['scores']):.1%}"
                 rows.append((name, f"{entry['task']} {entry['length']}", "", score, len(entry["scores"])))
