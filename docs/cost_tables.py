@@ -66,7 +66,7 @@ def _cell(way: Way | None) -> str:
 
 def launches() -> str:
     """Models by ways of launching: memory of a GPU at least, in the stage that needs most; disk and download."""
-    ways = ("1 GPU", "DDP", "FSDP2 x 2", "FSDP2 x 8", "context_parallel 8 x 8", "LoRA x 1")
+    ways = ("1 GPU", "DDP", "FSDP2 x 2", "FSDP2 x 8", "context_parallel 8 x 8")
     cells = [
         (
             model, *(f"{max(stage.bytes[way] for stage in costs.stages) / GIB:.0f}" for way in ways),

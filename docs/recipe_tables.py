@@ -27,12 +27,16 @@ def recipe_parts() -> str:
         ("changed", "softmax layers"),
         [seeds(), gaps(8192), divergences(8192), needles(8192)],
         [
-            entry("nothing: the measured recipe", "0 and 7", runs=SEEDS_0_7),
-            entry("layers that retrieve nothing, 14M tokens", "4 and 9", runs="keep-4-9_14M"),
-            entry("the same without the window", "4 and 9", runs="keep-4-9_sse"),
-            entry("windows without SSE", "0 and 7", runs="keep-0-7_window_seed0"),
-            entry("no planted rows", "0 and 7", runs="keep-0-7_no-needles"),
-            entry("five times the rates, three times the tokens", "0 and 7", runs="keep-0-7_26M"),
+            entry("nothing: the measured recipe", "0 and 7", runs="wordings_qwen-select-frozentext"),
+            entry("16M tokens", "0 and 7", runs="wordings_qwen-select-frozentext-16M"),
+            entry("planted rows, answers of the teacher", "0 and 7", runs="wordings_qwen-select-frozenteacher"),
+            entry("all weights trained", "0 and 7", runs="wordings_qwen-select-text"),
+            entry("all weights, planted rows, answers of the row", "0 and 7", runs="wordings_qwen-select-row"),
+            entry("all weights, planted rows in the wording that is asked", "0 and 7", runs=SEEDS_0_7),
+            entry("- windows without SSE", "0 and 7", runs="keep-0-7_window_seed0"),
+            entry("- five times the rates, three times the tokens", "0 and 7", runs="keep-0-7_26M"),
+            entry("- layers that retrieve nothing, 14M tokens", "4 and 9", runs="keep-4-9_14M"),
+            entry("- these without the window", "4 and 9", runs="keep-4-9_sse"),
         ],
     )
 
@@ -41,7 +45,7 @@ def recipe_rates() -> str:
     """The rates of the first stage by width."""
     stage = measured().stages[0]
     rates = {width: scaled_rates(stage, width) for width in WIDTHS}
-    head = ("width", "attention that the teacher has", "what conversion adds", "the rest")
+    head = ("width", "attention that the teacher has", "what conversion adds")
     return "\n".join(table(head, [(str(w), *(f"{rate:g}" for rate in rates[w].values())) for w in WIDTHS]))
 
 

@@ -25,21 +25,37 @@ class Line:
     teacher: str
     layers: str
     """that stay softmax attention"""
+    trained: str = ""
+    """what, and on what"""
 
 
+QWEN, LLAMA = ("Qwen3, 32M", "2 of 10, chosen by `select`"), ("Llama, 30M", "2 of 9, chosen by `select`")
+ALONE, ALL = "converted layers", "all weights"
+TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
 LINES = (
-    Line("wordings_qwen-select-row", "Qwen3, 32M", "2 of 10, chosen by `select`"),
-    Line("wordings_llama-select-row", "Llama, 30M", "2 of 9, chosen by `select`"),
-    Line("wordings_llama-none-row-16M", "Llama, 30M", "none"),
-    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none"),
-    Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing"),
+    Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
+    Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
+    Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
+    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
+    Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALL}; {ROW}"),
 )
-
-LONGER = (
-    Line("wordings_qwen-select-row-26M", "Qwen3, 32M", "2 of 10, chosen by `select`"),
-    Line("wordings_llama-select-row-26M", "Llama, 30M", "2 of 9, chosen by `select`"),
+"""what the README shows"""
+TRIALS = (
+    LINES[0],
+    Line("wordings_qwen-select-frozenteacher", *QWEN, f"{ALONE}; {PLANTED}"),
+    Line("wordings_qwen-select-text", *QWEN, f"{ALL}; {TEXT}"),
+    Line("wordings_qwen-select-teacher", *QWEN, f"{ALL}; {PLANTED}"),
+    Line("wordings_qwen-select-row", *QWEN, f"{ALL}; {ROW}"),
+    Line("wordings_qwen-select-frozentext-16M", *QWEN, f"{ALONE}; {TEXT}"),
+    Line("wordings_qwen-select-row-26M", *QWEN, f"{ALL}; {ROW}"),
+    LINES[1],
+    Line("wordings_llama-select-frozenteacher", *LLAMA, f"{ALONE}; {PLANTED}"),
+    Line("wordings_llama-select-row", *LLAMA, f"{ALL}; {ROW}"),
+    Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
+    *LINES[2:],
+    Line("wordings_llama-blind-frozentext-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALONE}; {TEXT}"),
 )
-"""the first two with more training, for the page"""
+"""what the page shows"""
 
 
 def quality() -> str:
@@ -55,10 +71,10 @@ def quality() -> str:
 
 
 def wordings() -> str:
-    """The same with intervals, at both lengths."""
-    head = ("teacher", "softmax layers", "training tokens", "KL, 2K", "KL, 8K",
+    """All trials with intervals, at both lengths."""
+    head = ("teacher", "softmax layers", "trained; on", "training tokens", "KL, 2K", "KL, 8K",
             *(f"{what}, {size}" for size in ("2K", "8K") for what in ("one needle", "one of several")))  # fmt: skip
-    return "\n".join(table(head, [_long_line(line) for line in (*LINES[:2], *LONGER, *LINES[2:])]))
+    return "\n".join(table(head, [_long_line(line) for line in TRIALS]))
 
 
 def _line(line: Line) -> tuple[str, ...]:
@@ -72,7 +88,7 @@ def _long_line(line: Line) -> tuple[str, ...]:
     rows = [say.picked([line.run], context)[0] for context in (2048, 8192)]
     cells = (_cell(row, tasks) for row in rows for tasks in (SINGLE, SEVERAL))
     divergences = (say.divergence([row]) for row in rows)
-    return line.teacher, line.layers, say.tokens(rows[0].tokens), *divergences, *cells
+    return line.teacher, line.layers, line.trained, say.tokens(rows[0].tokens), *divergences, *cells
 
 
 def _cell(row: Row, tasks: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def recipe_of(options: argparse.Namespace, model: str) -> Recipe:
     rates = first.lr if isinstance(first.lr, float) else dc.asdict(first.lr)
     stage = {
         "name": "distill", "loss": "kl", "tokens": max(options.tokens, 2 * options.rows), "seq_len": options.rows,
-        "batch_tokens": 2 * options.rows, "lr": rates, "warmup": first.warmup,
+        "batch_tokens": 2 * options.rows, "train": first.train, "lr": rates, "warmup": first.warmup,
     }  # fmt: skip
     own = [*MODELS[model], f"layers.keep={json.dumps(options.keep)}", f"stages={json.dumps([stage])}"]
     return load_recipe(options.recipe, [*options.set, *own])

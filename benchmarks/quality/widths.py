@@ -65,6 +65,7 @@ def recipe_of(trial: Trial, work: Path, options: argparse.Namespace) -> Recipe:
                 "loss": "kl",
                 "tokens": options.tokens,
                 "seq_len": options.length,
+                "train": stage.train,
                 "lr": rates,
                 "batch_tokens": int(trial.step * stage.batch_tokens),
                 "warmup": stage.warmup,
@@ -75,7 +76,6 @@ def recipe_of(trial: Trial, work: Path, options: argparse.Namespace) -> Recipe:
         "data": {
             "train": [{"path": str(options.books / "train")}],
             "valid": [{"path": str(options.books / "valid")}],
-            "needles": {"share": own.data.needles.share, "keys": own.data.needles.keys},
         },
         "eval": {"lengths": [options.length], "tokens": 65536},
         "export": {"dir": str(work / "exported")},

@@ -68,8 +68,12 @@ def training(recipe: Mapping[str, Any], layers: Sequence[str], *, books: str | N
         parts.append(f"calibrated on rows of {recipe['calibrate']['seq_len']:,}")
     if recipe["train"].get("cuda_graphs"):
         parts.append("CUDA graphs")
+    if set(_of(stages, "train")) == {"mixers"}:
+        parts.append("converted layers alone")
     if not recipe["data"]["needles"]["share"]:
         parts.append("no needles in training rows")
+    elif recipe["data"]["needles"].get("answers") == "teacher":
+        parts.append("planted answers of the teacher")
     return ", ".join([*parts, *([books.partition(" and ")[0]] if books else [])])
 
 

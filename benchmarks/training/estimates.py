@@ -178,13 +178,12 @@ def _throughput() -> Iterator[Row]:
 def _sharded() -> Iterator[Row]:
     """Stages of `fsdp_smoke.py` on two GPUs."""
     record = _read(FSDP)
-    recipe = yaml.safe_load(preset_text(record["recipe"])) | {"layers": record["layers"]}
     for stage, loss, part in (
         ("distill", "kl", record["parts"]["distill-resumed"]["after"]),
-        ("long", "ce", record["parts"]["uptrain-fsdp"]),
+        ("uptrain", "ce", record["parts"]["uptrain-fsdp"]),
     ):
         run = {**part, "commit": record["commit"]}
-        yield _row(f"0.6b-{loss}-fsdp", run, recipe, record["recipe"], stage, sharded=True, changes={"loss": loss})
+        yield _row(f"0.6b-{loss}-fsdp", run, record, record["recipe"], stage, sharded=True)
 
 
 def _split() -> Iterator[Row]:

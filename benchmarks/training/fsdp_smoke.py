@@ -164,9 +164,7 @@ def make_recipe(name: str, work: Path, arguments: argparse.Namespace) -> tuple[P
         batch = stage["batch_tokens"]
         stage["tokens"] = STEPS * (batch if isinstance(batch, int) else parse_count(batch) or 0)
     recipe["model"] = str(work / "teacher")
-    recipe["data"] = {"train": [{"path": str(work / "text")}], "needles": recipe["data"]["needles"]}
-    if arguments.tiny:
-        recipe["data"].pop("needles")
+    recipe["data"] = {"train": [{"path": str(work / "text")}]}
     recipe["export"] = {"dir": str(work / "exported")}
     path = work / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
@@ -360,8 +358,9 @@ def main() -> None:
     if not prepared:
         call([sys.executable, "-m", "sse_convert", "convert", str(recipe), "-o", str(checkpoint)])
     print(f"prepared after {time.monotonic() - began:.0f} s", flush=True)
-    result: dict[str, Any] = {"recipe": arguments.recipe, "layers": LAYERS, "commit": arguments.commit}
-    result |= {**surroundings(), "parts": {}}
+    ran = yaml.safe_load(recipe.read_text())
+    result: dict[str, Any] = {"recipe": arguments.recipe, **{key: ran[key] for key in ("layers", "mixers", "stages")}}
+    result |= {"commit": arguments.commit, **surroundings(), "parts": {}}
     launch = shlex.split(f"{arguments.launch} {TWO}")
     setting = Setting(recipe, checkpoint, arguments.work, launch, step_tokens, began + arguments.seconds)
     lock = threading.Lock()

@@ -30,7 +30,7 @@ from sse_convert.recipe.choosing import draft_recipe
 CONFIGS = Path("tests/fixtures/configs")
 SHORT = {"batch_tokens": "32K"}
 """a step that takes seconds; a pass does not depend on it, but for having no more rows"""
-LORA = {"train": "lora"}
+LORA = {"train": "lora", "lr": 1e-4}
 ALIGN = {"name": "align", "loss": "layer_mse", "train": "mixers", "tokens": "20M", "seq_len": "4K", "lr": 1e-3, **SHORT}
 COMMANDS = {"layer_mse": "align", "kl": "distill", "ce": "uptrain"}
 FEW_LAYERS = {"num_hidden_layers": 9, "max_window_layers": 9, "layer_types": None}
@@ -60,6 +60,9 @@ SETTINGS = {
     "0.6b-kl-checkpointed": Setting("qwen3-0.6b", "distill", {**SHORT, "gradient_checkpointing": True}),
     "0.6b-long": Setting("qwen3-0.6b", "long", SHORT, steps=2),
     "0.6b-layer-mse": Setting("qwen3-0.6b", "align", ALIGN),
+    "8b-kl": Setting("qwen3-8b", "distill", SHORT),
+    "8b-long": Setting("qwen3-8b", "long", SHORT, steps=2),
+    "8b-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, compiled=True, way="fsdp", steps=4),
     "8b-lora-kl": Setting("qwen3-8b", "distill", {**LORA, **SHORT}),
     "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
     "8b-quarter-kl": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, compiled=True, steps=4),

@@ -69,7 +69,7 @@ def make_recipe(name: str, work: Path, steps: int, *, tiny: bool) -> Path:
     raw["data"] |= {"train": [{"path": str(work / "text")}], "valid": [{"path": str(work / HELD_OUT)}]}
     raw["export"] = {"dir": str(work / "exported")}
     if tiny:
-        raw["data"].pop("needles")
+        raw["data"].pop("needles", None)
         raw["calibrate"] = {"rows": 2, "seq_len": 2 * TINY_ROW}
     path = work / "recipe.yaml"
     path.write_text(yaml.safe_dump(raw))

@@ -5,7 +5,8 @@
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
     rows            of the second stage as long as the model's context, at most 32K; of the first a quarter, at most 4K
-    layers          a quarter of those with full attention stay softmax, chosen before training
+    layers          a quarter of those with full attention stay softmax, chosen before training; the others are trained
+                    alone
 
 Packaged recipes of hub models and `sse-convert recipes new` both come from here.
 """
@@ -64,7 +65,7 @@ def scaled_rates(stage: Stage, width: int) -> dict[str, float]:
     """
     assert isinstance(stage.lr, LearningRates)
     factor = (MEASURED_WIDTH / width) ** RATE_POWER
-    return {group: _rounded(rate * factor, 2) for group, rate in dc.asdict(stage.lr).items()}
+    return {group: _rounded(rate * factor, 2) for group, rate in dc.asdict(stage.lr).items() if rate is not None}
 
 
 def budgets(parameters: int) -> tuple[int, int]:
@@ -112,6 +113,7 @@ def recommended_stages(sizes: ModelSizes, longest: int = LONGEST_ROW) -> list[di
             "loss": stage.loss,
             "tokens": max(tokens, step_tokens(stage, tokens, seq_len)),
             "seq_len": seq_len,
+            "train": stage.train,
             "lr": scaled_rates(stage, sizes.width),
             "batch_tokens": step_tokens(stage, tokens, seq_len),
             **({"optimizer": stage.optimizer} if stage.optimizer != "adamw" else {}),

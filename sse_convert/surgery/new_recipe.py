@@ -96,8 +96,8 @@ class NewRecipe:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits as it is, without LoRA."""
-        return self.way is not None and not self.way.lora
+        """Whether it fits the machine."""
+        return self.way is not None
 
 
 def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None) -> NewRecipe:
@@ -116,15 +116,13 @@ def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None)
 
 
 def _chosen(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> NewRecipe:
-    """The one with the longest rows that fits as it is; else with LoRA; else the one with the shortest rows."""
-    found = None
+    """The one with the longest rows that fits, else that with the shortest rows; of full length for any machine."""
+    made = None
     for made in _of_every_row(wanted, teacher, machine):
         if made.fits or machine is None:
-            return made
-        if found is None or found.way is None:
-            found = made
-    assert found is not None
-    return found
+            break
+    assert made is not None
+    return made
 
 
 def _of_every_row(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> Iterator[NewRecipe]:
@@ -161,8 +159,6 @@ def write_new_recipe(
     elif made.way is None:
         gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
         lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
-    elif made.way.lora:
-        lines.append("here it fits with LoRA alone; the command in its first lines asks for that")
     way = None if made.way is None else dc.asdict(made.way)
     data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
     return TextReport(data, [*lines, f"next: sse-convert plan {wanted.command}"])
@@ -219,7 +215,6 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
     """The recipe as plain data."""
     own, stages = measured(), recommended_stages(sizes, longest)
     lengths = [stage["seq_len"] for stage in stages]
-    needles = {"share": own.data.needles.share, "keys": own.data.needles.keys}
     calibrated = min(own.calibrate.seq_len, sizes.positions)
     return {
         "recipe_version": 1,
@@ -228,7 +223,7 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
         "mixers": {MIXER: recommended_mixer()},
         "calibrate": {"rows": own.calibrate.rows, "seq_len": calibrated},
         "stages": stages,
-        "data": {"train": list(wanted.train), "valid": list(wanted.valid), "needles": needles},
+        "data": {"train": list(wanted.train), "valid": list(wanted.valid)},
         "eval": {"lengths": lengths, "tokens": 131072, "needle": {"lengths": lengths, "samples": 500}},
         "export": {"dir": f"out/{wanted.name}-sse", **({"license": wanted.license} if wanted.license else {})},
     }
@@ -245,8 +240,8 @@ def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
         f"Run:   {command if way is None else launch_command(way, command)}",
         f"Takes: {_takes(way, choice.gpu_hours)}",
         "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",
-        f"Measured, on a teacher of 32M parameters (recipe {MEASURED}): choosing layers, SSE beside a window, AdamW,",
-        "       planted rows, two stages of KL.",
+        f"Measured, on teachers of 30M and 32M parameters (recipe {MEASURED}): choosing layers, SSE beside a window,",
+        "       training of converted layers alone, AdamW, two stages of KL.",
         f"By rule from there: rates by width ({MEASURED_WIDTH} to {teacher.dims.hidden}), tokens of a step, rows.",
         f"Not measured: this model, its share of layers, its text and tokens, state_heads: {STATE_HEADS}.",
         *([wanted.note] if wanted.note else []),
@@ -283,8 +278,7 @@ def _body(data: dict[str, Any], plan: Plan) -> list[str]:
             for line in _stage(*parts)
         ),
         "data:",
-        *(line for key in ("train", "valid") for line in _sources(key, data["data"][key])),
-        f"  needles: {format_flow(data['data']['needles'])}",
+        *(line for key, sources in data["data"].items() for line in _sources(key, sources)),
         f"eval: {_with_units(data['eval'])}",
         f"export: {format_flow(data['export'])}",
     ]

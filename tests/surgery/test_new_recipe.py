@@ -52,13 +52,13 @@ def test_rows_become_as_long_as_the_machine_holds():
     assert "Takes: more memory than the GPUs that it was written for have" in small.text
 
 
-def test_where_lora_alone_fits_rows_are_as_long_as_it_holds():
+def test_one_gpu_trains_the_converted_layers_of_8b():
     _, new = made("qwen3-8b", Machine(1, 80))
-    assert (new.fits, new.way.lora) == (False, True)
+    assert new.way.how == "as it is"
     assert new.recipe.stages[-1].seq_len == 16384
-    assert "--set stages.distill.train=lora --set stages.long.train=lora\n" in new.text
+    assert {stage.train for stage in new.recipe.stages} == {"mixers"}
     _, whole = made("qwen3-8b", Machine(8, 80))
-    assert whole.fits
+    assert whole.recipe.stages[-1].seq_len == 32768
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "gpt-oss-20b"])
@@ -73,7 +73,6 @@ def test_machine_command_and_time_are_those_of_the_plan(name):
         assert f"steps; {time_in_words(stage.gpu_hours)} of GPU time" in new.text
     speed = nearest_speed("kl", teacher.text.hidden_size, 4096)
     assert choice.gpu_hours == pytest.approx(choice.flops / speed.flops_per_second / 3600)
-    assert new.fits == (not way.lora)
 
 
 @pytest.mark.parametrize(("gpus", "used"), [(0, None), (1, 1), (3, 2), (6, 4), (12, 8)])
@@ -114,13 +113,10 @@ def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
     assert api.plan(tmp_path / "new.yaml").choice.keep == 7
 
 
-@pytest.mark.parametrize(
-    ("gib", "said"), [(80, "here it fits with LoRA alone"), (24, "it does not fit 1 GPU of 24 GiB")]
-)
-def test_what_does_not_fit_as_it_is_is_said(tmp_path, monkeypatch, gib, said):
-    monkeypatch.setattr(module, "machine_here", lambda: Machine(1, gib))
+def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "machine_here", lambda: Machine(1, 24))
     (tmp_path / "config.json").write_text((CONFIGS / "qwen3-8b.json").read_text())
-    assert said in "\n".join(api.recipes_new(tmp_path, tmp_path / "new.yaml").lines())
+    assert "it does not fit 1 GPU of 24 GiB" in "\n".join(api.recipes_new(tmp_path, tmp_path / "new.yaml").lines())
 
 
 @pytest.mark.parametrize(

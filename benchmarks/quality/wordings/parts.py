@@ -3,7 +3,11 @@
 import dataclasses as dc
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+from sse_convert.recipe import load_recipe
+from sse_convert.recipe.schema import LearningRates
 
 ROOT = Path(__file__).parents[3]
 PURE = "recipes/teacher-qwen3-32m-pure.yaml"
@@ -28,23 +32,34 @@ TEACHERS = {
     "qwen": Teacher("teacher-qwen3-32m", False, {"none": (), "blind": (4, 9), "select": (0, 7), "even": (4, 9)}),
     "llama": Teacher("teacher-llama-30m", True, {"none": (), "blind": (2, 8), "select": (0, 4)}),
 }
-FROZEN = (
-    *("stages.0.train=mixers", "stages.0.lr={mixers: 2.0e-4, new: 3.0e-3}"),
-    *("stages.1.train=mixers", "stages.1.lr={mixers: 1.0e-4, new: 1.5e-3}"),
-)
-"""converted layers alone are trained, at the rates of the recipe with recommended mixers"""
+REST = {KEPT: (1.0e-4, 3.0e-5), PURE: (5.0e-5, 2.0e-5)}
+"""rates of what is not converted, by recipe and stage, where that is trained"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Variant:
+    """What is trained, and on what."""
+
+    needles: tuple[str, ...]
+    """changes of the recipe that decide which rows are planted, and where their answers come from"""
+    frozen: bool = False
+    """train converted layers alone"""
+
+
+_ROW = ("data.needles.share=0.45", "data.needles.answers=row")
+_TEACHER = ("data.needles.share=0.45", "data.needles.answers=teacher")
+_TEXT = ("data.needles.share=0",)
 VARIANTS = {
-    "row": ["data.needles.answers=row"],
-    "teacher": ["data.needles.answers=teacher"],
-    "facts": ["data.needles.answers=row", "data.needles.forms={facts: 1}"],
-    "induction": ["data.needles.answers=row", "data.needles.forms={copy: 4, numbered: 1, table: 1, facts: 2}"],
-    "text": ["data.needles.share=0"],
-    "frozen": ["data.needles.answers=row", *FROZEN],
-    "frozenteacher": ["data.needles.answers=teacher", *FROZEN],
-    "frozentext": ["data.needles.share=0", *FROZEN],
+    "row": Variant(_ROW),
+    "teacher": Variant(_TEACHER),
+    "facts": Variant((*_ROW, "data.needles.forms={facts: 1}")),
+    "induction": Variant((*_ROW, "data.needles.forms={copy: 4, numbered: 1, table: 1, facts: 2}")),
+    "text": Variant(_TEXT),
+    "frozen": Variant(_ROW, frozen=True),
+    "frozenteacher": Variant(_TEACHER, frozen=True),
+    "frozentext": Variant(_TEXT, frozen=True),
 }
-"""changes of the recipe, by name: answers from the row or from the teacher, other weights of the forms, no needles, and
-what is not converted frozen"""
+"""by name: answers of planted rows from the row or from the teacher, other weights of their forms, or no such rows"""
 RECOMMENDED = ("select", "even")
 """layouts with the recommended mixer beside their softmax layers; the others have one for models without any"""
 TOKENS = {"none": 26, "blind": 26, "select": 9, "even": 26, "teacher": 0}
@@ -130,13 +145,16 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
     kept = list(teacher.layouts[part.layout])
     most = max(samples.values())
     needle = f"{{lengths: {list(samples)}, samples: {most}, kinds: [number, code], keys: [1, 4, 8]}}"
-    return str(ROOT / (KEPT if part.layout in RECOMMENDED else PURE)), [
+    recipe, variant = KEPT if part.layout in RECOMMENDED else PURE, VARIANTS[part.variant]
+    return str(ROOT / recipe), [
         f"model={place.checkpoints / teacher.folder}",
         f"layers={{pattern: [sse+sliding], keep: {kept}}}",
         f"data.train=[{{path: {place.books}/train}}]",
         f"data.valid=[{{path: {place.books}/valid}}]",
         f"data.needles.words={place.checkpoints / WORDS}",
-        *VARIANTS[part.variant],
+        "data.needles.keys=" + ("[1, 8, 32]" if recipe == KEPT else "[8, 32]"),
+        *variant.needles,
+        *_trained(recipe, frozen=variant.frozen),
         *(f"stages.{i}.tokens={n}" for i, n in enumerate(part.stages)),
         *(f"stages.{i}.optimizer=adamw" for i in range(2)),
         "train.cuda_graphs=true",
@@ -144,3 +162,12 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
         "eval.needle=" + ("null" if teacher.ruler else needle),
         f"export.dir={place.model}",
     ]
+
+
+def _trained(recipe: str, *, frozen: bool) -> Iterator[str]:
+    """Changes that train converted layers alone, or all weights, at the recipe's rates."""
+    for i, (stage, rest) in enumerate(zip(load_recipe(ROOT / recipe).stages, REST[recipe], strict=True)):
+        assert isinstance(stage.lr, LearningRates)
+        rates = {"mixers": stage.lr.mixers, "new": stage.lr.new} | ({} if frozen else {"rest": rest})
+        yield f"stages.{i}.train={'mixers' if frozen else 'all'}"
+        yield f"stages.{i}.lr={{{', '.join(f'{group}: {rate:.1e}' for group, rate in rates.items())}}}"
