@@ -32,6 +32,8 @@ SIZE = {"micro_batch": 1, "batch_tokens": 128, "seq_len": 32}
 GENTLE = {"mixers": 3e-4, "rest": 1e-4}
 """Adam's first step makes a gradient of rounding's size as large as any: at ten times these rates, noise of 1e-7 in
 the gradients moves the next one's norm by 9e-6; at these, by 3e-7"""
+ALONE = {"name": "alone", "train": "mixers", "lr": 3e-4}
+"""converted layers alone, as packaged recipes train"""
 STAGES = [
     ("align", {**SIZE, "tokens": 384}),
     ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True, "lr": GENTLE}),
@@ -48,7 +50,7 @@ WINDOWS = {
     "calibrate": {"seq_len": 32},
     "stages": [
         ("align", {**SIZE, "tokens": 384}),
-        ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True, "lr": GENTLE}),
+        ("distill", {**SIZE, **ALONE, "tokens": 384, "gradient_checkpointing": True}),
     ],
 }
 
@@ -69,6 +71,7 @@ BF16 = {
     "stages": [
         ("align", {**SIZE, "tokens": 384}),
         ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True}),
+        ("distill", {**SIZE, **ALONE, "tokens": 384, "gradient_checkpointing": True}),
         ("uptrain", {**SIZE, "tokens": 768, "gradient_checkpointing": True}),
         ("uptrain", {**SIZE, "tokens": 768, "gradient_checkpointing": True, "name": CONTINUED, "checkpoint_steps": 2}),
     ],
