@@ -13,6 +13,7 @@ STAGES = {
     "plain": "KL, all layers softmax, plain transformers compiled",
     "uptrain": "cross entropy, the recipe",
     "plain-uptrain": "cross entropy, all layers softmax, plain transformers compiled",
+    "trl-uptrain": "cross entropy, all layers softmax, SFTTrainer of TRL",
 }
 """stages of the throughput benchmark, for people"""
 WAYS = {

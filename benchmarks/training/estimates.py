@@ -166,7 +166,7 @@ def _peaks() -> dict[str, Any]:
 def _throughput() -> Iterator[Row]:
     for shape, name in THROUGHPUT.items():
         for part, record in _read(HERE / f"throughput_{shape}.json")["parts"].items():
-            if not part.startswith("plain"):
+            if not part.startswith(("plain", "trl")):
                 stage, _, way = part.partition("-")
                 split = way == "context"
                 rows = {key: record[key] for key in ("seq_len", "batch_tokens")} | {"context_parallel": 1 + split}

@@ -17,6 +17,7 @@ text come from alone. Its stages run as a user starts them and are killed after 
                        bf16, both compiled layer by layer, activations kept, the same rows of a step, the same chunked
                        loss, AdamW; the first of `--rows` that fits the GPU, of passes of 32K tokens at most
     plain-uptrain      the same beside `uptrain`: cross entropy, no teacher
+    trl-uptrain        SFTTrainer of TRL on the same rows (`trl_step.py`), where TRL is installed
 
 The share of the peak counts the FLOPs of `sse-convert plan`: a forward pass of the teacher, three of the student,
 attention among them, nothing computed twice. `--tiny` tries the script on a CPU.
@@ -67,6 +68,8 @@ WARM = 2
 """steps that compile"""
 PLAIN_TOKENS = 1 << 15
 """of a pass of the plain step, unless one row is longer"""
+TRL = "trl-uptrain"
+PEERS = ("plain", "plain-uptrain", TRL)
 WAYS = {
     "": ("", ""),
     "ddp": ("--multi_gpu", ""),
@@ -185,14 +188,17 @@ def run_plain(recipe: Recipe, loss: str, rows: int, steps: int) -> list[float]:
     return seconds
 
 
-def plain(arguments: argparse.Namespace, recipe: Path, loss: str, until: float) -> dict[str, Any]:
-    """The plain step in a process of its own, with the first number of rows that fits."""
+def peer(part: str, arguments: argparse.Namespace, recipe: Path, loss: str, until: float) -> dict[str, Any]:
+    """A step with softmax layers alone in a process of its own, with the first number of rows that fits."""
     tried: dict[int, str] = {}
     length = next(stage.seq_len for stage in load_recipe(recipe).stages if stage.loss == loss)
+    steps, work = str(arguments.steps), str(arguments.work)
     for rows in [rows for rows in arguments.rows if rows * length <= PLAIN_TOKENS] or [1]:
-        command = [sys.executable, __file__, arguments.recipe, "--work", str(arguments.work), "--plain", str(rows)]
-        command += ["--loss", loss]
-        command += ["--steps", str(arguments.steps)]
+        command = [sys.executable, __file__, arguments.recipe, "--work", work, "--plain", str(rows)]
+        command += ["--loss", loss, "--steps", steps]
+        if part == TRL:
+            trainer = Path(__file__).with_name("trl_step.py")
+            command = [sys.executable, str(trainer), str(recipe), str(rows), steps, "--work", f"{work}/{TRL}"]
         with Memory() as memory:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=max(1.0, until - time.monotonic())
@@ -269,10 +275,10 @@ def main() -> None:
     for part in arguments.parts:
         if time.monotonic() > until:
             break
-        stage, _, way = part.partition("-")
-        loss, alone = loss_of(part), stage == "plain"
+        _, _, way = part.partition("-")
+        loss, alone = loss_of(part), part in PEERS
         found = (
-            plain(arguments, path, loss, until)
+            peer(part, arguments, path, loss, until)
             if alone
             else run_stage(part, path, arguments.work, arguments.steps, until)
         )
