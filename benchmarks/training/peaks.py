@@ -56,13 +56,13 @@ class Setting:
 
 
 SETTINGS = {
-    "0.6b-kl": Setting("qwen3-0.6b", "distill", SHORT),
+    "0.6b-kl": Setting("qwen3-0.6b", "distill", compiled=True, steps=5),
     "0.6b-kl-checkpointed": Setting("qwen3-0.6b", "distill", {**SHORT, "gradient_checkpointing": True}),
     "0.6b-long": Setting("qwen3-0.6b", "long", SHORT, steps=2),
     "0.6b-layer-mse": Setting("qwen3-0.6b", "align", ALIGN),
-    "8b-kl": Setting("qwen3-8b", "distill", SHORT),
+    "8b-kl": Setting("qwen3-8b", "distill", compiled=True, steps=4),
     "8b-long": Setting("qwen3-8b", "long", SHORT, steps=2),
-    "8b-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, compiled=True, way="fsdp", steps=4),
+    "8b-kl-fsdp": Setting("qwen3-8b", "distill", compiled=True, way="fsdp", steps=4),
     "8b-lora-kl": Setting("qwen3-8b", "distill", {**LORA, **SHORT}),
     "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
     "8b-quarter-kl": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, compiled=True, steps=4),

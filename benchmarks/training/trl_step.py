@@ -2,8 +2,9 @@
 
     python benchmarks/training/trl_step.py RECIPE.yaml ROWS STEPS --work FOLDER     # ROWS of a pass
 
-`throughput.py` runs it beside that stage. It takes bf16, fused AdamW, gradient checkpointing, SDPA, and Liger's fused loss
-where that is installed. Rows are full, of random tokens, so nothing is padded or packed. Prints each step's seconds as JSON.
+`throughput.py` runs it beside that stage. It takes bf16, fused AdamW, gradient checkpointing, SDPA, and Liger's fused
+loss where that is installed. Rows are full, of random tokens, so nothing is padded or packed. Prints each step's
+seconds as JSON.
 """
 
 import argparse
