@@ -112,6 +112,7 @@ class Row:
             checkpointing=chosen["gradient_checkpointing"],
             cuda_graphs=False,
             compiled=chosen["compile"],
+            shared=True,
         )
         gpu = min(self.record["gpu_mib"] or [H200_MIB]) << 20
         processes = Processes(chosen["processes"], self.record["sharded"])

@@ -309,6 +309,7 @@ class _Stages:
             cuda_graphs=train.cuda_graphs,
             compiled=memory.compiles_layers(stage, train),
             teacher=self._teachers.get(stage.name),
+            shared=memory.still_the_teachers(self._recipe.stages, stage),
         )
 
 

@@ -3,8 +3,8 @@
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
 with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
 AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A frozen matrix takes 2 and has no copy under
-autocast, but for embeddings and experts, and where weights are shared out. A teacher takes 2 under bfloat16, else 4,
-and none where its predictions come from disk. `layer_mse` has the attention of converted layers alone on the GPU. The
+autocast, but for embeddings, and where weights are shared out. A teacher takes 2 under bfloat16, else 4, and nothing
+for frozen matrices that are its own. `layer_mse` has the attention of converted layers alone on the GPU. The
 losses hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax
 layers of packed rows have a mask of all pairs of tokens of a row.
 
@@ -31,6 +31,8 @@ input. The constants were fitted to what autograd saves (tests/surgery/test_memo
 """
 
 import dataclasses as dc
+import itertools
+from collections.abc import Iterable
 
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES, logits_at_once
@@ -212,6 +214,7 @@ def stage_memory(
     cuda_graphs: bool,
     compiled: bool = False,
     teacher: Geometry | None = None,
+    shared: bool = False,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
 
@@ -225,6 +228,7 @@ def stage_memory(
         cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.
         teacher: sizes of another model that the stage learns from; None is the model itself.
+        shared: frozen matrices are still those of the model itself (`still_the_teachers`).
     """
     element = 2 if bf16 else 4
     trained = trained_parameters(geometry, mixers, stage, lora)
@@ -237,6 +241,7 @@ def stage_memory(
     frozen = _frozen_matrices(geometry, mixers, stage) if bf16 else 0
     head = geometry.vocabulary * geometry.dims.hidden * 4 if stage.train == "all" else 0
     beside = stage.loss != "ce"
+    twice = 2 if shared and beside and teacher is None else 1
     other = teacher or geometry
     share = (COMPILED_LAYER if checkpointing else COMPILED_SHARE) if compiled else 1
     kept, again = _activations(geometry, mixers, element, alone=alone, checkpointing=checkpointing, share=share)
@@ -254,7 +259,7 @@ def stage_memory(
     return StageMemory(
         weights=weights * 4 + copies + trained * 12 + other.parameters * element * beside,
         copies=copies,
-        held_low=2 * frozen + max(0, copies - 2 * (weights - frozen)),
+        held_low=2 * frozen * twice + max(0, copies - 2 * (weights - frozen)),
         gathered=_gathered_bytes(
             geometry, added, element, other if beside else None, alone=alone, all_trained=stage.train == "all"
         ),
@@ -269,6 +274,16 @@ def stage_memory(
         per_pair=_PAIR_BYTES if softmax and masked else 0,
         ranks=stage.context_parallel,
     )
+
+
+def still_the_teachers(stages: Iterable[Stage], stage: Stage) -> bool:
+    """Whether what a stage does not train is the model's own: no stage before it trained more than converted layers.
+
+    Args:
+        stages: of the recipe.
+        stage: one of them, by name.
+    """
+    return all(one.train == "mixers" for one in itertools.takewhile(lambda one: one.name != stage.name, stages))
 
 
 def _activations(
@@ -308,10 +323,8 @@ def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, check
 
 
 def _frozen_matrices(geometry: Geometry, mixers: Mixers, stage: Stage) -> int:
-    """Elements of matrices that a stage does not train, without an embedding and what sees images; none of a model with
-    experts, which mostly have no linear modules."""
-    experts = geometry.idle_parameters > geometry.image_parameters
-    if stage.train == "all" or stage.loss == "layer_mse" or experts:
+    """Elements of matrices that a stage does not train, without an embedding and what sees images."""
+    if stage.train == "all" or stage.loss == "layer_mse":
         return 0
     others = geometry.image_parameters + geometry.embedding_parameters + _converted_attention(geometry, mixers)
     return geometry.parameters - others

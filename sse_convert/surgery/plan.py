@@ -201,6 +201,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
             cuda_graphs=recipe.train.cuda_graphs,
             compiled=memory.compiles_layers(stage, recipe.train),
             teacher=teacher,
+            shared=memory.still_the_teachers(recipe.stages, stage),
         )
         for checkpointing in (False, True)
     )

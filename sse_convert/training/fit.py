@@ -70,6 +70,7 @@ class Fit:
         files: the converted checkpoint.
         match: its layers.
         teacher: sizes of another model that the stage learns from; None is the model itself.
+        shared: frozen matrices are still those of the model itself, and exist once.
     """
 
     stage: Stage
@@ -78,6 +79,7 @@ class Fit:
     files: CheckpointFiles
     match: Match
     teacher: Geometry | None = None
+    shared: bool = False
 
     def choose(self, before: dict[str, Any] | None) -> Chosen:
         """The choices of this start; every process must call it.
@@ -154,6 +156,7 @@ class Fit:
             cuda_graphs=self.train.cuda_graphs,
             compiled=compiled,
             teacher=self.teacher,
+            shared=self.shared,
         )
         sharded = is_sharded(self.accelerator)
         processes = Processes(self.accelerator.num_processes, sharded)

@@ -1,22 +1,32 @@
-"""Frozen matrices of linear modules take less memory, and give the same to the bit.
+"""Frozen matrices of linear modules and of experts take less memory; linear modules give the same to the bit.
 
 Autocast computes a product in its own dtype, whatever the weight has. So a matrix that is not trained can have that
 dtype itself. Of values that it cannot hold the originals wait on the CPU for the stage's end. And what student and
 teacher have in common exists once. FSDP shards float32 weights and casts them when it gathers them, so there they stay
 as they are.
+
+Grouped products of experts are no matter of autocast: they have the dtype of their weights. In float32 a GPU takes many
+times as long, and the teacher beside has the lower dtype.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from sse_convert.training.lora import BASE, LINEAR
 
+EXPERTS = ".experts."
+STACKED = 3
+"""dimensions of the matrices of all experts"""
+ALIGNED = 8
+"""elements of 16 bytes, which rows of grouped products are multiples of"""
 _LOW = (torch.bfloat16, torch.float16)
 
 
 def hold_low(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Give frozen matrices of linear modules the dtype of autocast, but for those that other modules have too, as they
-    have a tied embedding.
+    """Give frozen matrices of linear modules and of experts the dtype of autocast, but for those that other modules
+    have too, as they have a tied embedding.
 
     Args:
         model: in float32, on the CPU; what is trained is decided.
@@ -25,15 +35,26 @@ def hold_low(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     Returns:
         Name -> the matrix as it was, where the dtype does not hold its values.
     """
-    elsewhere = {id(p) for module in model.modules() if type(module) not in LINEAR for p in module.parameters(False)}
     originals = {}
-    for name, module in model.named_modules():
-        if type(module) in LINEAR and not module.weight.requires_grad and id(module.weight) not in elsewhere:
-            weight = module.weight.detach()
-            module.weight.data = weight.to(dtype)
-            if not torch.equal(module.weight.to(weight.dtype), weight):
-                originals[f"{name}.weight"] = weight
+    for name, matrix in _matrices(model):
+        if not matrix.requires_grad:
+            wide = matrix.detach()
+            matrix.data = wide.to(dtype)
+            if not torch.equal(matrix.to(wide.dtype), wide):
+                originals[name] = wide
     return originals
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Matrices that are used in products alone: of linear modules, and those of experts, which lie on each other; of
+    these what grouped products take in two bytes, rows and columns of multiples of 16."""
+    elsewhere = {id(p) for module in model.modules() if type(module) not in LINEAR for p in module.parameters(False)}
+    for name, module in model.named_modules():
+        if type(module) in LINEAR and id(module.weight) not in elsewhere:
+            yield f"{name}.weight", module.weight
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == STACKED and EXPERTS in name and not any(n % ALIGNED for n in parameter.shape[1:]):
+            yield name, parameter
 
 
 def as_before(state: dict[str, Tensor], originals: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.memory import still_the_teachers
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
@@ -142,6 +143,7 @@ class _StageRun:
             files=files,
             match=self.match,
             teacher=None if other is None else geometry_of(other),
+            shared=still_the_teachers(recipe.stages, stage),
         )
         self.reader = stage_reader(recipe, stage, checkpoint, self.vocabulary)
         self.inputs = stage_inputs(recipe, stage, checkpoint, self.reader, self.match)

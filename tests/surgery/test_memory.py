@@ -24,6 +24,7 @@ from sse_convert.surgery.memory import (
     compiles_layers,
     most_rows,
     stage_memory,
+    still_the_teachers,
     trained_parameters,
 )
 from sse_convert.training.setup import prepare_parameters
@@ -181,6 +182,22 @@ def test_weights_of_several_processes():
     align = memory([mixer, None], loss="layer_mse", train="mixers")
     assert align.gathered == 20_000 * 2 + (weights - 20_000) // 2 * 10
     assert memory([mixer, None], loss="ce", train="lora").gathered == gathered - 20_000 * (2 + 4)
+
+
+def test_frozen_matrices_of_the_teacher_exist_once():
+    layers = [mixer_from_dict({"kind": "sse"}), None]
+    frozen = 2_000_000 - 20_000 - 200_000  # without the embedding and the converted layer's attention
+    own, other = (memory(layers, loss="kl", train="mixers", shared=shared) for shared in (True, False))
+    assert own.held_low - other.held_low == 2 * frozen
+    assert own.fixed() == other.fixed() - 2 * frozen
+    assert own.fixed(Processes(2, sharded=True)) == other.fixed(Processes(2, sharded=True))
+    for changes in ({"loss": "ce", "train": "mixers"}, {"loss": "kl", "train": "mixers", "teacher": geometry()}):
+        assert memory(layers, **changes, shared=True) == memory(layers, **changes)
+
+
+def test_what_is_frozen_is_the_teachers_until_more_is_trained():
+    stages = [stage(name=name, train=train) for name, train in (("a", "mixers"), ("b", "lora"), ("c", "mixers"))]
+    assert [still_the_teachers(stages, one) for one in stages] == [True, True, False]
 
 
 def test_trained_parameters():

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import resolve
-from sse_convert.recipe.schema import Lora
+from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.memory import Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of
@@ -19,6 +19,7 @@ from sse_convert.training.frozen_matrices import as_before, hold_low, share
 from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.setup import prepare_parameters
 from sse_convert.training.stage import run_stage
+from tests.modeling.tiny import tiny_source
 from tests.training.conftest import losses, make_llama
 from tests.training.launched import forked
 
@@ -75,6 +76,38 @@ def test_equal_frozen_parameters_exist_once():
     assert "model.layers.0.mlp.up_proj.base_layer.weight" in shared
     assert "model.layers.1.mlp.up_proj.base_layer.weight" not in shared
     assert shared < dtypes(model)
+
+
+def experts(**settings):
+    """Four experts in each layer, whose grouped products bfloat16 can have."""
+    model = tiny_source("qwen3_moe", moe_intermediate_size=16, **settings)
+    return model.to(LOW).float().requires_grad_(False)
+
+
+def test_matrices_of_experts_are_held_low_where_grouped_products_take_them():
+    model = experts()
+    expected = {n for n, p in model.named_parameters() if ".experts." in n}
+    hold_low(model, LOW)
+    assert {name for name in dtypes(model) if ".mlp." in name} == expected
+    odd = tiny_source("qwen3_moe", moe_intermediate_size=12).requires_grad_(False)
+    hold_low(odd, LOW)
+    assert not any("down_proj" in name for name in dtypes(odd))
+
+
+def test_experts_held_low_give_nearly_the_same_loss_and_gradients():
+    model, found = experts(), []
+    ids = torch.randint(5, 90, (2, 32))
+    for _ in range(2):
+        model.model.layers[0].self_attn.requires_grad_(True)
+        model.zero_grad()
+        with torch.autocast("cpu", LOW):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        found.append((loss.detach(), model.model.layers[0].self_attn.v_proj.weight.grad.clone()))
+        hold_low(model, LOW)
+    (before, gradient), (after, held) = found
+    torch.testing.assert_close(after, before, rtol=2**-8, atol=0)
+    assert (held - gradient).norm() <= 0.1 * gradient.norm()
 
 
 @pytest.fixture(scope="module", params=[LOW, torch.float32])
@@ -138,6 +171,18 @@ def test_two_processes_of_ddp_as_well(make, any_teacher, tmp_path, monkeypatch):
     assert [name for name, value in held.items() if not torch.equal(value, plain[name])] == []
 
 
+def test_the_estimate_counts_experts(tmp_path, tokenizer):
+    experts().save_pretrained(tmp_path)
+    teacher = open_teacher(str(tmp_path))
+    model = experts()
+    hold_low(model, LOW)
+    held = sum(p.numel() for p in model.parameters() if p.dtype == LOW)
+    own = Stage(name="s", loss="kl", train="mixers", tokens=1024, seq_len=128, lr=1e-3)
+    settings = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    found = stage_memory(geometry_of(teacher), [None] * teacher.num_layers, own, **settings)
+    assert found.held_low == pytest.approx((2 + 2) * held, rel=0.05)  # routers and norms stay
+
+
 def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
     recipe = make(("distill", {"train": "lora"}), model=str(any_teacher))
     convert_checkpoint(recipe, tmp_path / "converted")
@@ -153,5 +198,7 @@ def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
     some, none = (stage_memory(geometry_of(teacher), layers, stage, **settings) for stage in stages)
     bytes_less = 2 + 2  # of the matrix itself, and of its copy for autocast
     assert some.held_low == pytest.approx(bytes_less * held, rel=0.02)
+    own = stage_memory(geometry_of(teacher), layers, stages[0], **settings, shared=True)
+    assert own.held_low == pytest.approx((bytes_less + 2) * held, rel=0.02)  # the teacher's is the same
     assert some.fixed() == some.weights - some.held_low + some.head
     assert (some.fixed(SHARED), none.held_low) == (dc.replace(some, held_low=0).fixed(SHARED), 0)
