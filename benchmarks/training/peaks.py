@@ -35,6 +35,7 @@ ALIGN = {"name": "align", "loss": "layer_mse", "train": "mixers", "tokens": "20M
 COMMANDS = {"layer_mse": "align", "kl": "distill", "ce": "uptrain"}
 FEW_LAYERS = {"num_hidden_layers": 9, "max_window_layers": 9, "layer_types": None}
 QUARTER = {"num_hidden_layers": 10}
+EIGHT_LAYERS = {"num_hidden_layers": 8, "layer_types": None}
 
 
 @dc.dataclass(frozen=True)
@@ -70,6 +71,8 @@ SETTINGS = {
     "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, way="fsdp"),
     "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, way="fsdp"),
     "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, way="fsdp"),
+    "30b-quarter-kl": Setting("qwen3-30b-a3b", "distill", SHORT, {"num_hidden_layers": 12, "max_window_layers": 12}),
+    "gpt-oss-third-kl": Setting("gpt-oss-20b", "distill", SHORT, {**EIGHT_LAYERS, "pad_token_id": 0}),
     "paper-2b-kl": Setting("paper-2b", "distill", SHORT, steps=2),
     "paper-2b-ce": Setting("paper-2b", "uptrain", {"batch_tokens": "128K"}, steps=2),
     "paper-12b-kl": Setting("paper-12b", "distill", SHORT, QUARTER, steps=2),
