@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+EXPERTS = ".experts."
+"""in the name of every weight of routed experts"""
+
+
 def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
     """The model with a language-model head of a transformers configuration, on the meta device.
 
@@ -66,7 +70,7 @@ def idle_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
     if met is None:
         return left_out
     most = max(met) if isinstance(met, list) else met
-    experts = [p for name, p in model.named_parameters() if ".experts." in name]
+    experts = [p for name, p in model.named_parameters() if EXPERTS in name]
     idle: int = sum(p.numel() // len(p) * max(0, len(p) - most) for p in experts)
     return left_out + idle
 

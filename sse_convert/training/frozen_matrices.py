@@ -14,13 +14,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from sse_convert.checkpoints.meta_model import EXPERTS
 from sse_convert.training.lora import BASE, LINEAR
 
-EXPERTS = ".experts."
 STACKED = 3
 """dimensions of the matrices of all experts"""
 ALIGNED = 8
-"""elements of 16 bytes, which rows of grouped products are multiples of"""
+"""grouped products need rows and columns of so many elements, 16 bytes, or multiples"""
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -46,8 +46,8 @@ def hold_low(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Matrices that are used in products alone: of linear modules, and those of experts, which lie on each other; of
-    these what grouped products take in two bytes, rows and columns of multiples of 16."""
+    """Matrices that are used in products alone: of linear modules, and those of all experts in one tensor, where
+    grouped products take them with two bytes an element."""
     elsewhere = {id(p) for module in model.modules() if type(module) not in LINEAR for p in module.parameters(False)}
     for name, module in model.named_modules():
         if type(module) in LINEAR and id(module.weight) not in elsewhere:

@@ -45,7 +45,6 @@ def compile_all(*wanted: tuple[int, str]) -> dict[tuple[int, str], Report]:
     return {(report["capability"], report["case"]): report for report in _reports(wanted)}
 
 
-@functools.cache
 def compile_each_choice(capability: int, *cases: str) -> Report:
     """One report of what some cases compile where every choice of tiles is compiled once."""
     (report,) = _reports([(capability, case) for case in cases], "--tiles")
