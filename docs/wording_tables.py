@@ -30,6 +30,7 @@ class Line:
 
 
 QWEN, LLAMA = ("Qwen3, 32M", "2 of 10, chosen by `select`"), ("Llama, 30M", "2 of 9, chosen by `select`")
+BLIND = ("Qwen3, 32M", "2 of 10 that retrieve nothing")
 ALONE, ALL = "converted layers", "all weights"
 TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
 LINES = (
@@ -54,6 +55,10 @@ TRIALS = (
     Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
     *LINES[2:],
     Line("wordings_llama-blind-frozentext-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALONE}; {TEXT}"),
+    Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
+    Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
+    Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
+    Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
 )
 """what the page shows"""
 

@@ -14,7 +14,7 @@ from benchmarks.training.estimates import HERE, Row, rows
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGED = ROOT / "sse_convert/surgery/measured_speed.json"
 SOURCES = {
-    "kl": ("qwen3-0.6b-distill", "qwen3-1.7b-distill", "qwen3-8b-distill-fsdp"),
+    "kl": ("0.6b-kl", "qwen3-0.6b-distill", "qwen3-1.7b-distill", "8b-kl", "qwen3-8b-distill-fsdp"),
     "ce": ("qwen3-0.6b-uptrain", "qwen3-0.6b-uptrain-128k", "qwen3-8b-uptrain-context"),
 }
 """loss -> rows of benchmarks/training/estimates.py whose speed counts"""
@@ -31,6 +31,7 @@ def _entry(row: Row) -> dict[str, Any]:
         "shape": row.record["recipe"],
         "hidden_size": row.hidden_size,
         "seq_len": row.seq_len,
+        "whole": row.record["stage"].get("train", "all") == "all",
         "gpus": row.record["chosen"]["processes"],
         "gpu": _gpu(row.record["recipe"]),
         "tokens_per_second": row.tokens_per_second,

@@ -32,6 +32,11 @@ PEAKS = HERE / "peaks_h200.json"
 THROUGHPUT = {"qwen3-0.6b": "qwen3-0.6b", "qwen3-1.7b": "qwen3-0.6b", "qwen3-8b": "qwen3-8b"}
 """shape -> the recipe beside this file whose stages `throughput.py` timed"""
 FSDP, CONTEXT = HERE / "fsdp_qwen3-0.6b.json", HERE / "context_parallel.json"
+TRL = "trl-uptrain"
+PEERS = ("plain", "plain-uptrain", TRL)
+"""parts of `throughput.py` that are not of a recipe"""
+PEAK = 989e12
+"""dense bf16 FLOP/s of an H100 and an H200, by their data sheets"""
 H200_MIB = 143_771
 """of a GPU, where a record does not say"""
 NEAR = 0.15
@@ -79,6 +84,12 @@ class Row:
     def flops_per_token(self) -> float:
         """Of the stage as it ran, what was computed twice included."""
         return training_flops(self._as_it_ran, self._planned.geometry, self._planned.layers)
+
+    @property
+    def share_of_peak(self) -> float:
+        """Of all its GPUs, nothing computed twice."""
+        flops = training_flops(self._planned.stage, self._planned.geometry, self._planned.layers)
+        return self.tokens_per_second * flops / PEAK / int(self.record["chosen"]["processes"])
 
     @property
     def as_long(self) -> bool:
@@ -136,6 +147,7 @@ class Row:
         """Rows and layers, for a person."""
         chosen, stage = self.record["chosen"], self.record["stage"]
         said = [f"{chosen['micro_batch']} x {self._planned.stage.seq_len >> 10}K tokens"]
+        said += {"mixers": ["converted layers trained"], "lora": ["LoRA"]}.get(stage.get("train", "all"), [])
         said += ["computed twice"] * chosen["gradient_checkpointing"] + ["compiled"] * chosen["compile"]
         shared = "FSDP2" if self.record["sharded"] else "DDP"
         way = "context_parallel" if stage.get("context_parallel", 1) > 1 else shared
@@ -167,7 +179,7 @@ def _peaks() -> dict[str, Any]:
 def _throughput() -> Iterator[Row]:
     for shape, name in THROUGHPUT.items():
         for part, record in _read(HERE / f"throughput_{shape}.json")["parts"].items():
-            if not part.startswith(("plain", "trl")):
+            if part not in PEERS:
                 stage, _, way = part.partition("-")
                 split = way == "context"
                 rows = {key: record[key] for key in ("seq_len", "batch_tokens")} | {"context_parallel": 1 + split}

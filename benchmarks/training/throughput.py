@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 import yaml
+from estimates import PEAK, PEERS, TRL
 from fsdp_smoke import (
     FSDP,
     TINY_ROW,
@@ -62,14 +63,10 @@ from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.metrics import read
 from sse_convert.training.setup import compile_layers
 
-PEAK = 989e12
-"""dense bf16 FLOP/s of an H100 and an H200, by their data sheets"""
 WARM = 2
 """steps that compile"""
 PLAIN_TOKENS = 1 << 15
 """of a pass of the plain step, unless one row is longer"""
-TRL = "trl-uptrain"
-PEERS = ("plain", "plain-uptrain", TRL)
 WAYS = {
     "": ("", ""),
     "ddp": ("--multi_gpu", ""),

@@ -8,10 +8,10 @@ for frozen matrices that are its own. `layer_mse` has the attention of converted
 losses hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax
 layers of packed rows have a mask of all pairs of tokens of a row.
 
-Several processes: DDP has all of that on each, and buckets of 4 bytes for each trained parameter. FSDP2 shares out all
-but autocast's copies, and each process has whole, for as long as it needs them: embedding and head, 2 bytes for each of
-student and teacher and 4 for the sum of their gradients; two layers (the next is gathered while one works), 2 bytes
-each; and one layer's gradient, 2 and 4.
+Several processes: DDP has all of that on each, gradients being views of its buckets, and 4 more bytes for each trained
+parameter, which the peaks of benchmarks/training show. FSDP2 shares out all but autocast's copies, and each process has
+whole, for as long as it needs them: embedding and head, 2 bytes for each of student and teacher and 4 for the sum of
+their gradients; two layers (the next is gathered while one works), 2 bytes each; and one layer's gradient, 2 and 4.
 
 Activations kept for the backward pass, in bytes per token and layer (d width, m feed-forward width, q = Hq*D,
 kv = Hkv*D, a = 2 under bfloat16 autocast or 4):
@@ -49,9 +49,9 @@ MOST_TOKENS = 65536
 """tokens of a pass beyond which more of them no longer make a GPU faster"""
 _PAIR_BYTES = 4
 """of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
-COMPILED_SHARE, COMPILED_LAYER = 0.62, 0.7
-"""of the activations, what compiled layers with fused kernels keep at most, and what a layer that is computed twice has
-at once. The peaks of benchmarks/training without the bytes that do not depend on the rows give 0.56, and 0.66 to 0.7"""
+COMPILED_SHARE, COMPILED_LAYER = 0.57, 0.7
+"""of the activations, what compiled layers with fused kernels keep, and what a layer computed twice has at once. The
+peaks of benchmarks/training, less the bytes that do not depend on the rows, give 0.55 to 0.6, and 0.66 to 0.7"""
 COMPILED_STEPS = 50
 """steps of a stage from which on compiling pays"""
 STATE_CHUNK = 64
@@ -83,7 +83,7 @@ class StageMemory:
     gathered: int = 0
     """bytes that a process has whole at a time under FSDP"""
     buckets: int = 0
-    """bytes of DDP's buckets"""
+    """bytes that DDP takes beside the gradients"""
     head: int
     """bytes of the head's gradient, which the losses hold whole"""
     chunked_by: int

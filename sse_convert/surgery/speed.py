@@ -32,6 +32,8 @@ class MeasuredSpeed:
     """its width"""
     seq_len: int
     """tokens of a row"""
+    whole: bool
+    """all weights were trained"""
     gpus: int
     gpu: str
     tokens_per_second: float
@@ -53,17 +55,21 @@ def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
     return {loss: [MeasuredSpeed(**found) for found in every] for loss, every in data.items()}
 
 
-def nearest_speed(loss: str, hidden_size: int, seq_len: int) -> MeasuredSpeed:
-    """What was measured of a loss on the shape whose width is nearest, by ratio, and of these with the nearest rows.
+def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool) -> MeasuredSpeed:
+    """What was measured of a loss on the shape whose width is nearest, by ratio.
+
+    Of several, what trained as much of the model counts, and then the nearest rows.
 
     Args:
         loss: kl or ce.
         hidden_size: width of the model.
         seq_len: tokens of a row.
+        whole: all weights are trained.
     """
 
-    def distance(speed: MeasuredSpeed) -> tuple[float, float]:
-        return abs(math.log(speed.hidden_size / hidden_size)), abs(math.log(speed.seq_len / seq_len))
+    def distance(speed: MeasuredSpeed) -> tuple[float, bool, float]:
+        width, rows = math.log(speed.hidden_size / hidden_size), math.log(speed.seq_len / seq_len)
+        return abs(width), speed.whole != whole, abs(rows)
 
     return min(measured_speeds()[loss], key=distance)
 
@@ -72,13 +78,14 @@ def measured_line() -> str:
     """Where GPU hours come from, for a person."""
     rates = (
         f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape} at {speed.seq_len >> 10}K"
+        + ", converted layers alone" * (not speed.whole)
         + f" on {speed.gpus} GPUs" * (speed.gpus > 1)
         for loss, every in measured_speeds().items()
         for speed in every
     )
     gpu = measured_speeds()["kl"][0].gpu
     text = (
-        f"GPU hours are estimated from tokens/s that were measured on {gpu}: {', '.join(rates)} ({SOURCE}). "
+        f"GPU hours are estimated from tokens/s that were measured on {gpu}: {'; '.join(rates)} ({SOURCE}). "
         "The nearest of them is scaled by FLOPs; another GPU has another speed"
     )
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
@@ -94,10 +101,10 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometr
         teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
-    return hours(flops, geometry.dims.hidden, stage.seq_len, LOSS_LIKE[stage.loss])
+    return hours(flops, geometry.dims.hidden, stage.seq_len, LOSS_LIKE[stage.loss], whole=stage.train == "all")
 
 
-def hours(flops: float, hidden_size: int, seq_len: int, loss: str = "kl") -> float:
+def hours(flops: float, hidden_size: int, seq_len: int, loss: str = "kl", *, whole: bool = True) -> float:
     """Hours of one GPU of the measured kind.
 
     Args:
@@ -105,8 +112,9 @@ def hours(flops: float, hidden_size: int, seq_len: int, loss: str = "kl") -> flo
         hidden_size: width of the model.
         seq_len: tokens of a row.
         loss: whose measured speed it has.
+        whole: all weights are trained.
     """
-    return flops / nearest_speed(loss, hidden_size, seq_len).flops_per_second / 3600
+    return flops / nearest_speed(loss, hidden_size, seq_len, whole=whole).flops_per_second / 3600
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:

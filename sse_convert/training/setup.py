@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 from transformers import PreTrainedModel
@@ -67,7 +67,10 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             log_with=list(train.trackers) or None,
             project_dir=folder,
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT)],
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=WAIT),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
         )
     except ValueError as error:
         raise TrainingError(str(error), expected="one precision in a process", fix="start a new process") from error

@@ -37,7 +37,18 @@ def test_a_shape_measured_on_two_gpus_counts_for_each_of_them():
     [(64, "qwen3-0.6b"), (1400, "qwen3-0.6b"), (1500, "qwen3-1.7b"), (2560, "qwen3-1.7b"), (8192, "qwen3-8b")],
 )
 def test_the_nearest_width_counts(hidden_size, shape):
-    assert nearest_speed("kl", hidden_size, 4096).shape == shape
+    for whole in (True, False):
+        assert nearest_speed("kl", hidden_size, 4096, whole=whole).shape == shape
+
+
+def test_of_one_width_what_trained_as_much_counts():
+    for hidden_size in (1024, 4096):
+        for whole in (True, False):
+            assert nearest_speed("kl", hidden_size, 2**17, whole=whole).whole is whole
+    stage = Stage(name="s", loss="kl", tokens=10**9, seq_len=4096, lr=1e-3, train="mixers")
+    speed = next(speed for speed in measured_speeds()["kl"] if not speed.whole)
+    expected = 10**9 * training_flops(stage, geometry(), [None, None]) / speed.flops_per_second / 3600
+    assert gpu_hours(stage, geometry(), [None, None]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +56,7 @@ def test_the_nearest_width_counts(hidden_size, shape):
     [(1024, 4096, ("qwen3-0.6b", 2**15)), (1400, 2**16 + 1, ("qwen3-0.6b", 2**17)), (5120, 4096, ("qwen3-8b", 2**17))],
 )
 def test_of_one_width_the_nearest_rows_count(hidden_size, seq_len, found):
-    speed = nearest_speed("ce", hidden_size, seq_len)
+    speed = nearest_speed("ce", hidden_size, seq_len, whole=True)
     assert (speed.shape, speed.seq_len) == found
 
 

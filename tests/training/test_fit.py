@@ -1,5 +1,6 @@
 """What a stage leaves to the machine: chosen from memory, repeated by the next start, mended where it fails."""
 
+import dataclasses as dc
 import json
 import weakref
 
@@ -39,13 +40,12 @@ def fitted(make, converted, tmp_path, monkeypatch):
     return build
 
 
-def needed(own, rows, *, checkpointing):
+def needed(own, rows, *, checkpointing, bf16=False):
     """Bytes that must be free for a pass of these rows."""
     mixers = [own.match.mixers.get(name) for name in own.match.names]
     geometry = geometry_of(fit.source_view(own.files))
-    estimate = stage_memory(
-        geometry, mixers, own.stage, lora=own.train.lora, bf16=False, checkpointing=checkpointing, cuda_graphs=False
-    )
+    how = {"bf16": bf16, "checkpointing": checkpointing, "cuda_graphs": False, "shared": own.shared}
+    estimate = stage_memory(geometry, mixers, own.stage, lora=own.train.lora, **how)
     return estimate.total(own.stage.seq_len, rows, 1 << 30) / USABLE
 
 
@@ -72,6 +72,18 @@ def test_activations_are_computed_twice_only_where_too_few_rows_fit(fitted, monk
     assert fitted(eight + 1, gradient_checkpointing=False).choose(None).micro_batch == 2
     assert fitted(1000).choose(None) == Chosen(micro_batch=1, gradient_checkpointing=True, compile=False, processes=1)
     assert fitted(1000, "align").choose(None).gradient_checkpointing is False
+
+
+def test_what_exists_once_leaves_room_for_rows(fitted, monkeypatch):
+    monkeypatch.setattr(fit, "ENOUGH_TOKENS", 1)
+
+    def own(free=None, *, shared):
+        found = fitted(free, "distill", train={"mixed_precision": "bf16"})
+        return dc.replace(found, stage=dc.replace(found.stage, train="mixers"), shared=shared)
+
+    free = needed(own(shared=True), 16, checkpointing=False, bf16=True) + 1
+    once, twice = (own(free, shared=shared).choose(None).micro_batch for shared in (True, False))
+    assert twice < once == 16
 
 
 def test_a_cpu_takes_small_passes(fitted, monkeypatch):
