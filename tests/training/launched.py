@@ -23,7 +23,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sse_convert.recipe import recipe_from_dict
+from sse_convert.recipe.schema import Train
 from sse_convert.training import loop
+from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
 
 STOPPED = "stopped"
@@ -79,6 +81,19 @@ def forked(recipe, stage, checkpoint, out):
     PartialState._reset_state()  # the test's own
     fresh_accelerate()
     run_stage(recipe, stage, checkpoint, out)
+    PartialState().destroy_process_group()
+
+
+def forked_gradients(folder):
+    """Which memory the gradients of two parameters lie in, under DDP."""
+    PartialState._reset_state()
+    accelerator = make_accelerator(Train(), folder)
+    linear = accelerator.prepare(nn.Linear(3, 2))
+    for _ in range(2):  # buckets are laid out anew after the first step
+        linear.zero_grad()
+        linear(torch.ones(1, 3)).sum().backward()
+    places = [tensor.grad.untyped_storage().data_ptr() for tensor in linear.parameters()]
+    Path(folder, f"gradients-{accelerator.process_index}").write_text(json.dumps(places))
     PartialState().destroy_process_group()
 
 

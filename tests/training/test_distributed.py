@@ -23,7 +23,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training.stage import run_stage
 from tests.training.conftest import losses, recipe_for
-from tests.training.launched import COMPILED, CONTINUED, OLDEST, STOPPED, forked, forked_main
+from tests.training.launched import COMPILED, CONTINUED, OLDEST, STOPPED, forked, forked_gradients, forked_main
 
 pytestmark = pytest.mark.slow
 LAUNCHED = Path(__file__).with_name("launched.py")
@@ -222,6 +222,13 @@ def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alon
         expected, found = (torch.tensor(losses(folder / STOPPED, key)) for folder in (alone, tmp_path))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)  # Adam has magnified the rounding
     assert_near(tmp_path / STOPPED, alone / STOPPED, 2e-3)
+
+
+def test_gradients_of_ddp_are_views_of_its_buckets(tmp_path):
+    debug_launcher(forked_gradients, (tmp_path,), num_processes=2)
+    for process in range(2):
+        one, other = json.loads((tmp_path / f"gradients-{process}").read_text())
+        assert one == other, "each has memory of its own beside the bucket"
 
 
 def test_windows_beside_sse_in_two_processes(windows, launched, tmp_path):
