@@ -57,7 +57,8 @@ def machines() -> str:
         )
         for model, (name, _) in MODELS.items()
     ]  # fmt: skip
-    return "\n".join([*table(head, cells), "", " ".join(measured_line().split()) + "."])
+    speeds = (stage.measured for model in MODELS for stage in planned(model).costs.stages)
+    return "\n".join([*table(head, cells), "", " ".join(measured_line(speeds).split()) + "."])
 
 
 def _cell(way: Way | None) -> str:

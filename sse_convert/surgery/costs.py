@@ -15,7 +15,7 @@ from sse_convert.surgery import memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import context_problems
 from sse_convert.surgery.memory import GIB, GPU_GIB, ONE, USABLE, Processes, StageMemory
-from sse_convert.surgery.speed import gpu_hours
+from sse_convert.surgery.speed import MeasuredSpeed, gpu_hours, speed_of
 
 GPUS = (1, 2, 8)
 """numbers of GPUs that are planned for"""
@@ -31,7 +31,9 @@ class StageCost:
 
     name: str
     gpu_hours: float
-    """of the GPU that was measured (see `surgery/speed.py`), nothing lost to others"""
+    """of the GPU that was measured, nothing lost to others"""
+    measured: MeasuredSpeed
+    """what they are estimated from"""
     bytes: dict[str, int]
     """way of launching (1 GPU; DDP; FSDP2 x 2; FSDP2 x 8; context_parallel N x 8; LoRA x 1) -> bytes; what a stage
     cannot have is left out"""
@@ -203,8 +205,12 @@ class _Stages:
     def cost(self, stage: Stage) -> StageCost:
         """What a stage costs."""
         found = {name: self._least(asked, processes) for name, asked, processes in self._launches(stage)}
-        hours = self._hours(stage)
-        return StageCost(name=stage.name, gpu_hours=hours, bytes={name: round(n) for name, n in found.items() if n})
+        return StageCost(
+            name=stage.name,
+            gpu_hours=self._hours(stage),
+            measured=speed_of(stage, self._geometry.dims.hidden),
+            bytes={name: round(n) for name, n in found.items() if n},
+        )
 
     def way(self, gpus: int, gib: int) -> Way | None:
         """The first way that fits: DDP before FSDP2, and LoRA where neither does."""

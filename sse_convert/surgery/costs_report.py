@@ -66,7 +66,7 @@ def _memory_lines(costs: Costs) -> list[str]:
     return [
         "time on one GPU, and GiB of each at least, by way of launching (rows one at a time, activations twice):",
         *table(("stage", "time", *columns), rows),
-        *measured_line().splitlines(),
+        *measured_line(stage.measured for stage in costs.stages).splitlines(),
     ]
 
 

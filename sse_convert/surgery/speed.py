@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from sse_convert.recipe.schema import Stage
@@ -26,6 +27,8 @@ _TEACHER_PASS = {"layer_mse": 1, "kl": 1, "ce": 0}
 class MeasuredSpeed:
     """What was measured of one loss on one shape."""
 
+    loss: str
+    """kl or ce"""
     shape: str
     """recipe of the model whose shape it was"""
     hidden_size: int
@@ -43,6 +46,13 @@ class MeasuredSpeed:
     commit: str
 
     @property
+    def described(self) -> str:
+        """For a person."""
+        said = f"{self.loss} {self.tokens_per_second:,.0f} of {self.shape} at {self.seq_len >> 10}K"
+        said += "" if self.whole else ", converted layers alone"
+        return said + f" on {self.gpus} GPUs" * (self.gpus > 1)
+
+    @property
     def flops_per_second(self) -> float:
         """FLOP/s of the whole training step, of one GPU."""
         return self.tokens_per_second * self.flops_per_token / self.gpus
@@ -52,7 +62,7 @@ class MeasuredSpeed:
 def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
     """Loss (kl, ce) -> what was measured, by rising width and row."""
     data = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return {loss: [MeasuredSpeed(**found) for found in every] for loss, every in data.items()}
+    return {loss: [MeasuredSpeed(loss=loss, **found) for found in every] for loss, every in data.items()}
 
 
 def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool) -> MeasuredSpeed:
@@ -74,18 +84,16 @@ def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool) -> 
     return min(measured_speeds()[loss], key=distance)
 
 
-def measured_line() -> str:
-    """Where GPU hours come from, for a person."""
-    rates = (
-        f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape} at {speed.seq_len >> 10}K"
-        + ", converted layers alone" * (not speed.whole)
-        + f" on {speed.gpus} GPUs" * (speed.gpus > 1)
-        for loss, every in measured_speeds().items()
-        for speed in every
-    )
-    gpu = measured_speeds()["kl"][0].gpu
+def speed_of(stage: Stage, hidden_size: int) -> MeasuredSpeed:
+    """What stands for a stage of a model of this width."""
+    return nearest_speed(LOSS_LIKE[stage.loss], hidden_size, stage.seq_len, whole=stage.train == "all")
+
+
+def measured_line(speeds: Iterable[MeasuredSpeed]) -> str:
+    """Where GPU hours come from, for a person, each measurement once."""
     text = (
-        f"GPU hours are estimated from tokens/s that were measured on {gpu}: {'; '.join(rates)} ({SOURCE}). "
+        f"GPU hours are estimated from tokens/s that were measured on {measured_speeds()['kl'][0].gpu}: "
+        f"{'; '.join(dict.fromkeys(speed.described for speed in speeds))} ({SOURCE}). "
         "The nearest of them is scaled by FLOPs; another GPU has another speed"
     )
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
@@ -101,20 +109,18 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometr
         teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
-    return hours(flops, geometry.dims.hidden, stage.seq_len, LOSS_LIKE[stage.loss], whole=stage.train == "all")
+    return flops / speed_of(stage, geometry.dims.hidden).flops_per_second / 3600
 
 
-def hours(flops: float, hidden_size: int, seq_len: int, loss: str = "kl", *, whole: bool = True) -> float:
-    """Hours of one GPU of the measured kind.
+def reading_hours(flops: float, hidden_size: int, seq_len: int) -> float:
+    """Hours of one GPU of the measured kind for forward passes.
 
     Args:
-        flops: of all that is done.
+        flops: of all of them.
         hidden_size: width of the model.
         seq_len: tokens of a row.
-        loss: whose measured speed it has.
-        whole: all weights are trained.
     """
-    return flops / nearest_speed(loss, hidden_size, seq_len, whole=whole).flops_per_second / 3600
+    return flops / nearest_speed("kl", hidden_size, seq_len, whole=True).flops_per_second / 3600
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:

@@ -9,6 +9,7 @@ from sse_convert.surgery.speed import (
     measured_line,
     measured_speeds,
     nearest_speed,
+    speed_of,
     training_flops,
 )
 from tests.surgery.test_memory import geometry
@@ -60,10 +61,15 @@ def test_of_one_width_the_nearest_rows_count(hidden_size, seq_len, found):
     assert (speed.shape, speed.seq_len) == found
 
 
-def test_every_measurement_is_named():
-    said = measured_line().replace("\n", " ")
-    for loss, every in measured_speeds().items():
-        for speed in every:
-            assert f"{loss} {speed.tokens_per_second:,.0f} of {speed.shape}" in said
+def test_what_hours_come_from_is_named():
+    every = [speed for some in measured_speeds().values() for speed in some]
+    said = measured_line([*every, *every]).replace("\n", " ")
+    for speed in every:
+        assert said.count(f"{speed.loss} {speed.tokens_per_second:,.0f} of {speed.shape}") == 1
     assert "of qwen3-8b at 4K on 2 GPUs" in said
+    assert "of qwen3-8b at 4K, converted layers alone" in said
     assert "NVIDIA H200" in said
+    one = next(speed for speed in every if not speed.whole)
+    stage = Stage(name="s", loss="kl", tokens=10**9, seq_len=4096, lr=1e-3, train="mixers")
+    assert speed_of(stage, one.hidden_size) == one
+    assert measured_line([one]).count(" of qwen3-") == 1
