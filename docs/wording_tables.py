@@ -1,11 +1,13 @@
 """What is found in wordings that training never saw: the README's table of quality, and the page about it."""
 
 import dataclasses as dc
+import json
 import re
 from collections.abc import Callable, Iterable
 
 from benchmarks.quality.rows import Row
 from docs import figures_in_words as say
+from docs.examples import ROOT
 from docs.markdown import table
 from sse_convert.evaluation.intervals import wilson
 
@@ -121,5 +123,20 @@ def scores(row: Row, tasks: Iterable[str], *, teacher: bool = False) -> tuple[in
     return round(sum(share * count for share, count in pairs) / 100), sum(count for _, count in pairs)
 
 
+def retrieving_heads() -> str:
+    """The teachers' strongest head in rows of each kind, and how far its keys stand out under each key map."""
+    record = json.loads((ROOT / "benchmarks/quality/retrieving_heads.json").read_text(encoding="utf-8"))
+    maps = list(next(iter(record["teachers"].values()))["deviations"])
+    head = ("teacher", "the wording it knows", "the other wording", "passages that come again",
+            *(f"keys by {name}" for name in maps))  # fmt: skip
+    rows = []
+    for name, found in record["teachers"].items():
+        other = next(kind for kind in ("needle", "ruler") if kind != found["known"])
+        kinds = (found["heads"][kind][0] for kind in (found["known"], other, "repeated"))
+        weights = (f"layer {one['layer']}, head {one['head']}: {one['weight']:.0%}" for one in kinds)
+        rows.append((f"`{name}`", *weights, *(f"{found['deviations'][name]:.1f}" for name in maps)))
+    return "\n".join([*table(head, rows), "", f"Commit {record['commit']}, {record['hardware']}."])
+
+
 _TASK = re.compile(r"(\w+) ([\d.]+)% of (\d+)")
-BLOCKS: dict[str, Callable[[], str]] = {"quality": quality, "wordings": wordings}
+BLOCKS: dict[str, Callable[[], str]] = {"quality": quality, "wordings": wordings, "retrieving-heads": retrieving_heads}
