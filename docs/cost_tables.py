@@ -103,8 +103,7 @@ def speeds() -> str:
 
 
 def _loss(row: Row) -> str:
-    stage = row.record["stage"]
-    return stage["loss"] + ", LoRA" * (stage.get("train") == "lora")
+    return row.record["stage"]["loss"] + {"mixers": ", converted layers alone", "lora": ", LoRA"}.get(row.train, "")
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -54,21 +54,24 @@ def steps() -> str:
 
 
 def _steps(shape: str) -> Iterator[tuple[str, ...]]:
-    if shape in PACKAGED:
-        row = next(row for row in rows() if row.name == PACKAGED[shape])
-        yield (
-            shape, "KL, the packaged recipe: converted layers trained",
-            f"{row.seq_len:,}", f"{row.tokens_per_second:,.0f}",
-            f"{row.measured / (1 << 30):.0f}", f"{row.share_of_peak:.0%}", row.record["commit"],
-        )  # fmt: skip
+    for row in rows():
+        if row.name == PACKAGED.get(shape):
+            measured = {"seq_len": row.seq_len, "tokens_per_second": row.tokens_per_second}
+            yield _step(
+                shape, "KL, the packaged recipe: converted layers trained",
+                {**row.record, **measured, "share_of_peak": row.share_of_peak},
+            )  # fmt: skip
     for name, part in load(f"throughput_{shape}")["parts"].items():
         stage, _, way = name.partition("-")
         if part["tokens_per_second"] is not None:
-            yield (
-                shape, STAGES.get(name) or STAGES[stage] + WAYS[way],
-                f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}",
-                f"{max(part['peak_mib']) / 1024:.0f}", f"{part['share_of_peak']:.0%}", part["commit"],
-            )  # fmt: skip
+            yield _step(shape, STAGES.get(name) or STAGES[stage] + WAYS[way], part)
+
+
+def _step(shape: str, words: str, part: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        shape, words, f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}",
+        f"{max(part['peak_mib']) / 1024:.0f}", f"{part['share_of_peak']:.0%}", part["commit"],
+    )  # fmt: skip
 
 
 def two_gpus() -> str:

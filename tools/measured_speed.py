@@ -31,7 +31,7 @@ def _entry(row: Row) -> dict[str, Any]:
         "shape": row.record["recipe"],
         "hidden_size": row.hidden_size,
         "seq_len": row.seq_len,
-        "whole": row.record["stage"].get("train", "all") == "all",
+        "whole": row.train == "all",
         "gpus": row.record["chosen"]["processes"],
         "gpu": _gpu(row.record["recipe"]),
         "tokens_per_second": row.tokens_per_second,

@@ -6,35 +6,33 @@
 
 Rows: one of four needles in either wording, and passages of the text that come again at the end. A head's weight is its
 attention from the token before each recalled token to that token's earlier place, the mean of all. For the head with
-most weight in the wording that the teacher knows, keys are mapped as SSE maps them: how many standard deviations does
-the product of query and key stand above that of other keys of the row?
+most weight in the wording that the teacher knows, keys are mapped as SSE maps them, before any rotation: how many
+standard deviations does the product of query and key stand above that of other keys of the row?
 """
 
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.quality.convert import commit
 from sse_convert.data.needle import encode, load_words
 from sse_convert.files import write_json
+from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
 from sse_convert.selection.recall_probes import RecallMaterial, Rows, needle_rows, ruler_rows
 
 PASSAGE = 64
 """tokens that come again"""
-MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "unit length": lambda x: F.normalize(x, dim=-1),
-    "relu": torch.relu,
-    "softmax": lambda x: x.softmax(-1),
-}
-"""key maps of SSE"""
+CUE = 8
+"""of these, that tell which passage it is"""
+MAPS: tuple[KeyFeatureMap, ...] = ("l2", "relu", "softmax")
+"""key maps of recipes"""
 Pairs = list[list[tuple[int, int]]]
 """of each row: a position that predicts a recalled token, and where that token stood before"""
 
@@ -48,7 +46,7 @@ def repeated_rows(material: RecallMaterial) -> Rows:
         cut = rng.randint(0, material.length // 2 - size)
         rows.append(text + text[cut : cut + size])
     asked = torch.zeros(len(rows), material.length - 1, dtype=torch.bool)
-    asked[:, -size + 8 :] = True  # a few tokens tell which passage it is
+    asked[:, CUE - size :] = True
     return Rows(torch.tensor(rows), asked)
 
 
@@ -100,11 +98,12 @@ def deviations(model: Any, rows: Rows, pairs: Pairs, layer: int, head: int) -> d
     found: dict[str, list[float]] = {name: [] for name in MAPS}
     for ids, own in zip(rows.ids, pairs, strict=True):
         queries, keys = heads_of(model, ids, layer)
-        group = queries.shape[0] // keys.shape[0]
-        for (at, to), (name, feature) in ((pair, item) for pair in own for item in MAPS.items()):
-            products = feature(keys[head // group, : at + 1]) @ feature(queries[head, at])
-            others = torch.cat([products[:to], products[to + 1 :]])
-            found[name].append(float((products[to] - others.mean()) / others.std()))
+        key_head = head * keys.shape[0] // queries.shape[0]
+        for name in MAPS:
+            products = queries[head] @ key_feature_map(keys[key_head], name).T
+            for at, to in own:
+                others = torch.cat([products[at, :to], products[at, to + 1 : at + 1]])
+                found[name].append(float((products[at, to] - others.mean()) / others.std()))
     return {name: float(torch.tensor(values).median()) for name, values in found.items()}
 
 

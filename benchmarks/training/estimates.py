@@ -97,6 +97,11 @@ class Row:
         return bool(self.record["chosen"]["compile"]) or self._planned.stage.context_parallel > 1
 
     @property
+    def train(self) -> str:
+        """What the stage trained."""
+        return self._planned.stage.train
+
+    @property
     def hidden_size(self) -> int:
         """The model's width."""
         return self._planned.geometry.dims.hidden
@@ -147,7 +152,6 @@ class Row:
         """Rows and layers, for a person."""
         chosen, stage = self.record["chosen"], self.record["stage"]
         said = [f"{chosen['micro_batch']} x {self._planned.stage.seq_len >> 10}K tokens"]
-        said += {"mixers": ["converted layers trained"], "lora": ["LoRA"]}.get(stage.get("train", "all"), [])
         said += ["computed twice"] * chosen["gradient_checkpointing"] + ["compiled"] * chosen["compile"]
         shared = "FSDP2" if self.record["sharded"] else "DDP"
         way = "context_parallel" if stage.get("context_parallel", 1) > 1 else shared

@@ -82,7 +82,7 @@ class StageMemory:
     """bytes of `weights` that frozen matrices take less, where weights are not shared out"""
     gathered: int = 0
     """bytes that a process has whole at a time under FSDP"""
-    buckets: int = 0
+    ddp: int = 0
     """bytes that DDP takes beside the gradients"""
     head: int
     """bytes of the head's gradient, which the losses hold whole"""
@@ -108,7 +108,7 @@ class StageMemory:
         count = max(processes.count, self.ranks)
         if self._shares_out(processes):
             return (self.weights - self.copies) / count + self.gathered + self.head
-        return self.weights - self.held_low + self.head + (self.buckets if count > 1 else 0)
+        return self.weights - self.held_low + self.head + (self.ddp if count > 1 else 0)
 
     def total(self, seq_len: int, rows: int, gpu_bytes: int, processes: Processes = ONE) -> float:
         """Bytes of one process for a forward and backward pass.
@@ -263,7 +263,7 @@ def stage_memory(
         gathered=_gathered_bytes(
             geometry, added, element, other if beside else None, alone=alone, all_trained=stage.train == "all"
         ),
-        buckets=4 * trained,
+        ddp=4 * trained,
         head=0 if alone else head,
         chunked_by=chunked_by,
         per_logit=per_logit,

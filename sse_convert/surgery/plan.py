@@ -25,7 +25,7 @@ from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
-from sse_convert.surgery.speed import reading_hours, training_flops
+from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_teachers import open_stage_teachers
 
 
@@ -184,7 +184,7 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
         passes=passes,
         tokens=rows.tokens,
         flops=flops,
-        gpu_hours=reading_hours(flops, geometry.dims.hidden, rows.length),
+        gpu_hours=nearest_speed("kl", geometry.dims.hidden, rows.length, whole=True).hours(flops),
         bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 

@@ -57,6 +57,10 @@ class MeasuredSpeed:
         """FLOP/s of the whole training step, of one GPU."""
         return self.tokens_per_second * self.flops_per_token / self.gpus
 
+    def hours(self, flops: float) -> float:
+        """Hours of one GPU for so many FLOPs."""
+        return flops / self.flops_per_second / 3600
+
 
 @functools.cache
 def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
@@ -90,10 +94,11 @@ def speed_of(stage: Stage, hidden_size: int) -> MeasuredSpeed:
 
 
 def measured_line(speeds: Iterable[MeasuredSpeed]) -> str:
-    """Where GPU hours come from, for a person, each measurement once."""
+    """Where GPU hours come from, for a person, each measurement once; there must be one."""
+    once = list(dict.fromkeys(speeds))
     text = (
-        f"GPU hours are estimated from tokens/s that were measured on {measured_speeds()['kl'][0].gpu}: "
-        f"{'; '.join(dict.fromkeys(speed.described for speed in speeds))} ({SOURCE}). "
+        f"GPU hours are estimated from tokens/s that were measured on {once[0].gpu}: "
+        f"{'; '.join(speed.described for speed in once)} ({SOURCE}). "
         "The nearest of them is scaled by FLOPs; another GPU has another speed"
     )
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
@@ -109,18 +114,7 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometr
         teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
-    return flops / speed_of(stage, geometry.dims.hidden).flops_per_second / 3600
-
-
-def reading_hours(flops: float, hidden_size: int, seq_len: int) -> float:
-    """Hours of one GPU of the measured kind for forward passes.
-
-    Args:
-        flops: of all of them.
-        hidden_size: width of the model.
-        seq_len: tokens of a row.
-    """
-    return flops / nearest_speed("kl", hidden_size, seq_len, whole=True).flops_per_second / 3600
+    return speed_of(stage, geometry.dims.hidden).hours(flops)
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:

@@ -171,7 +171,7 @@ def test_copies_of_frozen_weights_exist_a_layer_at_a_time_where_activations_are_
 
 
 def test_weights_of_several_processes():
-    """DDP has buckets beside all of it; FSDP2 shares all but copies for autocast, and gathers some weights."""
+    """DDP adds 4 bytes a trained parameter; FSDP2 shares all but copies for autocast, and gathers some weights."""
     mixer = mixer_from_dict({"kind": "sse"})
     found = memory([mixer, None], loss="kl")
     weights = 2_000_000 + added_parameters(geometry().dims, mixer)
