@@ -35,11 +35,12 @@ QWEN, LLAMA = ("Qwen3, 32M", "2 of 10, chosen by `select`"), ("Llama, 30M", "2 o
 BLIND = ("Qwen3, 32M", "2 of 10 that retrieve nothing")
 ALONE, ALL = "converted layers", "all weights"
 TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
+FACTS, QUOTES = "nine rows in ten of facts, and their answers", "nine rows in ten of repeated passages"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
-    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
+    Line("wordings_qwen-none-facts-16M", "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
     Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALL}; {ROW}"),
 )
 """what the README shows"""
@@ -56,11 +57,14 @@ TRIALS = (
     Line("wordings_llama-select-row", *LLAMA, f"{ALL}; {ROW}"),
     Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
     *LINES[2:],
+    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
     Line("wordings_llama-blind-frozentext-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALONE}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
+    Line("wordings_qwen-blind-facts-19M", *BLIND, f"{ALL}; {FACTS}"),
+    Line("wordings_qwen-none-quotes-11M", "Qwen3, 32M", "none", f"{ALL}; {QUOTES}"),
 )
 """what the page shows"""
 
@@ -70,7 +74,7 @@ def quality() -> str:
     head = ("teacher", "softmax layers", "training tokens", "loss above teacher, 8K", "one needle, 2K (teacher)",
             "one of four or eight, 2K (teacher)", "cache at 128K (teacher)")  # fmt: skip
     notes = (
-        "Loss is in nats per token on held-out books, with its 95% interval. One seed each, one NVIDIA H200.",
+        "Loss is in nats per token on held-out books, with its 95% interval. One seed each, one NVIDIA H200 or H100.",
         "The Llama-shaped teacher is asked as RULER asks, the other one in our own wording. "
         "[More](docs/pages/results/wordings.md).",
     )

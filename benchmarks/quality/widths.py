@@ -1,17 +1,19 @@
 """Is the rule for rates right? Half, once and twice what it gives, at three widths; and half and twice its step at one.
 
     python demo/teacher_data.py --books out/classic-books --data out/demo-data                     # a CPU core, 200 s
-    python demo/train_teacher.py --data out/demo-data --out out/teacher-1024 --width 1024 --seconds 45       # one GPU
+    python demo/train_teacher.py --data out/demo-data --out out/teacher-1024 --width 1024 --seconds 75       # one GPU
     python -m benchmarks.quality.widths demo/teacher ../shared/checkpoints/teacher-qwen3-32m out/teacher-1024 \\
         --batches ../shared/checkpoints/teacher-qwen3-32m --graphs --out out/widths.json                     # one GPU
 
 Each teacher is converted once as `sse-convert recipes new` would (layers chosen, windows, calibration), then trained
-from there with the first stage of the measured recipe, on fewer tokens. What counts is KL on held-out books.
+from there with the first stage of the measured recipe, on fewer tokens. What counts is KL on held-out books. A file
+that exists keeps what it has of other teachers.
 """
 
 import argparse
 import dataclasses as dc
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -138,7 +140,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     options = parser.parse_args()
     hush_libraries()
-    found: list[dict[str, Any]] = []
+    earlier = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    found = [trial for trial in earlier.get("trials", []) if trial["teacher"] not in options.teachers]
+    command = shlex.join(["python", "-m", "benchmarks.quality.widths", *sys.argv[1:]])
     for teacher in options.teachers:
         found += run(trials_of(teacher, batches=teacher == options.batches), options)
         conditions = found[0]["report"]["conditions"]
@@ -146,7 +150,7 @@ def main() -> None:
             options.out,
             {
                 "schema": 1,
-                "command": " ".join(["python", "-m", "benchmarks.quality.widths", *sys.argv[1:]]),
+                "commands": [*earlier.get("commands", []), command],
                 "commit": commit(),
                 "date": time.strftime("%Y-%m-%d"),
                 "hardware": conditions["device"],

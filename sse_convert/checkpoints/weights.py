@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sse_convert.checkpoints.open import CheckpointFiles
-from sse_convert.checkpoints.tensor_data import nonfinite, tensor_chunks
+from sse_convert.checkpoints.tensor_data import all_finite, nonfinite, tensor_chunks
 from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
 
@@ -77,7 +77,7 @@ def nonfinite_tensors(module: nn.Module) -> list[str]:
     found = []
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if own.is_floating_point() and not torch.isfinite(own.detach()).all():
+        if own.is_floating_point() and not all_finite(own.detach()):
             found.append(name)
     return found
 

@@ -138,7 +138,6 @@ def document_attention_problem(config: Any) -> str | None:
     found = {
         "decoder layers keep their arguments to themselves": not spec.hands_on,
         "layers have linear attention of their own": spec.linear_layers,
-        "attention has learned sinks": bool(spec.softmax_parameters),
         "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
         f"heads are {widest} wide": widest > WIDEST_HEAD,

@@ -95,6 +95,8 @@ def load_pretrained(
     register()
     from transformers import PreTrainedConfig
 
+    from sse_convert.modeling.sink_attention import use_kernels
+
     model_type = ""
     try:
         model_type = str(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
@@ -133,6 +135,7 @@ def load_pretrained(
             expected="exactly the tensors of the model",
             fix=_mend(path, model_type),
         )
+    use_kernels(model)
     return (model if device is None else model.to(device)).eval()
 
 

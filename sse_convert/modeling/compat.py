@@ -92,3 +92,53 @@ def varlen_attention(
     o = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(before, 0), **more)
     assert isinstance(o, Tensor)
     return o
+
+
+def varlen_forward(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int, scaling: float, window: int | None
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Heads [T, Hq, D] of `varlen_attention`, the log-sum-exp [Hq, T] of each query's scores, in float32, and what the
+    backward wants beside them. Nothing is recorded for autograd. Arguments as of `varlen_attention`.
+    """
+    flash = torch.ops.aten._flash_attention_forward
+    where = _within(offsets, longest)
+    o, scores, *state, _ = flash(q, k, v, *where, 0.0, window is None, False, **_seen(scaling, window))
+    return o, scores, state
+
+
+def varlen_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    scores: Tensor,
+    offsets: Tensor,
+    longest: int,
+    scaling: float,
+    window: int | None,
+    state: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, which with other arguments are as of `varlen_attention`.
+
+    Args:
+        do: gradient of the heads [T, Hq, D].
+        o: the heads.
+        scores: the log-sum-exp [Hq, T].
+        state: what `varlen_forward` gave third.
+    """
+    flash = torch.ops.aten._flash_attention_backward
+    where = _within(offsets, longest)
+    found = flash(do, q, k, v, o, scores, *where, 0.0, window is None, *state, **_seen(scaling, window))
+    dq, dk, dv = found
+    return dq, dk, dv
+
+
+def _within(offsets: Tensor, longest: int) -> tuple[Tensor, Tensor, int, int]:
+    return offsets, offsets, longest, longest
+
+
+def _seen(scaling: float | None, window: int | None) -> dict[str, Any]:
+    """Keyword arguments of torch's flash attention."""
+    before = -1 if window is None else window - 1
+    return {"scale": scaling, "window_size_left": before, "window_size_right": 0}

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sse_convert.errors import UsageError
 from sse_convert.modeling.compat import varlen_attention
 from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.sink_attention import attend_with_sinks, documents_with_sinks
 
 DOCUMENT_ATTENTION = "sse_documents"
 """name under which transformers finds `document_attention`; it has no masks made for it"""
@@ -33,6 +34,7 @@ def document_attention(
     sse_layout: SequenceLayout | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What a family's attention module calls, within rows that are full of tokens.
@@ -46,6 +48,7 @@ def document_attention(
         sse_layout: where documents begin.
         scaling: of the products; None for D ** -0.5.
         sliding_window: tokens a query sees, itself included; None for all.
+        s_aux: learned sinks [Hq]; None for none.
         kwargs: what families pass to their attention functions.
 
     Returns:
@@ -55,6 +58,8 @@ def document_attention(
         UsageError: no mask and no layout arrived, or a cache or padding is in use.
     """
     if attention_mask is not None:
+        if s_aux is not None:
+            return attend_with_sinks(query, key, value, attention_mask, s_aux, scaling), None
         return _scaled_dot_product(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     batch, length = query.shape[0], query.shape[2]
     if sse_layout is None or sse_layout.tokens is not None or key.shape[2] != length:
@@ -64,12 +69,12 @@ def document_attention(
             fix='load the model with attn_implementation="sdpa"',
         )
     windowed = sliding_window is not None and sliding_window < length
-    if sse_layout.sequences == batch and not windowed:
+    if sse_layout.sequences == batch and not windowed and s_aux is None:
         return _scaled_dot_product(module, query, key, value, None, scaling=scaling, **kwargs)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     offsets, longest = sse_layout.cu_seqlens, sse_layout.max_seqlen
     window = sliding_window if windowed else None
-    o = attend_to_documents(q, k, v, offsets, longest, scaling=scaling, window=window)
+    o = attend_to_documents(q, k, v, offsets, longest, scaling=scaling, window=window, sinks=s_aux)
     return o.view(batch, length, *o.shape[1:]), None
 
 
@@ -82,6 +87,7 @@ def attend_to_documents(
     *,
     scaling: float | None = None,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention within documents: [T, Hq, V].
 
@@ -93,14 +99,15 @@ def attend_to_documents(
         longest: no document has more tokens.
         scaling: of the products; None for D ** -0.5.
         window: tokens a query sees, itself included; None for all.
+        sinks: learned, [Hq]; None for none.
     """
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
     if _has_kernel(q):
-        return _by_kernel(q, k, v, offsets.to(q.device, torch.int32), longest, scaling, window)
+        return _by_kernel(q, k, v, offsets.to(q.device, torch.int32), longest, scaling, window, sinks)
     heads = [
-        _attend(q[begin:end], k[begin:end], v[begin:end], scaling, window)
+        _attend(q[begin:end], k[begin:end], v[begin:end], scaling, window, sinks)
         for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
         if begin < end
     ]
@@ -108,15 +115,25 @@ def attend_to_documents(
 
 
 def _by_kernel(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int, scaling: float | None, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    longest: int,
+    scaling: float | None,
+    window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """The same by a kernel that wants keys and values of one size: the smaller ones end in zeros."""
     key, value = q.shape[-1], v.shape[-1]
-    if key == value:
-        return varlen_attention(q, k, v, offsets, longest, scaling, window)
-    q, k, v = (F.pad(x, (0, max(key, value) - x.shape[-1])) for x in (q, k, v))
     scaling = key**-0.5 if scaling is None else scaling
-    return varlen_attention(q, k, v, offsets, longest, scaling, window)[..., :value]
+    if key != value:
+        q, k, v = (F.pad(x, (0, max(key, value) - x.shape[-1])) for x in (q, k, v))
+    if sinks is None:
+        o = varlen_attention(q, k, v, offsets, longest, scaling, window)
+    else:
+        o = documents_with_sinks(q, k, v, sinks, offsets, longest, scaling, window)
+    return o if key == value else o[..., :value]
 
 
 def _has_kernel(q: Tensor) -> bool:
@@ -124,15 +141,22 @@ def _has_kernel(q: Tensor) -> bool:
     return q.is_cuda and half and q.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """One document: [n, Hq, D]."""
     length, groups = len(q), q.shape[1] // k.shape[1]
     sees = None
     if window is not None and window < length:
         distance = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
         sees = (distance >= 0) & (distance < window)
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))  # kernels share keys under no mask alone
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    if sinks is not None:
+        return attend_with_sinks(q[None], k[None], v[None], None if sees is None else sees[None, None], sinks, scaling)[
+            0
+        ]
+    if sees is not None:
+        k, v = (x.repeat_interleave(groups, 0) for x in (k, v))  # kernels share keys under no mask alone
     shares = sees is None and groups > 1
     o = F.scaled_dot_product_attention(q, k, v, sees, is_causal=sees is None, scale=scaling, enable_gqa=shares)
     return o.transpose(0, 1)

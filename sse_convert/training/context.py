@@ -15,6 +15,7 @@ from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.modeling.attention_dims import document_attention_problem
 from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
+from sse_convert.modeling.sink_attention import SINK_ATTENTION
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.setup import is_sharded
 
@@ -105,7 +106,7 @@ def choose_attention(
         config._attn_implementation = CONTEXT_ATTENTION
         return model
     kernel = accelerator.device.type == "cuda" and accelerator.mixed_precision != "no"
-    plain = config._attn_implementation == "sdpa" and document_attention_problem(config) is None
+    plain = config._attn_implementation in ("sdpa", SINK_ATTENTION) and document_attention_problem(config) is None
     if plain and (kernel or not traced):
         config._attn_implementation = DOCUMENT_ATTENTION
     return model

@@ -21,6 +21,8 @@ STACKED = 3
 """dimensions of the matrices of all experts"""
 ALIGNED = 8
 """grouped products need rows and columns of so many elements, 16 bytes, or multiples"""
+PART = 1 << 20
+"""elements that are compared at once"""
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -40,9 +42,16 @@ def hold_low(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
         if not matrix.requires_grad:
             wide = matrix.detach()
             matrix.data = wide.to(dtype)
-            if not torch.equal(matrix.to(wide.dtype), wide):
+            if not _holds(matrix.data, wide):
                 originals[name] = wide
     return originals
+
+
+def _holds(low: Tensor, wide: Tensor) -> bool:
+    """Whether both have the same values; a part at a time, since memory that is new takes long."""
+    low, wide = low.flatten(), wide.flatten()
+    parts = (slice(i, i + PART) for i in range(0, len(wide), PART))
+    return all(torch.equal(low[part].to(wide.dtype), wide[part]) for part in parts)
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -15,6 +15,7 @@ from sse_convert.evaluation import evaluate
 from sse_convert.evaluation.evaluate import evaluate_checkpoint
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
+from sse_convert.modeling.sink_attention import SINK_ATTENTION, use_kernels
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe.schema import Stage
 from sse_convert.surgery.convert import convert_checkpoint
@@ -181,11 +182,14 @@ def forked_run(recipe):
         ("cuda", "no", True, "qwen3", "sdpa"),
         ("cuda", "bf16", True, "qwen3", DOCUMENT_ATTENTION),
         ("cuda", "fp16", True, "qwen3", DOCUMENT_ATTENTION),
-        ("cuda", "bf16", False, "gpt_oss", "eager"),
+        ("cuda", "bf16", True, "gpt_oss", DOCUMENT_ATTENTION),
+        ("cuda", "no", True, "gpt_oss", SINK_ATTENTION),
+        ("cuda", "bf16", False, "gemma2", "eager"),
     ],
 )
 def test_what_is_traced_attends_by_a_kernel_or_under_masks(device, precision, traced, family, expected):
     model = tiny_source(family)
+    use_kernels(model)
     stage = Stage(name="s", loss="kl", tokens=64, seq_len=64, lr=1e-3)
     place = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
     assert choose_attention(model, stage, place, traced=traced).config._attn_implementation == expected

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
+from sse_convert.modeling.sink_attention import SINK_ATTENTION
 from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.window.window_attention import Sees, WindowBlocks, use_window_attention
 from sse_convert.modeling.window.window_masks import Columns, all_keys, in_blocks
@@ -233,7 +234,7 @@ def attention_mask_for(kind: str, sees: Sees, dtype: torch.dtype) -> Sees:
     Raises:
         UsageError: the implementation cannot follow a window with sinks.
     """
-    if kind not in (*ATTENTION_KINDS, TOKEN_ATTENTION, DOCUMENT_ATTENTION):
+    if kind not in (*ATTENTION_KINDS, TOKEN_ATTENTION, DOCUMENT_ATTENTION, SINK_ATTENTION):
         raise UsageError(
             f"attention implementation is {kind!r}, and the model has converted sliding layers",
             expected=f"one of {', '.join(ATTENTION_KINDS)}",
