@@ -114,7 +114,7 @@ def documents_with_sinks(
         scaling: of the products.
         window: tokens a query sees, itself included; None for all.
     """
-    found: Tensor = _Documents.apply(q, k, v, sinks, offsets, longest, scaling, window)
+    found: Tensor = _Documents.apply(q, k, v, sinks, offsets, longest, scaling, window)  # type: ignore[no-untyped-call]
     return found
 
 

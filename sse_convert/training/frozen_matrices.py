@@ -23,7 +23,6 @@ ALIGNED = 8
 """grouped products need rows and columns of so many elements, 16 bytes, or multiples"""
 PART = 1 << 20
 """elements that are compared at once"""
-_LOW = (torch.bfloat16, torch.float16)
 
 
 def hold_low(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -67,14 +66,14 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def as_before(state: dict[str, Tensor], originals: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict on the CPU with what was held low in float32 again; an empty one stays empty.
+    """A state dict on the CPU with the values that matrices had; an empty one stays empty. What the lower dtype holds
+    stays in it, which is half of what a checkpoint would write and read.
 
     Args:
         state: of the model.
         originals: what `hold_low` returned.
     """
-    wide = {name: value.float() if value.dtype in _LOW else value for name, value in state.items()}
-    return wide | {name: value for name, value in originals.items() if name in wide}
+    return state | {name: value for name, value in originals.items() if name in state}
 
 
 def share(model: nn.Module, other: nn.Module) -> None:

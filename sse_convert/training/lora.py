@@ -98,6 +98,6 @@ def merge_lora(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         name = key.removesuffix(_DOWN)
         module: Any = model.get_submodule(name)
         delta = module.scaling["default"] * (state[name + _UP].float() @ state[key].float())
-        weight = merged[f"{name}.weight"]
+        weight = merged[f"{name}.weight"].float()
         merged[f"{name}.weight"] = weight + (delta.t() if module.fan_in_fan_out else delta).to(weight)
     return merged

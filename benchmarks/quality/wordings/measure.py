@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.quality.convert import commit, measure
 from benchmarks.quality.wordings.jobs import CUT
+from benchmarks.quality.wordings.own_forms import own_forms
 from benchmarks.quality.wordings.parts import TEACHERS, Part, Place, overrides
 from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.load_model import device_name, load_model, load_tokenizer
@@ -54,6 +55,9 @@ def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], o
     else:
         report, kept = _converted(part, place, samples, changes, out, cut=cut)
         folder = place.model
+        needles = load_recipe(*_recipe(part, place, samples, changes)).data.needles
+        if needles.share:
+            report["own_forms"] = own_forms(folder, place.books / ESSAY, needles, min(samples))
     if teacher.ruler:
         report["ruler"] = ruler(folder, place.books / ESSAY, samples, kept.with_suffix(f"{kept.suffix}.ruler"))
     write_json(out, {**report, "command": _command(part, samples, changes), "part": part.name})
@@ -71,17 +75,23 @@ def _converted(
     part: Part, place: Place, samples: dict[int, int], changes: list[str], out: Path, *, cut: bool
 ) -> tuple[dict[str, Any], Path]:
     """The report of a training, and the start of the names of files for what was measured of it."""
-    source, own = overrides(part, place, samples)
-    recipe = load_recipe(source, [*own, *changes])
+    source, changed = _recipe(part, place, samples, changes)
+    recipe = load_recipe(source, changed)
     if not cut:
         signal.signal(signal.SIGTERM, _saving(recipe))
-        return _trained(out.with_suffix(".json.trained"), source, [*own, *changes]), out
+        return _trained(out.with_suffix(".json.trained"), source, changed), out
     ends = ends_of(recipe)
     tokens = [f"stages.{i}.tokens={n}" for i, n in ends.items()]
     kept = out.with_suffix("." + "-".join(["cut", *map(str, ends.values())]))
-    report = _trained(kept.with_suffix(f"{kept.suffix}.trained"), source, [*own, *changes, *tokens])
+    report = _trained(kept.with_suffix(f"{kept.suffix}.trained"), source, [*changed, *tokens])
     report["cut"] = {recipe.stages[i].name: n for i, n in ends.items()}
     return report, kept
+
+
+def _recipe(part: Part, place: Place, samples: dict[int, int], changes: list[str]) -> tuple[str, list[str]]:
+    """The recipe of a part, and all that is changed in it."""
+    source, own = overrides(part, place, samples)
+    return source, [*own, *changes]
 
 
 def ends_of(recipe: Recipe) -> dict[int, int]:

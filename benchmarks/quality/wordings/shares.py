@@ -59,6 +59,9 @@ def lines(folder: Path) -> list[str]:
         divergences = {part["length"]: part["kl"] for part in report["after"]["student"].get("agreement", ())}
         gaps = {part["length"]: part["gap"] for part in report["after"]["loss_gaps"]}
         rows += [(name, f"KL and gap {n}", f"{divergences.get(n, 0):.4f}", f"{gap:.4f}", "") for n, gap in gaps.items()]
+        for form, n in report.get("own_forms", {}).items():
+            shown = f"{n['first'] / n['answers']:.1%} of first tokens, {n['right'] / n['answers']:.1%} whole"
+            rows.append((name, f"in training's own {form}", shown, "", n["answers"]))
         for one in tasks(report, reports.get(f"{name.partition('-')[0]}-teacher")):
             if one.teacher.value >= ENOUGH:
                 value, low, high = share(one)
