@@ -62,6 +62,8 @@ class Geometry:
     """whether q and k are normalised"""
     document_masks: bool = False
     """packed rows of this family are trained under masks of all pairs of tokens"""
+    scores_written: bool = False
+    """its softmax attention writes out the scores of all pairs, since no kernel bounds them"""
 
     @property
     def layers(self) -> int:

@@ -6,7 +6,8 @@ AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A frozen ma
 autocast, but for embeddings, and where weights are shared out. A teacher takes 2 under bfloat16, else 4, and nothing
 for frozen matrices that are its own. `layer_mse` has the attention of converted layers alone on the GPU. The
 losses hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax
-layers of packed rows have a mask of all pairs of tokens of a row.
+layers of packed rows have a mask of all pairs of tokens of a row where no kernel knows documents, and where scores are
+bounded 8 bytes a pair, head and layer.
 
 Several processes: DDP has all of that on each, gradients being views of its buckets, and 4 more bytes for each trained
 parameter, which the peaks of benchmarks/training show. FSDP2 shares out all but autocast's copies, and each process has
@@ -49,6 +50,8 @@ MOST_TOKENS = 65536
 """tokens of a pass beyond which more of them no longer make a GPU faster"""
 _PAIR_BYTES = 4
 """of a mask: a boolean, and its copy in the compute dtype with room to spare, as attention kernels want it"""
+_SCORE_BYTES = 8
+"""of a pair of tokens and a head, where attention writes scores out: what autograd keeps of them"""
 COMPILED_SHARE, COMPILED_LAYER = 0.57, 0.7
 """of the activations, what compiled layers with fused kernels keep, and what a layer computed twice has at once. The
 peaks of benchmarks/training, less the bytes that do not depend on the rows, give 0.55 to 0.6, and 0.66 to 0.7"""
@@ -271,9 +274,18 @@ def stage_memory(
         per_token=sets * (kept / stage.context_parallel + masks),
         again=again / stage.context_parallel,
         narrower=sets * (1 if checkpointing else share) * narrower / stage.context_parallel,
-        per_pair=_PAIR_BYTES if softmax and masked else 0,
+        per_pair=(_PAIR_BYTES if softmax and masked else 0)
+        + _score_bytes(geometry, mixers, checkpointing=checkpointing),
         ranks=stage.context_parallel,
     )
+
+
+def _score_bytes(geometry: Geometry, mixers: Mixers, *, checkpointing: bool) -> int:
+    """Bytes per pair of tokens of a row for scores that attention writes out: kept, and those of the layer at work."""
+    if not geometry.scores_written:
+        return 0
+    kept = 0 if checkpointing else sum(mixer is None for mixer in mixers)
+    return _SCORE_BYTES * geometry.dims.query_heads * (kept + 1)
 
 
 def still_the_teachers(stages: Iterable[Stage], stage: Stage) -> bool:
@@ -392,8 +404,9 @@ def _block_keys(mixer: WindowMixer) -> int:
 
 
 def _window_bytes(geometry: Geometry, mixer: WindowMixer, element: int) -> float:
-    keys = geometry.dims.query_heads * (geometry.dims.head_dim + geometry.dims.value_dim)
-    return element * _block_keys(mixer) * (1 + keys / mixer.window)
+    heads, keys = geometry.dims.query_heads, _block_keys(mixer)
+    copied = heads * (geometry.dims.head_dim + geometry.dims.value_dim) / mixer.window
+    return keys * (element * (1 + copied) + _SCORE_BYTES * heads * geometry.scores_written)
 
 
 def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:

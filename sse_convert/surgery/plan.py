@@ -137,6 +137,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
         document_masks=document_attention_problem(config) is not None,
+        scores_written=getattr(config, "attn_logit_softcapping", None) is not None,
     )
     idle = idle_parameters(teacher, model)
     return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry

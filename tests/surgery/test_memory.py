@@ -5,6 +5,7 @@ import dataclasses as dc
 import pytest
 import torch
 
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.mixers import SlidingMixer, mixer_from_dict
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
@@ -27,8 +28,9 @@ from sse_convert.surgery.memory import (
     still_the_teachers,
     trained_parameters,
 )
+from sse_convert.surgery.plan import geometry_of
 from sse_convert.training.setup import prepare_parameters
-from tests.modeling.tiny import spec_for, tiny_config
+from tests.modeling.tiny import spec_for, tiny_config, tiny_source
 
 ESTIMATE = StageMemory(
     weights=GIB, head=1000, chunked_by=16, per_logit=16, vocabulary=1000, per_token=100_000, per_pair=4
@@ -56,9 +58,9 @@ MIXERS = [
 ]
 
 
-def saved_bytes(config, length, bf16, train, weights):
+def saved_bytes(config, length, bf16, train="all", weights=torch.float32, family="qwen3"):
     """Bytes of the distinct storages that a training forward of the backbone keeps for its backward pass."""
-    model = model_class_for(source_class(spec_for("qwen3")))(config).train().to(weights)
+    model = model_class_for(source_class(spec_for(family)))(config).train().to(weights)
     prepare_parameters(model, stage(train=train), Train())
     held, sizes = [], {}
 
@@ -307,6 +309,23 @@ def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_trac
     sse = mixer_from_dict({"kind": "sse"})
     assert memory([sse, None], **{traced: True}).per_pair == 0
     assert memory([sse, None], bf16=False, **{traced: True}).per_pair > memory([sse, None], bf16=False).per_pair == 0
+
+
+def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
+    sizes = dc.replace(geometry(), scores_written=True)
+    options = {"lora": Lora(), "bf16": True, "cuda_graphs": False}
+    found = [
+        stage_memory(sizes, [None] * 2, stage(), checkpointing=again, **options).per_pair for again in (False, True)
+    ]
+    config = tiny_config("gemma2", num_hidden_layers=1)
+    converted = build_config(config, {"layers": ["full"], "mixers": {}})
+    low, middle, high = (saved_bytes(converted, length, True, family="gemma2") for length in (128, 256, 512))
+    of_pairs = ((high - middle) / 256 - (middle - low) / 128) / (768 - 384) / config.num_attention_heads
+    heads = sizes.dims.query_heads
+    assert found == [3 * heads * of_pairs, heads * of_pairs]  # of two layers and of the one at work
+    for family, expected in (("gemma2", True), ("qwen3", False)):
+        tiny_source(family).save_pretrained(tmp_path / family)
+        assert geometry_of(open_teacher(tmp_path / family)).scores_written == expected
 
 
 def test_processes_that_hold_a_row_together_keep_a_part_each():
