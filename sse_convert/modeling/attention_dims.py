@@ -141,6 +141,15 @@ def document_attention_problem(config: Any) -> str | None:
         "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
         f"heads are {widest} wide": widest > WIDEST_HEAD,
-        "some layers have masks of another kind": not set(getattr(config, "layer_types", None) or []) <= _MASKED_KINDS,
+        "some layers have masks of another kind": has_other_masks(config),
     }
     return next((problem for problem, holds in found.items() if holds), None)
+
+
+def has_other_masks(config: Any) -> bool:
+    """Whether some layers see other tokens than all before them, or the last of these.
+
+    Args:
+        config: of the text model.
+    """
+    return not set(getattr(config, "layer_types", None) or []) <= _MASKED_KINDS

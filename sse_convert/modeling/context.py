@@ -22,9 +22,10 @@ from transformers import AttentionInterface
 from sse_convert.errors import UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.modeling.attention_dims import dims_by_layer
+from sse_convert.modeling.attention_dims import dims_by_layer, has_other_masks
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
+from sse_convert.modeling.sink_attention import attend_with_sinks
 
 CONTEXT_ATTENTION = "sse_context"
 """name under which transformers finds `context_attention`; it has no masks made for it"""
@@ -190,7 +191,7 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         f"does not divide {query} query heads": query % ranks != 0,
         f"neither divides {max(uneven, default=0)} key-value heads nor is a multiple": bool(uneven),
         "is not built for layers that have linear attention of their own": spec.linear_layers,
-        "is not built for attention sinks that are learned": bool(spec.softmax_parameters),
+        "is not built for masks of another kind than causal ones and windows": has_other_masks(config),
         "is not built for bounded attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
         "is not built for a balance loss of experts (output_router_logits)": bool(
             getattr(config, "output_router_logits", False)
@@ -274,6 +275,7 @@ def softmax_attention(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention, with as many queries per key as the shapes say, which is all that a rank knows.
@@ -286,15 +288,18 @@ def softmax_attention(
         mask: bool, True where a query sees a key; None for causal.
         dropout: of the weights.
         scaling: of the products; None for D ** -0.5.
+        s_aux: learned sinks of all ranks' heads; None for none.
         kwargs: what families pass to their attention functions.
 
     Returns:
         [B, T, Hq, D], and None for the weights.
 
     Raises:
-        UsageError: the family bounds its scores or has sinks.
+        UsageError: the family bounds its scores.
     """
-    _refuse_more(kwargs)
+    _refuse_bounds(kwargs)
+    if (sinks := _own_sinks(s_aux)) is not None:
+        return attend_with_sinks(query, key, value, mask, sinks, scaling), None
     groups = query.shape[1] // key.shape[1]
     if mask is not None and groups > 1:  # attention kernels share keys under no mask alone
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
@@ -312,7 +317,7 @@ def context_attention(
     this rank's tokens only.
 
     Raises:
-        UsageError: rows are not split; or the family has a window, bounds its scores or has sinks.
+        UsageError: rows are not split; or the family bounds its scores.
     """
     shard = current_shard()
     if shard is None:
@@ -321,25 +326,24 @@ def context_attention(
             expected="a forward within `sharded`",
             fix='load the model with attn_implementation="sdpa"',
         )
-    window = kwargs.get("sliding_window")
-    if window is not None and window < shard.shape[1]:
-        raise not_built(f"a softmax layer with a window of {window} tokens")
-    _refuse_more(kwargs)
+    _refuse_bounds(kwargs)
+    length, window = shard.shape[1], kwargs.get("sliding_window")
+    window = None if window is None or window >= length else window
+    sinks, scaling = _own_sinks(kwargs.get("s_aux")), kwargs.get("scaling")
     q, k, v = (to_attention(x, shard).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    heads = attend_to_documents(q, k, v, shard.offsets, shard.shape[1], scaling=kwargs.get("scaling"))
+    heads = attend_to_documents(q, k, v, shard.offsets, length, scaling=scaling, window=window, sinks=sinks)
     return from_attention(_split(heads, 0, *shard.shape), shard), None
 
 
-def _refuse_more(kwargs: dict[str, Any]) -> None:
-    for name, what in (("softcap", "bounded attention scores"), ("s_aux", "attention sinks that are learned")):
-        if kwargs.get(name) is not None:
-            raise not_built(what)
+def _own_sinks(sinks: Tensor | None) -> Tensor | None:
+    """Learned sinks of the heads that this rank has."""
+    shard = current_shard()
+    return sinks if sinks is None or shard is None else shard.own_heads(sinks)
 
 
-def not_built(what: str) -> UsageError:
-    """The error for what attention cannot do over several ranks."""
-    expected = "SSE, windows of converted layers, and plain softmax attention"
-    return _refused(what, expected, "set context_parallel: 1")
+def _refuse_bounds(kwargs: dict[str, Any]) -> None:
+    if kwargs.get("softcap") is not None:
+        raise _refused("bounded attention scores", "attention without them", "set context_parallel: 1")
 
 
 AttentionInterface.register(CONTEXT_ATTENTION, context_attention)

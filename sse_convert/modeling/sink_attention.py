@@ -77,11 +77,13 @@ def attend_with_sinks(
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))  # kernels share keys under no mask alone
     q, k, v = with_sink_key(query, key, value, sinks, scaling)
     seen: Any = causal_lower_right(q.shape[2], k.shape[2]) if sees is None else F.pad(sees, (1, 0), value=True)
-    return F.scaled_dot_product_attention(q, k, v, seen, scale=scaling).transpose(1, 2).contiguous()
+    o = F.scaled_dot_product_attention(q, k, v, seen, scale=scaling)
+    return o[..., : value.shape[-1]].transpose(1, 2).contiguous()
 
 
 def with_sink_key(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values such that plain attention of the same scaling has the sinks: its first key is theirs.
+    All are as wide, as flash attention wants them; heads end in zeros then.
 
     Args:
         q: [B, Hq, T, D].
@@ -96,7 +98,7 @@ def with_sink_key(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scaling: float
     q = torch.cat([q, F.pad(logits, (0, more - 1))], 3)
     sink = F.pad(k.new_ones(1), (width, more - 1)).expand(batch, heads, 1, -1)
     k = torch.cat([sink, F.pad(k, (0, more))], 2)
-    return q, k, F.pad(v, (0, 0, 1, 0))
+    return q, k, F.pad(v, (0, width + more - v.shape[3], 1, 0))
 
 
 def documents_with_sinks(

@@ -122,8 +122,6 @@ def context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -
         return []
     problems = split_problems(teacher.config, stage.context_parallel)
     key = f"context_parallel is {stage.context_parallel}"
-    if windows := sorted({window for window in teacher.windows if window is not None and window < stage.seq_len}):
-        problems.append(f"{key}, which is not built for softmax layers with windows of their own ({windows})")
     for name, mixer in mixers.items():
         gate = partition_gate(mixer.partition_gate) if isinstance(mixer, SSEMixer) else None
         if gate is not None and gate.needs_state:

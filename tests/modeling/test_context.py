@@ -13,11 +13,11 @@ import torch.distributed as dist
 from accelerate import debug_launcher
 from torch import Tensor
 
-from sse_convert.checkpoints.teacher import native_windows
 from sse_convert.errors import UsageError
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded, split_problems
 from sse_convert.modeling.head import Head
+from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.setup import recompute_activations
 from tests.modeling.tiny import BESIDE, FAMILIES, SSE, VOCAB, prompts, tiny_model, tiny_source
@@ -76,7 +76,9 @@ def backward(pair, ids, positions, targets) -> Found:
     student, teacher = pair
     student.zero_grad()
     call = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    known, hidden = (backbone_of(model)(**call).last_hidden_state for model in (teacher, student))
+    apart = {} if current_shard() else packed_arguments(teacher, positions)
+    known = backbone_of(teacher)(**call, **apart).last_hidden_state
+    hidden = backbone_of(student)(**call).last_hidden_state
     flat, head = hidden.flatten(0, 1), Head.of(student)
     tokens = len(DOCUMENTS) * LENGTH
     kl = linear_kl(flat, head, known.flatten(0, 1), Head.of(teacher)) / tokens
@@ -96,7 +98,6 @@ def targets_of(ids, positions):
 
 def alone(pair, ids, positions) -> Found:
     """The whole in one process; the student stays as it was."""
-    attention(pair, "sdpa")
     before = copy.deepcopy(pair[0].state_dict())
     found = backward(pair, ids, positions, targets_of(ids, positions))
     pair[0].load_state_dict(before)
@@ -138,8 +139,11 @@ def test_two_ranks_find_what_one_process_finds():
 
 
 def test_four_ranks_find_what_one_process_finds():
-    """More ranks than key-value heads; once with one document per row."""
-    cases = [case("qwen3", DOCUMENTS), case("llama", [[LENGTH]] * len(DOCUMENTS))]
+    """More ranks than key-value heads; once with one document per row, once with learned sinks and windows."""
+    windows = {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]}
+    sinks = case("gpt_oss", DOCUMENTS, **windows)
+    assert any(name.endswith("sinks") and bool(g.abs().min() > 0) for name, g in sinks[-1].gradients.items())
+    cases = [case("qwen3", DOCUMENTS), case("llama", [[LENGTH]] * len(DOCUMENTS)), sinks]
     debug_launcher(together, (cases,), num_processes=4)
 
 
@@ -160,13 +164,16 @@ def test_families_are_exact_or_refused_by_name():
         model = tiny_model(family, BESIDE, dtype=torch.float64)
         if problems := split_problems(model.config, 2):
             refused[family] = problems[0].partition(", which is not built for ")[2]
-        elif native_windows(model.config)[-1] is None:  # of the layer that stays softmax
+        else:
             with torch.no_grad():
                 logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
             cases.append((model, ids, positions, logits))
     debug_launcher(own_logits, (cases,), num_processes=2)
     assert len(cases) > len(FAMILIES) // 2
-    assert refused == {"gemma2": "bounded attention scores", "gpt_oss": "attention sinks that are learned"}
+    assert refused == {
+        "gemma2": "bounded attention scores",
+        "llama4_text": "masks of another kind than causal ones and windows",
+    }
 
 
 def test_padding_is_refused(shard):
@@ -182,11 +189,9 @@ def test_tokens_of_whole_rows_are_refused(shard):
         model(ids)
 
 
-def test_windows_of_the_family_are_refused(shard):
+def test_rows_that_are_not_split_are_refused():
     model, (ids, _) = tiny_source("mistral"), prompts()
     model.config._attn_implementation = CONTEXT_ATTENTION
-    with pytest.raises(UsageError, match="a window of 6 tokens"), sharded(shard):
-        model(ids, position_ids=torch.arange(11).expand(2, -1))
     with pytest.raises(UsageError, match="rows are not split"):
         model(ids)
 
