@@ -18,7 +18,7 @@ from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.frozen_matrices import share
 from sse_convert.training.losses import linear_kl
-from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
+from sse_convert.training.model_objective import Student, WholeModel, held_out_sums, hidden_and_balance
 from sse_convert.training.objective import Frozen, frozen_teacher
 from sse_convert.training.setup import compile_layers, decoder_layers, is_sharded
 
@@ -73,7 +73,7 @@ class Distill(WholeModel):
         student: the converted model.
         teacher: the original model, or the stage's own.
         stage: settings.
-        train: LoRA settings, and whether layers are compiled.
+        train: whether layers are compiled.
         vocabulary: tokens of the vocabulary that both models have; None where they have the same.
     """
 
@@ -82,7 +82,7 @@ class Distill(WholeModel):
     def __init__(
         self,
         accelerator: Accelerator,
-        student: PreTrainedModel,
+        student: Student,
         teacher: PreTrainedModel,
         stage: Stage,
         train: Train,
@@ -91,7 +91,7 @@ class Distill(WholeModel):
         if train.compile is True:
             compile_layers(teacher)
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
-        loss = DistillLoss(student, frozen, picks=stage.loss_mask != "all", vocabulary=vocabulary)
+        loss = DistillLoss(student.model, frozen, picks=stage.loss_mask != "all", vocabulary=vocabulary)
         super().__init__(accelerator, student, loss, stage, train)
         if not is_sharded(accelerator):
-            share(student, teacher)
+            share(student.model, teacher)

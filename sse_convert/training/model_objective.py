@@ -1,5 +1,6 @@
 """What distillation and up-training share: one module that holds the whole student, one optimizer."""
 
+import dataclasses as dc
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,34 @@ from sse_convert.training.setup import (
 _STUDENT = "student."
 
 
+@dc.dataclass(frozen=True, slots=True)
+class Student:
+    """A student with what is not trained frozen."""
+
+    model: PreTrainedModel
+    """on the device, unless it is sharded"""
+    originals: dict[str, Tensor]
+    """of the main process: matrices as they were, where the lower dtype does not hold their values"""
+
+    @staticmethod
+    def of(model: PreTrainedModel, accelerator: Accelerator, stage: Stage, train: Train) -> "Student":
+        """Freeze, and free the host's memory, before a teacher is loaded.
+
+        Args:
+            model: the converted model, in float32 on the CPU.
+            accelerator: of the stage.
+            stage: says what is trained.
+            train: LoRA settings.
+        """
+        prepare_parameters(model, stage, train)
+        if is_sharded(accelerator):
+            return Student(model, {})
+        low = autocast_dtype(accelerator)
+        originals = {} if low is None else hold_low(model, low)
+        model.to(accelerator.device)  # type: ignore[arg-type]
+        return Student(model, originals if accelerator.is_main_process else {})
+
+
 class WholeModel(Objective):
     """A loss of the whole student.
 
@@ -43,26 +72,20 @@ class WholeModel(Objective):
         student: the converted model.
         loss: a module with the student as `student`, whose forward gives sums over tokens and the balance loss.
         stage: settings.
-        train: LoRA settings, and whether layers are compiled.
+        train: whether layers are compiled.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, student: PreTrainedModel, loss: nn.Module, stage: Stage, train: Train
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, student: Student, loss: nn.Module, stage: Stage, train: Train) -> None:
         super().__init__(accelerator)
-        self.student = student
+        self.student, self._originals = student.model, student.originals
         self._lora = stage.train == "lora"
         self._picks = stage.loss == "ce" or stage.loss_mask != "all"
-        prepare_parameters(student, stage, train)
-        low = None if is_sharded(accelerator) else autocast_dtype(accelerator)
-        originals = {} if low is None else hold_low(student, low)
-        self._originals = originals if accelerator.is_main_process else {}
         if stage.gradient_checkpointing is True:
-            recompute_activations(student)
+            recompute_activations(self.student)
         if train.compile is True:
-            compile_layers(student)
-        layers = f"{_STUDENT}{source_spec(student.config.model_type).layers_path}."
-        mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(student).values())
+            compile_layers(self.student)
+        layers = f"{_STUDENT}{source_spec(self.student.config.model_type).layers_path}."
+        mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(self.student).values())
         optimizer, rates = make_optimizer(
             loss.named_parameters(),
             stage,
@@ -70,7 +93,7 @@ class WholeModel(Objective):
             is_inner=lambda name: name.startswith(layers),
             fused=accelerator.device.type == "cuda",
         )
-        shard_by(accelerator, type(decoder_layers(student)[0]).__name__)
+        shard_by(accelerator, type(decoder_layers(self.student)[0]).__name__)
         module, prepared = accelerator.prepare(loss, optimizer)
         self.parts = [Part("model", module, prepared, rates)]
         self._recorded = self._recorder(stage) if train.cuda_graphs else None

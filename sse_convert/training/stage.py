@@ -43,6 +43,7 @@ from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
 from sse_convert.training.left_out import left_out_steps
 from sse_convert.training.loop import Progress, train
 from sse_convert.training.metrics import MetricsLog
+from sse_convert.training.model_objective import Student
 from sse_convert.training.objective import Objective
 from sse_convert.training.prefetch import Background, Step, steps
 from sse_convert.training.router_collapse import CollapseWatch, collapses
@@ -395,20 +396,23 @@ class _StageRun:
         return choose_attention(model, self.stage, self.accelerator, traced=train.compile is True or recorded)
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
-        student = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
-        layers = student.sse_layers().values()
+        model = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
+        layers = model.sse_layers().values()
         reason = next(filter(None, (layer.trains_on_torch(self.accelerator.device) for layer in layers)), None)
         if reason is not None and self.accelerator.is_main_process:
             say(f"{self.stage.name}: PyTorch makes the gradients, slowly: {reason}")
-        stretch_rope(self._attending(student), self.stage)
+        stretch_rope(self._attending(model), self.stage)
+        if self.stage.loss == "layer_mse":
+            teacher = self._teacher()
+            first = next(self._steps(None)).batches if memory is None else []
+            return Align(self.accelerator, model, teacher, self.stage, first=first, memory=memory)
+        student = Student.of(model, self.accelerator, self.stage, self.train_settings)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
-        source = stage_teacher(self.recipe, self.stage)
-        teacher = self._attending(load_teacher(source, self.accelerator))
-        if self.stage.loss == "kl":
-            return Distill(self.accelerator, student, teacher, self.stage, self.train_settings, self.vocabulary)
-        first = next(self._steps(None)).batches if memory is None else []
-        return Align(self.accelerator, student, teacher, self.stage, first=first, memory=memory)
+        return Distill(self.accelerator, student, self._teacher(), self.stage, self.train_settings, self.vocabulary)
+
+    def _teacher(self) -> PreTrainedModel:
+        return self._attending(load_teacher(stage_teacher(self.recipe, self.stage), self.accelerator))
 
     def _steps(self, position: dict[str, Any] | None) -> Iterator[Step]:
         """The stage's steps from a position of its rows on."""

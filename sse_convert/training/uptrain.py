@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.losses import linear_cross_entropy
-from sse_convert.training.model_objective import WholeModel, held_out_sums, hidden_and_balance
+from sse_convert.training.model_objective import Student, WholeModel, held_out_sums, hidden_and_balance
 
 
 class UptrainLoss(nn.Module):
@@ -35,8 +35,8 @@ class Uptrain(WholeModel):
         accelerator: of the stage.
         student: the converted model.
         stage: settings.
-        train: LoRA settings, and whether layers are compiled.
+        train: whether layers are compiled.
     """
 
-    def __init__(self, accelerator: Accelerator, student: PreTrainedModel, stage: Stage, train: Train) -> None:
-        super().__init__(accelerator, student, UptrainLoss(student), stage, train)
+    def __init__(self, accelerator: Accelerator, student: Student, stage: Stage, train: Train) -> None:
+        super().__init__(accelerator, student, UptrainLoss(student.model), stage, train)

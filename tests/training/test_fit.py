@@ -151,7 +151,7 @@ def test_nothing_of_a_failed_start_stays_in_memory(train, monkeypatch, twice):
 
     def start(self, accelerator, student, *arguments):
         alive.append(sum(found() is not None for found in students))
-        students.append(weakref.ref(student.sse_layers()[0]))
+        students.append(weakref.ref(student.model.sse_layers()[0]))
         real(self, accelerator, student, *arguments)
 
     def loss(*arguments):

@@ -14,7 +14,7 @@ from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.memory import Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of
-from sse_convert.training import distill, model_objective
+from sse_convert.training import distill, model_objective, stage
 from sse_convert.training.frozen_matrices import as_before, hold_low, share
 from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.setup import prepare_parameters
@@ -165,6 +165,18 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
     assert [name for name, value in held_state.items() if not torch.equal(value.float(), plain_state[name])] == []
     narrow = {name for name, value in held_state.items() if value.dtype == LOW}
     assert ("lm_head.weight" in narrow) == (bool(low) and held_by(any_teacher, LOW))
+
+
+def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher, tmp_path, monkeypatch):
+    own = {"train": "mixers", "tokens": 256, "lr": {"mixers": 3e-3}}
+    recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
+    convert_checkpoint(recipe, tmp_path / "converted")
+    order = []
+    for place, name in ((model_objective, "hold_low"), (stage, "load_teacher")):
+        real = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given, name=name, real=real: (order.append(name), real(*given))[1])
+    run_stage(recipe, recipe.stages[0], tmp_path / "converted", tmp_path / "out")
+    assert order == ["hold_low", "load_teacher"]
 
 
 def test_two_processes_of_ddp_as_well(make, any_teacher, tmp_path, monkeypatch):
