@@ -29,6 +29,7 @@ from sse_convert.modeling.layout import (
     text_positions,
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
+from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
@@ -46,9 +47,14 @@ class SSEMixin(_Source):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the source's; refuses tensor, context and sequence parallelism."""
+        """As the source's; refuses tensor, context and sequence parallelism, and picks kernels for learned sinks."""
         refuse_parallel_load(kwargs)
-        return super().from_pretrained(*args, **kwargs)
+        given = kwargs.get("config")
+        asked = kwargs.get("attn_implementation") or getattr(given, "_attn_implementation", None)
+        made = super().from_pretrained(*args, **kwargs)
+        if asked is None:
+            use_kernels(made[0] if isinstance(made, tuple) else made)
+        return made
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:

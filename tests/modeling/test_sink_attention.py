@@ -110,6 +110,35 @@ def test_flash_attention_with_its_log_sum_exp_put_right(
     torch.testing.assert_close(with_gradients(found, given), with_gradients(expected, given), atol=1e-12, rtol=0)
 
 
+def test_layers_compile_whole_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which products of one document stand in."""
+
+    def scores_of(q: Tensor, k: Tensor) -> Tensor:
+        return 0.3 * torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(len(q), len(q)).triu(1) > 0, -torch.inf)
+
+    def forward(q, k, v, *where):  # type: ignore[no-untyped-def]
+        scores = scores_of(q, k)
+        return torch.einsum("hts,shd->thd", scores.softmax(2), v), scores.logsumexp(2), []
+
+    def backward(do, q, k, v, o, whole, *where):  # type: ignore[no-untyped-def]
+        weights = (scores_of(q, k) - whole[..., None]).exp()
+        of_weights = torch.einsum("thd,shd->hts", do, v)
+        of_scores = 0.3 * weights * (of_weights - (do * o).sum(2).T[..., None])
+        dq, dk = torch.einsum("hts,shd->thd", of_scores, k), torch.einsum("hts,thd->shd", of_scores, q)
+        return dq, dk, torch.einsum("hts,thd->shd", weights, do)
+
+    monkeypatch.setattr(sink_attention, "varlen_forward", forward)
+    monkeypatch.setattr(sink_attention, "varlen_backward", backward)
+    given = drawn(4)
+    whole = torch.tensor([0, 12])
+    expected = attend_to_documents(*given[:3], whole, 12, scaling=0.3, sinks=given[3])
+    torch.compiler.reset()
+    compiled = torch.compile(documents_with_sinks, backend="aot_eager", fullgraph=True)
+    found = compiled(*given, whole, 12, 0.3, None)
+    torch.testing.assert_close(with_gradients(found, given), with_gradients(expected, given), atol=1e-12, rtol=0)
+    torch.compiler.reset()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 100])
 def test_the_kernel_gives_what_documents_give_one_by_one(window: int | None) -> None:
@@ -155,6 +184,14 @@ def test_loaded_models_write_out_no_pairs(model_type: str, tmp_path: Any, monkey
         monkeypatch.delattr(modeling_gpt_oss, "eager_attention_forward")
         with pytest.raises(NameError, match="eager_attention_forward"):
             AutoModelForCausalLM.from_pretrained(tmp_path)(torch.tensor([[1, 2, 3]]))
+
+
+def test_converted_models_write_out_no_pairs_wherever_they_are_loaded(tmp_path: Any) -> None:
+    tiny_model("gpt_oss", LAYOUT).save_pretrained(tmp_path)
+    load = AutoModelForCausalLM.from_pretrained
+    assert load(tmp_path).config._attn_implementation == SINK_ATTENTION
+    assert load(tmp_path, output_loading_info=True)[0].config._attn_implementation == SINK_ATTENTION
+    assert load(tmp_path, attn_implementation="eager").config._attn_implementation == "eager"
 
 
 def test_other_families_and_another_choice_stay_as_they_are() -> None:
