@@ -51,7 +51,7 @@ def mapped_model(files: CheckpointFiles, config: Any) -> Iterator[PreTrainedMode
     if (parts := _stored_parts(files, model)) is None:
         yield load_pretrained(files.folder)
         return
-    with _Maps(files.folder) as maps, torch.no_grad():
+    with _Maps(files.folder, model.dtype) as maps, torch.no_grad():
         tensors = {name: maps.tensor(files.tensors[part[0][0]]) for name, part in parts.items() if len(part) == 1}
         model.load_state_dict(tensors, strict=False, assign=True)
         for name in parts.keys() - tensors.keys():
@@ -95,11 +95,16 @@ def _saved_parts(model: PreTrainedModel, name: str, shape: tuple[int, ...]) -> l
 
 
 class _Maps(TorchFunctionMode):
-    """Maps of shards. While it is entered, large products are computed in pieces and pages that were read dropped."""
+    """Maps of shards. While it is entered, large products are computed in pieces and pages that were read dropped.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the shards.
+        dtype: of the model. Matrices may have a lower one, as a finished stage stores what it did not train.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         super().__init__()
-        self._folder = folder
+        self._folder, self._dtype = folder, dtype
         self._shards: dict[str, mmap.mmap] = {}
         self._ours: set[int] = set()
         self._experts: dict[int, list[list[TensorInfo]]] = {}
@@ -128,7 +133,7 @@ class _Maps(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.__getitem__ and id(args[0]) in self._experts:
             return self._expert(self._experts[id(args[0])][int(args[1])])
-        if func is F.linear and self._is_large(args[1]):
+        if func is F.linear and (self._is_large(args[1]) or args[1].dtype != args[0].dtype):
             return self._linear(*args, **kwargs)
         result = func(*args, **kwargs)
         given = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
@@ -140,14 +145,14 @@ class _Maps(TorchFunctionMode):
         pieces = []
         for start in range(0, len(weight), rows):
             part = slice(start, start + rows)
-            pieces.append(F.linear(x, weight[part], None if bias is None else bias[part]))
+            pieces.append(F.linear(x, weight[part].to(x.dtype), None if bias is None else bias[part]))
             self._drop_after(PIECE_BYTES)
         return torch.cat(pieces, -1)
 
     def _expert(self, parts: list[TensorInfo]) -> Tensor:
         whole = torch.cat([self.tensor(info) for info in parts])
         self._drop_after(whole.nbytes)
-        return whole
+        return whole.to(self._dtype)
 
     def _is_ours(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and x.untyped_storage().data_ptr() in self._ours

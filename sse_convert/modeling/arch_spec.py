@@ -84,6 +84,8 @@ class ArchSpec:
     """name under which a decoder layer hands the cache to its attention"""
     separates_documents: bool = True
     """the backbone's masks keep packed documents apart where `position_ids` restart"""
+    windows_in_masks: bool = False
+    """the attention does not tell its attention function of a window, which masks alone have"""
     hands_on: bool = True
     """a decoder layer hands its other keyword arguments to its attention"""
     softmax_parameters: tuple[str, ...] = ()

@@ -156,8 +156,8 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         ),
         _llama_like("mixtral", "Mixtral"),
         _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
-        _llama_like("phimoe", "Phimoe"),
-        _llama_like("qwen2_moe", "Qwen2Moe"),
+        _llama_like("phimoe", "Phimoe", windows_in_masks=True),
+        _llama_like("qwen2_moe", "Qwen2Moe", windows_in_masks=True),
         _llama_like("qwen3_moe", "Qwen3Moe", qk_norm="head"),
         _llama_like(
             "granitemoehybrid", "GraniteMoeHybrid", classifier_class=None, linear_layers=True,

@@ -142,8 +142,19 @@ def document_attention_problem(config: Any) -> str | None:
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
         f"heads are {widest} wide": widest > WIDEST_HEAD,
         "some layers have masks of another kind": has_other_masks(config),
+        "windows are in the masks alone": spec.windows_in_masks and has_windows(config),
     }
     return next((problem for problem, holds in found.items() if holds), None)
+
+
+def has_windows(config: Any) -> bool:
+    """Whether some layers see a window alone.
+
+    Args:
+        config: of the text model.
+    """
+    kinds = getattr(config, "layer_types", None)
+    return bool(getattr(config, "sliding_window", None)) and (kinds is None or "sliding_attention" in kinds)
 
 
 def has_other_masks(config: Any) -> bool:

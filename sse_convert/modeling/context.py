@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from sse_convert.errors import UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.modeling.attention_dims import dims_by_layer, has_other_masks
+from sse_convert.modeling.attention_dims import dims_by_layer, has_other_masks, has_windows
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 from sse_convert.modeling.sink_attention import attend_with_sinks
@@ -191,6 +191,7 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         f"does not divide {query} query heads": query % ranks != 0,
         f"neither divides {max(uneven, default=0)} key-value heads nor is a multiple": bool(uneven),
         "is not built for layers that have linear attention of their own": spec.linear_layers,
+        "is not built for windows that the masks alone have": spec.windows_in_masks and has_windows(config),
         "is not built for masks of another kind than causal ones and windows": has_other_masks(config),
         "is not built for bounded attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
         "is not built for a balance loss of experts (output_router_logits)": bool(
@@ -299,7 +300,7 @@ def softmax_attention(
     """
     _refuse_bounds(kwargs)
     if (sinks := _own_sinks(s_aux)) is not None:
-        return attend_with_sinks(query, key, value, mask, sinks, scaling), None
+        return attend_with_sinks(query, key, value, mask, sinks, scaling, dropout), None
     groups = query.shape[1] // key.shape[1]
     if mask is not None and groups > 1:  # attention kernels share keys under no mask alone
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
@@ -324,7 +325,7 @@ def context_attention(
         raise UsageError(
             f"attention implementation {CONTEXT_ATTENTION!r}, and rows are not split",
             expected="a forward within `sharded`",
-            fix='load the model with attn_implementation="sdpa"',
+            fix="load the model without attn_implementation",
         )
     _refuse_bounds(kwargs)
     length, window = shard.shape[1], kwargs.get("sliding_window")

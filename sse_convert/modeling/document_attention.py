@@ -66,7 +66,7 @@ def document_attention(
         raise UsageError(
             f"attention implementation {DOCUMENT_ATTENTION!r} without sse_layout, or with padding or a cache",
             expected="training on rows that are full of tokens",
-            fix='load the model with attn_implementation="sdpa"',
+            fix="load the model without attn_implementation",
         )
     windowed = sliding_window is not None and sliding_window < length
     if sse_layout.sequences == batch and not windowed and s_aux is None:

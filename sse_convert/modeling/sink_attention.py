@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
@@ -48,6 +47,7 @@ def sink_attention(
     attention_mask: Tensor | None,
     s_aux: Tensor,
     scaling: float | None = None,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What a family's attention module calls.
@@ -57,28 +57,42 @@ def sink_attention(
         query: [B, Hq, T, D].
         key: [B, H, keys, D]; H divides Hq.
         value: [B, H, keys, D].
-        attention_mask: bool [B or 1, 1, T, keys], True where the query sees the key; None for causal.
+        attention_mask: [B or 1, 1, T, keys], True where the query sees the key, or added to the scores; None where one
+            query sees all keys, and several, the first of their rows, those up to their own.
         s_aux: the sinks [Hq], logits after scaling.
         scaling: of the products; None for D ** -0.5.
+        dropout: of the weights.
         kwargs: what families pass to their attention functions.
 
     Returns:
         [B, T, Hq, D], and None for the weights.
     """
-    return attend_with_sinks(query, key, value, attention_mask, s_aux, scaling), None
+    return attend_with_sinks(query, key, value, attention_mask, s_aux, scaling, dropout), None
 
 
 def attend_with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, sees: Tensor | None, sinks: Tensor, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sees: Tensor | None,
+    sinks: Tensor,
+    scaling: float | None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The same: [B, T, Hq, D]. Arguments as of `sink_attention`."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    groups = query.shape[1] // key.shape[1]
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    causal = sees is None and length > 1
+    if causal:
+        key, value = key[:, :, :length], value[:, :, :length]  # a cache of fixed size has empty slots behind them
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))  # kernels share keys under no mask alone
     q, k, v = with_sink_key(query, key, value, sinks, scaling)
-    seen: Any = causal_lower_right(q.shape[2], k.shape[2]) if sees is None else F.pad(sees, (1, 0), value=True)
-    o = F.scaled_dot_product_attention(q, k, v, seen, scale=scaling)
-    return o[..., : value.shape[-1]].transpose(1, 2).contiguous()
+    if sees is not None:
+        sees = F.pad(sees, (1, 0), value=True if sees.dtype == torch.bool else 0.0)
+    elif causal:
+        q = F.pad(q, (0, 0, 1, 0))  # a query that sees the sink alone, so that the others see theirs and the sink
+    o = F.scaled_dot_product_attention(q, k, v, sees, dropout, causal, scale=scaling)
+    return o[:, :, -length:, : value.shape[-1]].transpose(1, 2).contiguous()
 
 
 def with_sink_key(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,10 +107,13 @@ def with_sink_key(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scaling: float
         scaling: of the products.
     """
     batch, heads, length, width = q.shape
-    more = -width % _ALIGNED or _ALIGNED
-    logits = (sinks / scaling).to(q.dtype).view(1, heads, 1, 1).expand(batch, heads, length, 1)
-    q = torch.cat([q, F.pad(logits, (0, more - 1))], 3)
-    sink = F.pad(k.new_ones(1), (width, more - 1)).expand(batch, heads, 1, -1)
+    more = -width % _ALIGNED
+    more += _ALIGNED * (more < 2)
+    logits = sinks / scaling
+    rounded = logits.to(q.dtype)
+    both = torch.stack([rounded, (logits - rounded).to(q.dtype)], 1)  # what rounding took off is added again
+    q = torch.cat([q, F.pad(both, (0, more - 2)).view(1, heads, 1, more).expand(batch, -1, length, -1)], 3)
+    sink = F.pad(k.new_ones(2), (width, more - 2)).expand(batch, heads, 1, -1)
     k = torch.cat([sink, F.pad(k, (0, more))], 2)
     return q, k, F.pad(v, (0, width + more - v.shape[3], 1, 0))
 
@@ -139,7 +156,7 @@ class _Documents(torch.autograd.Function):
     ) -> Tensor:
         o, scores, state = varlen_forward(q, k, v, offsets, longest, scaling, window)
         whole = torch.logaddexp(scores, sinks.to(scores.dtype)[:, None])
-        o = o * (scores - whole).exp().T[..., None].to(o.dtype)
+        o = (o * (scores - whole).exp().T[..., None]).to(o.dtype)
         ctx.save_for_backward(q, k, v, sinks, offsets, o, whole, *state)
         ctx.settings = longest, scaling, window
         return o

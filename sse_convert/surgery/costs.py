@@ -167,8 +167,9 @@ def way_on(
 
 
 def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, new: int) -> int:
-    """The converted checkpoint with a copy of the teacher, calibrated new tensors, each stage's result in float32, the
-    final one, and the training checkpoints of the stage that has most: weights and two moments of what is trained."""
+    """The converted checkpoint with a copy of the teacher, calibrated new tensors, each stage's result in float32, as
+    FSDP has all of it, the final one, and the training checkpoints of the stage that has most: weights and two moments
+    of what is trained."""
     per_stage = 4 * (geometry.parameters + memory.added_elements(geometry, layers))
     work = [
         12 * KEPT_CHECKPOINTS * memory.trained_parameters(geometry, layers, stage, recipe.train.lora)

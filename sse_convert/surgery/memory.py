@@ -254,7 +254,9 @@ def stage_memory(
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
     document_masks = geometry.document_masks or (beside and other.document_masks)
     masked = (document_masks or no_kernel) and stage.context_parallel == 1
-    softmax = beside or any(mixer is None for mixer in mixers)
+    full = sum(mixer is None for mixer in mixers)
+    softmax = beside or full > 0
+    waiting = 0 if alone or not full else 1 if checkpointing else full + 1
     if teacher is not None and beside:  # its pass comes first; of it the last hidden states stay
         again = max(again, _layer_bytes(teacher.at(0), None, element) - kept)
         kept += element * teacher.dims.hidden
@@ -275,17 +277,22 @@ def stage_memory(
         again=again / stage.context_parallel,
         narrower=sets * (1 if checkpointing else share) * narrower / stage.context_parallel,
         per_pair=(_PAIR_BYTES if softmax and masked else 0)
-        + _score_bytes(geometry, mixers, checkpointing=checkpointing),
+        + _score_bytes(geometry, waiting, other if beside else None),
         ranks=stage.context_parallel,
     )
 
 
-def _score_bytes(geometry: Geometry, mixers: Mixers, *, checkpointing: bool) -> int:
-    """Bytes per pair of tokens of a row for scores that attention writes out: kept, and those of the layer at work."""
-    if not geometry.scores_written:
-        return 0
-    kept = 0 if checkpointing else sum(mixer is None for mixer in mixers)
-    return _SCORE_BYTES * geometry.dims.query_heads * (kept + 1)
+def _score_bytes(geometry: Geometry, kept: int, other: Geometry | None) -> int:
+    """Bytes per pair of tokens of a row for scores that attention writes out.
+
+    Args:
+        geometry: of the student.
+        kept: softmax layers whose scores wait for the backward pass, and one for the layer at work.
+        other: the teacher, whose layer at work has scores too; None for none.
+    """
+    own = geometry.scores_written * geometry.dims.query_heads * kept
+    beside = 0 if other is None else other.scores_written * other.dims.query_heads
+    return _SCORE_BYTES * max(own, beside)
 
 
 def still_the_teachers(stages: Iterable[Stage], stage: Stage) -> bool:

@@ -65,7 +65,7 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
-def as_before(state: dict[str, Tensor], originals: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_originals(state: dict[str, Tensor], originals: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state dict on the CPU with the values that matrices had; an empty one stays empty. What the lower dtype holds
     stays in it, which is half of what a checkpoint would write and read.
 

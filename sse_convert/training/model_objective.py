@@ -17,7 +17,7 @@ from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
 from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
-from sse_convert.training.frozen_matrices import as_before, hold_low
+from sse_convert.training.frozen_matrices import hold_low, with_originals
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.objective import Batch, Objective, Part
@@ -158,7 +158,7 @@ class WholeModel(Objective):
         """The student, with LoRA merged and tied weights once."""
         tied = self.student.all_tied_weights_keys
         whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
-        state = as_before({name: value for name, value in whole.items() if name not in tied}, self._originals)
+        state = with_originals({name: value for name, value in whole.items() if name not in tied}, self._originals)
         return merge_lora(state, self.student) if state and self._lora else state
 
 

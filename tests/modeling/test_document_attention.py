@@ -1,6 +1,8 @@
 """Attention within documents: what masks of all pairs of tokens say, without them."""
 
+import inspect
 import itertools
+import sys
 
 import pytest
 import torch
@@ -8,9 +10,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling import document_attention
-from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.architectures import ARCHITECTURES, backbone_of
 from sse_convert.modeling.attention_dims import document_attention_problem
+from sse_convert.modeling.context import split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION, attend_to_documents
+from sse_convert.modeling.hybrid import source_class
 from sse_convert.training.objective import Frozen
 from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_config, tiny_model, tiny_source
 
@@ -75,6 +80,23 @@ def test_teachers_attend_as_under_masks(model_type: str) -> None:
     found = [teacher(ids, where)[0] for where in (positions, None)]
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
     torch.testing.assert_close(teacher(ids, positions, OFFSETS)[0], expected[0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["phimoe", "qwen2_moe"])
+def test_windows_that_masks_alone_have_need_masks(model_type: str) -> None:
+    windows = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 4, "layer_types": None}
+    assert "masks alone" in str(document_attention_problem(tiny_config(model_type, **windows)))
+    assert split_problems(tiny_config(model_type, **windows), 2) == [
+        "context_parallel is 2, which is not built for windows that the masks alone have"
+    ]
+    assert document_attention_problem(tiny_config(model_type)) is None
+
+
+@pytest.mark.parametrize("spec", ARCHITECTURES.values(), ids=lambda spec: spec.model_type)
+def test_families_tell_attention_of_windows_or_say_that_they_do_not(spec: ArchSpec) -> None:
+    module = inspect.getsource(sys.modules[source_class(spec).__module__])
+    if "create_sliding_window_causal_mask" in module:
+        assert ("sliding_window=" in module.replace("config.sliding_window=", "")) != spec.windows_in_masks
 
 
 def test_no_mask_of_all_pairs_is_made(no_masks: None) -> None:

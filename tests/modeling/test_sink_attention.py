@@ -194,6 +194,50 @@ def test_converted_models_write_out_no_pairs_wherever_they_are_loaded(tmp_path: 
     assert load(tmp_path, attn_implementation="eager").config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("model_type", TOLERANCE)
+@torch.no_grad()
+def test_caches_of_fixed_size_and_rows_without_padding(model_type: str) -> None:
+    """Without a mask several queries are the first of their rows, whatever slots are empty behind them."""
+    settings = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    for model in (tiny_source(model_type, dtype=torch.float64), tiny_model(model_type, LAYOUT, dtype=torch.float64)):
+        ids, runs = prompts()[0][:1], []
+        for kind, cache in (("eager", None), (SINK_ATTENTION, "static"), (SINK_ATTENTION, None)):
+            model.set_attn_implementation(kind)
+            made = model.generate(ids, cache_implementation=cache, **settings)
+            runs.append([model(ids, use_cache=False).logits, *made.logits])
+        for found in runs[1:]:
+            torch.testing.assert_close(found, runs[0], atol=TOLERANCE[model_type], rtol=0)
+
+
+def test_autocast_and_masks_that_are_added() -> None:
+    model = tiny_model("gpt_oss", ("full",) * 4)
+    model.set_attn_implementation(SINK_ATTENTION)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.train()(prompts()[0], use_cache=False).logits.isfinite().all()
+    q, k, v = (x[None].transpose(1, 2) for x in drawn()[:3])
+    sees = torch.ones(12, 12).tril().bool()[None, None]
+    added = torch.zeros(1, 1, 12, 12, dtype=q.dtype).masked_fill(~sees, -torch.inf)
+    with_mask = [sink_attention.attend_with_sinks(q, k, v, x, drawn()[3], 0.3) for x in (sees, added, None)]
+    torch.testing.assert_close(with_mask[1:], with_mask[:1] * 2, atol=1e-12, rtol=0)
+
+
+def test_large_sinks_in_low_precision() -> None:
+    q = torch.zeros(1, 1, 2, 80, dtype=torch.bfloat16)
+    sinks = torch.tensor([20.03])
+    wide, key, _ = sink_attention.with_sink_key(q, q, q, sinks, 80**-0.5)
+    logit = (wide[0, 0, 0].float() @ key[0, 0, 0].float()) * 80**-0.5
+    assert abs(float(logit - sinks[0])) < 1e-3
+
+
+def test_dropout_of_the_weights() -> None:
+    q, k, v = (x[None].transpose(1, 2) for x in drawn()[:3])
+    torch.manual_seed(0)
+    found = [
+        sink_attention.sink_attention(torch.nn.Identity(), q, k, v, None, drawn()[3], dropout=0.5)[0] for _ in "ab"
+    ]
+    assert not torch.equal(*found)
+
+
 def test_other_families_and_another_choice_stay_as_they_are() -> None:
     for model_type, kind in (("qwen3", "eager"), ("gpt_oss", "flex_attention")):
         model = tiny_source(model_type)

@@ -314,15 +314,22 @@ def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_trac
 def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
     sizes = dc.replace(geometry(), scores_written=True)
     options = {"lora": Lora(), "bf16": True, "cuda_graphs": False}
-    found = [
-        stage_memory(sizes, [None] * 2, stage(), checkpointing=again, **options).per_pair for again in (False, True)
-    ]
+
+    def pairs(layers, own=sizes, again=False, teacher=None, **changes):
+        return stage_memory(own, layers, stage(**changes), checkpointing=again, teacher=teacher, **options).per_pair
+
+    sse = mixer_from_dict({"kind": "sse"})
+    found = [pairs([None] * 2), pairs([None] * 2, again=True)]
     config = tiny_config("gemma2", num_hidden_layers=1)
     converted = build_config(config, {"layers": ["full"], "mixers": {}})
     low, middle, high = (saved_bytes(converted, length, True, family="gemma2") for length in (128, 256, 512))
     of_pairs = ((high - middle) / 256 - (middle - low) / 128) / (768 - 384) / config.num_attention_heads
     heads = sizes.dims.query_heads
-    assert found == [3 * heads * of_pairs, heads * of_pairs]  # of two layers and of the one at work
+    one = heads * of_pairs
+    assert found == [3 * one, one]  # of two layers and of the one at work
+    assert pairs([sse, sse]) == 0
+    assert pairs([sse, None], loss="layer_mse") == one  # the teacher's
+    assert pairs([sse, sse], geometry(), loss="kl", teacher=sizes) == one
     for family, expected in (("gemma2", True), ("qwen3", False)):
         tiny_source(family).save_pretrained(tmp_path / family)
         assert geometry_of(open_teacher(tmp_path / family)).scores_written == expected

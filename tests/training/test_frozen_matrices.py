@@ -14,8 +14,9 @@ from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.memory import Processes, stage_memory
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.verify import verify_checkpoint
 from sse_convert.training import distill, model_objective, stage
-from sse_convert.training.frozen_matrices import as_before, hold_low, share
+from sse_convert.training.frozen_matrices import hold_low, share, with_originals
 from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.setup import prepare_parameters
 from sse_convert.training.stage import run_stage
@@ -53,7 +54,7 @@ def test_what_the_dtype_does_not_hold_comes_back():
     originals = hold_low(model, LOW)
     assert list(originals) == ["model.layers.0.mlp.up_proj.weight"]
     assert matrix[0, 0] == 1
-    after = as_before(model.state_dict(), originals)
+    after = with_originals(model.state_dict(), originals)
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name].float(), before[name]) for name in before)
     assert after["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
@@ -165,6 +166,7 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
     assert [name for name, value in held_state.items() if not torch.equal(value.float(), plain_state[name])] == []
     narrow = {name for name, value in held_state.items() if value.dtype == LOW}
     assert ("lm_head.weight" in narrow) == (bool(low) and held_by(any_teacher, LOW))
+    assert all(check.passed for check in verify_checkpoint(tmp_path / "held").checks)
 
 
 def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher, tmp_path, monkeypatch):

@@ -53,6 +53,7 @@ def _counts(model: Any, row: RecallRow) -> dict[str, int]:
     begins = [i for i, answer in enumerate(asked) if answer and not (i and asked[i - 1])]
     spans = [(i, next((j for j in range(i, len(asked)) if not asked[j]), len(asked))) for i in begins]
     places = zip(*(row.token_ids[i + 1 : j + 1] for i, j in spans), strict=False)
-    common = sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, places))
+    shared = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, places)
+    common = sum(1 for _ in shared) if len(spans) > 1 else 0
     right = sum(all(hits[i:j]) for i, j in spans)
     return {"answers": len(spans), "right": right, "first": sum(hits[min(i + common, j - 1)] for i, j in spans)}

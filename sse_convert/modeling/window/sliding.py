@@ -238,7 +238,7 @@ def attention_mask_for(kind: str, sees: Sees, dtype: torch.dtype) -> Sees:
         raise UsageError(
             f"attention implementation is {kind!r}, and the model has converted sliding layers",
             expected=f"one of {', '.join(ATTENTION_KINDS)}",
-            fix='load the model with attn_implementation="sdpa"',
+            fix="load the model without attn_implementation",
         )
     if kind != "eager":
         return sees
