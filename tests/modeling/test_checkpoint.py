@@ -16,6 +16,7 @@ from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
 from sse_convert.modeling.remote_code import remote_code, write_remote_code
+from sse_convert.modeling.sink_attention import use_kernels
 from tests.elsewhere import without_package
 from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
 
@@ -41,6 +42,7 @@ def test_a_saved_model_loads_through_the_auto_classes(model_type: str, layers: t
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is type(model)
     assert loaded.config.to_diff_dict() == model.config.to_diff_dict()
+    use_kernels(model)  # as loading does
     assert torch.equal(logits(loaded.eval()), logits(model))
     assert type(AutoConfig.from_pretrained(tmp_path)) is config_class_for(type(tiny_config(model_type)))
     again = tmp_path / "again"
