@@ -13,7 +13,13 @@ from sse_convert.checkpoints.tokenizer_ids import tokenizer_size
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import check_text_type, source_fields, source_spec, spec_for
-from sse_convert.modeling.attention_dims import AttentionDims, attention_dims, dims_by_layer, softmax_layers
+from sse_convert.modeling.attention_dims import (
+    AttentionDims,
+    attention_dims,
+    dims_by_layer,
+    native_windows,
+    softmax_layers,
+)
 from sse_convert.recipe.problems import shortened
 
 DEQUANTISED = ("fp8", "mxfp4")
@@ -215,16 +221,6 @@ def _with_floats(value: Any) -> Any:
             return float(value["__float__"])
         return {key: _with_floats(part) for key, part in value.items()}
     return [_with_floats(part) for part in value] if isinstance(value, list) else value
-
-
-def native_windows(config: Any) -> list[int | None]:
-    """The sliding window, or chunk, of each layer of a source model, as transformers' caches see it; None for full
-    attention."""
-    config = decoder_config(config)
-    window = getattr(config, "sliding_window", None)
-    bounds = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    return [bounds.get(kind) for kind in types * (config.num_hidden_layers // len(types))]
 
 
 def _check_kind(files: CheckpointFiles, spec: ArchSpec) -> None:

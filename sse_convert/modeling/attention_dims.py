@@ -138,23 +138,32 @@ def document_attention_problem(config: Any) -> str | None:
     found = {
         "decoder layers keep their arguments to themselves": not spec.hands_on,
         "layers have linear attention of their own": spec.linear_layers,
-        "attention scores are bounded": getattr(config, "attn_logit_softcapping", None) is not None,
+        "attention scores are bounded": bounds_scores(config),
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
         f"heads are {widest} wide": widest > WIDEST_HEAD,
         "some layers have masks of another kind": has_other_masks(config),
-        "windows are in the masks alone": spec.windows_in_masks and has_windows(config),
+        "windows are in the masks alone": spec.windows_in_masks and any(native_windows(config)),
     }
     return next((problem for problem, holds in found.items() if holds), None)
 
 
-def has_windows(config: Any) -> bool:
-    """Whether some layers see a window alone.
+def native_windows(config: Any) -> list[int | None]:
+    """The sliding window, or chunk, of each layer of a source model, as transformers' caches see it; None for full
+    attention."""
+    config = decoder_config(config)
+    window = getattr(config, "sliding_window", None)
+    bounds = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    return [bounds.get(kind) for kind in types * (config.num_hidden_layers // len(types))]
+
+
+def bounds_scores(config: Any) -> bool:
+    """Whether attention scores are bounded (soft caps).
 
     Args:
         config: of the text model.
     """
-    kinds = getattr(config, "layer_types", None)
-    return bool(getattr(config, "sliding_window", None)) and (kinds is None or "sliding_attention" in kinds)
+    return getattr(config, "attn_logit_softcapping", None) is not None
 
 
 def has_other_masks(config: Any) -> bool:

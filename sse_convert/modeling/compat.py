@@ -88,8 +88,7 @@ def varlen_attention(
         window: tokens a query sees, itself included; None for all.
     """
     more: dict[str, Any] = {"enable_gqa": True} if _VARLEN_SHARES_KEYS else {}
-    before = -1 if window is None else window - 1
-    o = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(before, 0), **more)
+    o = varlen_attn(q, k, v, *_within(offsets, longest), scale=scaling, window_size=(_before(window), 0), **more)
     assert isinstance(o, Tensor)
     return o
 
@@ -140,5 +139,9 @@ def _within(offsets: Tensor, longest: int) -> tuple[Tensor, Tensor, int, int]:
 
 def _seen(scaling: float | None, window: int | None) -> dict[str, Any]:
     """Keyword arguments of torch's flash attention."""
-    before = -1 if window is None else window - 1
-    return {"scale": scaling, "window_size_left": before, "window_size_right": 0}
+    return {"scale": scaling, "window_size_left": _before(window), "window_size_right": 0}
+
+
+def _before(window: int | None) -> int:
+    """Tokens that a query sees before itself, as torch's flash attention counts them."""
+    return -1 if window is None else window - 1

@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from sse_convert.errors import UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.modeling.attention_dims import dims_by_layer, has_other_masks, has_windows
+from sse_convert.modeling.attention_dims import bounds_scores, dims_by_layer, has_other_masks, native_windows
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 from sse_convert.modeling.sink_attention import attend_with_sinks
@@ -191,9 +191,9 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         f"does not divide {query} query heads": query % ranks != 0,
         f"neither divides {max(uneven, default=0)} key-value heads nor is a multiple": bool(uneven),
         "is not built for layers that have linear attention of their own": spec.linear_layers,
-        "is not built for windows that the masks alone have": spec.windows_in_masks and has_windows(config),
+        "is not built for windows that the masks alone have": spec.windows_in_masks and any(native_windows(config)),
         "is not built for masks of another kind than causal ones and windows": has_other_masks(config),
-        "is not built for bounded attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
+        "is not built for bounded attention scores": bounds_scores(config),
         "is not built for a balance loss of experts (output_router_logits)": bool(
             getattr(config, "output_router_logits", False)
         ),

@@ -152,9 +152,8 @@ def _attend(
         sees = (distance >= 0) & (distance < window)
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     if sinks is not None:
-        return attend_with_sinks(q[None], k[None], v[None], None if sees is None else sees[None, None], sinks, scaling)[
-            0
-        ]
+        seen = None if sees is None else sees[None, None]
+        return attend_with_sinks(q[None], k[None], v[None], seen, sinks, scaling)[0]
     if sees is not None:
         k, v = (x.repeat_interleave(groups, 0) for x in (k, v))  # kernels share keys under no mask alone
     shares = sees is None and groups > 1

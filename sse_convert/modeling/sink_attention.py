@@ -167,9 +167,11 @@ class _Documents(torch.autograd.Function):
         do = grads[0].contiguous()
         longest, scaling, window = ctx.settings
         dq, dk, dv = varlen_backward(do, q, k, v, o, whole, offsets, longest, scaling, window, state)
-        weight = (sinks.to(whole.dtype)[:, None] - whole).exp()
-        dsinks = -(weight * (do.to(whole.dtype) * o).sum(2).T).sum(1)
-        return dq, dk, dv, dsinks.to(sinks.dtype), None, None, None, None
+        dsinks = None
+        if ctx.needs_input_grad[3]:
+            weight = (sinks.to(whole.dtype)[:, None] - whole).exp()
+            dsinks = -(weight * (do.to(whole.dtype) * o).sum(2).T).sum(1).to(sinks.dtype)
+        return dq, dk, dv, dsinks, None, None, None, None
 
 
 AttentionInterface.register(SINK_ATTENTION, sink_attention)

@@ -254,9 +254,8 @@ def stage_memory(
     no_kernel = not bf16 and (compiled or cuda_graphs)  # see `training.context.choose_attention`
     document_masks = geometry.document_masks or (beside and other.document_masks)
     masked = (document_masks or no_kernel) and stage.context_parallel == 1
-    full = sum(mixer is None for mixer in mixers)
-    softmax = beside or full > 0
-    waiting = 0 if alone or not full else 1 if checkpointing else full + 1
+    softmax = beside or any(mixer is None for mixer in mixers)
+    scores = _score_bytes(geometry, [] if alone else mixers, other if beside else None, checkpointing=checkpointing)
     if teacher is not None and beside:  # its pass comes first; of it the last hidden states stay
         again = max(again, _layer_bytes(teacher.at(0), None, element) - kept)
         kept += element * teacher.dims.hidden
@@ -276,20 +275,23 @@ def stage_memory(
         per_token=sets * (kept / stage.context_parallel + masks),
         again=again / stage.context_parallel,
         narrower=sets * (1 if checkpointing else share) * narrower / stage.context_parallel,
-        per_pair=(_PAIR_BYTES if softmax and masked else 0)
-        + _score_bytes(geometry, waiting, other if beside else None),
+        per_pair=(_PAIR_BYTES if softmax and masked else 0) + scores,
         ranks=stage.context_parallel,
     )
 
 
-def _score_bytes(geometry: Geometry, kept: int, other: Geometry | None) -> int:
-    """Bytes per pair of tokens of a row for scores that attention writes out.
+def _score_bytes(geometry: Geometry, mixers: Mixers, other: Geometry | None, *, checkpointing: bool) -> int:
+    """Bytes per pair of tokens of a row for scores that attention writes out: those that wait for the backward pass,
+    and those of the layer at work.
 
     Args:
         geometry: of the student.
-        kept: softmax layers whose scores wait for the backward pass, and one for the layer at work.
+        mixers: of the layers that run.
         other: the teacher, whose layer at work has scores too; None for none.
+        checkpointing: gradient checkpointing.
     """
+    full = sum(mixer is None for mixer in mixers)
+    kept = min(full, 1) if checkpointing else full + (full > 0)
     own = geometry.scores_written * geometry.dims.query_heads * kept
     beside = 0 if other is None else other.scores_written * other.dims.query_heads
     return _SCORE_BYTES * max(own, beside)

@@ -13,7 +13,7 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.checkpoints.vocabulary import has_tokenizer
 from sse_convert.data.rows import is_local
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.attention_dims import differs_by_layer, document_attention_problem
+from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
@@ -137,7 +137,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         vocabulary=config.vocab_size,
         qk_norm=teacher.spec.qk_norm != "none",
         document_masks=document_attention_problem(config) is not None,
-        scores_written=getattr(config, "attn_logit_softcapping", None) is not None,
+        scores_written=bounds_scores(config),
     )
     idle = idle_parameters(teacher, model)
     return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry

@@ -4,10 +4,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from sse_convert.checkpoints.teacher import attention_shapes, native_windows
+from sse_convert.checkpoints.teacher import attention_shapes
 from sse_convert.mixers import FULL, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_from_dict
 from sse_convert.modeling.architectures import spec_for
-from sse_convert.modeling.attention_dims import AttentionDims, LatentDims, attention_dims, dims_by_layer
+from sse_convert.modeling.attention_dims import (
+    AttentionDims,
+    LatentDims,
+    attention_dims,
+    dims_by_layer,
+    native_windows,
+)
 from sse_convert.surgery.budget import (
     Geometry,
     added_parameters,

@@ -53,11 +53,12 @@ def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], o
         report: dict[str, Any] = {"schema": 1, "commit": commit(), "date": time.strftime("%F"), "seed": SEED}
         folder, kept = place.checkpoints / teacher.folder, out
     else:
-        report, kept = _converted(part, place, samples, changes, out, cut=cut)
-        folder = place.model
-        needles = load_recipe(*_recipe(part, place, samples, changes)).data.needles
-        if needles.share:
-            report["own_forms"] = own_forms(folder, place.books / ESSAY, needles, min(samples))
+        source, own = overrides(part, place, samples)
+        changed = [*own, *changes]
+        recipe, folder = load_recipe(source, changed), place.model
+        report, kept = _converted(recipe, source, changed, out, cut=cut)
+        if recipe.data.needles.share:
+            report["own_forms"] = own_forms(folder, place.books / ESSAY, recipe.data.needles, min(samples))
     if teacher.ruler:
         report["ruler"] = ruler(folder, place.books / ESSAY, samples, kept.with_suffix(f"{kept.suffix}.ruler"))
     write_json(out, {**report, "command": _command(part, samples, changes), "part": part.name})
@@ -71,12 +72,9 @@ def _command(part: Part, samples: dict[int, int], changes: list[str]) -> str:
     return shlex.join(["python", "-m", "benchmarks.quality.wordings", *options, *sets])
 
 
-def _converted(
-    part: Part, place: Place, samples: dict[int, int], changes: list[str], out: Path, *, cut: bool
-) -> tuple[dict[str, Any], Path]:
-    """The report of a training, and the start of the names of files for what was measured of it."""
-    source, changed = _recipe(part, place, samples, changes)
-    recipe = load_recipe(source, changed)
+def _converted(recipe: Recipe, source: str, changed: list[str], out: Path, *, cut: bool) -> tuple[dict[str, Any], Path]:
+    """The report of a training, and the start of the names of files for what was measured of it; of a recipe, which
+    comes from a file with all that is changed in it."""
     if not cut:
         signal.signal(signal.SIGTERM, _saving(recipe))
         return _trained(out.with_suffix(".json.trained"), source, changed), out
@@ -86,12 +84,6 @@ def _converted(
     report = _trained(kept.with_suffix(f"{kept.suffix}.trained"), source, [*changed, *tokens])
     report["cut"] = {recipe.stages[i].name: n for i, n in ends.items()}
     return report, kept
-
-
-def _recipe(part: Part, place: Place, samples: dict[int, int], changes: list[str]) -> tuple[str, list[str]]:
-    """The recipe of a part, and all that is changed in it."""
-    source, own = overrides(part, place, samples)
-    return source, [*own, *changes]
 
 
 def ends_of(recipe: Recipe) -> dict[int, int]:
