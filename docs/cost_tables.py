@@ -30,6 +30,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-8B": ("qwen3-8b", {}),
     "Qwen3-14B": ("qwen3-14b", {}),
     "Qwen3-32B": ("qwen3-14b", QWEN3_32B),
+    "gpt-oss-20b": ("gpt-oss-20b", {}),
+    "Qwen3-30B-A3B": ("qwen3-30b-a3b", {}),
 }
 """model -> recipe, and what its configuration has instead of that of the recipe's own model"""
 MACHINES = ((1, 24), (1, 80), (8, 80), (8, 141))

@@ -17,8 +17,16 @@ STAGES = {
     "trl-uptrain": "cross entropy, all layers softmax, SFTTrainer of TRL",
 }
 """stages of the throughput benchmark, for people"""
-PACKAGED = {"qwen3-0.6b": "0.6b-kl", "qwen3-8b": "8b-kl"}
-"""shapes whose packaged recipe was timed, and the name of the record"""
+PACKAGED = {
+    "0.6b-kl": "",
+    "8b-kl": "",
+    "8b-kl-fsdp": ", FSDP2 on two GPUs",
+    "30b-quarter-kl": ", 12 of 48 layers, not compiled",
+    "gpt-oss-third-kl": ", 8 of 24 layers, not compiled",
+}
+"""packaged recipes as they were timed: name of the record, and what is to be said of it"""
+BESIDE_TRL = "throughput_trl"
+"""the run with TRL's step"""
 WAYS = {
     "": "",
     "ddp": ", DDP on two GPUs",
@@ -49,27 +57,41 @@ def load(name: str) -> Any:
 
 def steps() -> str:
     """Training steps of packaged recipes, of those of the throughput benchmark, and of plain transformers."""
-    head = ("shape", "step", "tokens of a row", "tokens/s", "memory, GiB", "share of the GPUs' dense peak", "commit")
-    return "\n".join(table(head, [row for shape in SHAPES for row in _steps(shape)]))
+    every = [*_packaged(), *(row for shape in SHAPES for row in _steps(shape, f"throughput_{shape}"))]
+    return "\n".join(table(STEP, every))
 
 
-def _steps(shape: str) -> Iterator[tuple[str, ...]]:
-    for row in rows():
-        if row.name == PACKAGED.get(shape):
-            measured = {"seq_len": row.seq_len, "tokens_per_second": row.tokens_per_second}
-            yield _step(
-                shape, "KL, the packaged recipe: converted layers trained",
-                {**row.record, **measured, "share_of_peak": row.share_of_peak},
-            )  # fmt: skip
-    for name, part in load(f"throughput_{shape}")["parts"].items():
-        stage, _, way = name.partition("-")
+def beside_trl() -> str:
+    """A step of text beside TRL's, in one run."""
+    return "\n".join(table(STEP, _steps(SHAPES[0], BESIDE_TRL)))
+
+
+STEP = ("shape", "step", "tokens of a row", "tokens/s", "GPU", "memory, GiB", "share of the dense peak", "commit")
+
+
+def _packaged() -> Iterator[tuple[str, ...]]:
+    found = {row.name: row for row in rows()}
+    for name, said in PACKAGED.items():
+        row = found[name]
+        measured = {"seq_len": row.seq_len, "tokens_per_second": row.tokens_per_second}
+        words = "KL, the packaged recipe: converted layers trained"
+        part = {**row.record, **measured, "share_of_peak": row.share_of_peak}
+        yield _step(row.record["recipe"], words + said, row.gpu, part)
+
+
+def _steps(shape: str, name: str) -> Iterator[tuple[str, ...]]:
+    """Those of a run of the throughput benchmark."""
+    record = load(name)
+    for key, part in record["parts"].items():
+        stage, _, way = key.partition("-")
         if part["tokens_per_second"] is not None:
-            yield _step(shape, STAGES.get(name) or STAGES[stage] + WAYS[way], part)
+            yield _step(shape, STAGES.get(key) or STAGES[stage] + WAYS[way], record["gpus"][0], part)
 
 
-def _step(shape: str, words: str, part: dict[str, Any]) -> tuple[str, ...]:
+def _step(shape: str, words: str, gpu: str, part: dict[str, Any]) -> tuple[str, ...]:
+    kind = gpu.removeprefix("NVIDIA ").split()[0]
     return (
-        shape, words, f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}",
+        shape, words, f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}", kind,
         f"{max(part['peak_mib']) / 1024:.0f}", f"{part['share_of_peak']:.0%}", part["commit"],
     )  # fmt: skip
 
@@ -145,6 +167,7 @@ def profile() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "steps": steps,
+    "beside-trl": beside_trl,
     "two-gpus": two_gpus,
     "resumed-gpus": resumed,
     "step-profile": profile,

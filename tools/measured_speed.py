@@ -9,12 +9,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.estimates import HERE, Row, rows
+from benchmarks.training.estimates import Row, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGED = ROOT / "sse_convert/surgery/measured_speed.json"
 SOURCES = {
-    "kl": ("0.6b-kl", "qwen3-0.6b-distill", "qwen3-1.7b-distill", "8b-kl", "qwen3-8b-distill-fsdp"),
+    "kl": (
+        "0.6b-kl",
+        "qwen3-0.6b-distill",
+        "qwen3-1.7b-distill",
+        "30b-quarter-kl",
+        "gpt-oss-third-kl",
+        "8b-kl",
+        "qwen3-8b-distill-fsdp",
+    ),
     "ce": ("qwen3-0.6b-uptrain", "qwen3-0.6b-uptrain-128k", "qwen3-8b-uptrain-context"),
 }
 """loss -> rows of benchmarks/training/estimates.py whose speed counts"""
@@ -31,17 +39,15 @@ def _entry(row: Row) -> dict[str, Any]:
         "shape": row.record["recipe"],
         "hidden_size": row.hidden_size,
         "seq_len": row.seq_len,
+        "layers": row.record["config"].get("num_hidden_layers"),
+        "experts": row.has_experts,
         "whole": row.train == "all",
         "gpus": row.record["chosen"]["processes"],
-        "gpu": _gpu(row.record["recipe"]),
+        "gpu": row.gpu,
         "tokens_per_second": row.tokens_per_second,
         "flops_per_token": row.flops_per_token,
         "commit": row.record["commit"],
     }
-
-
-def _gpu(shape: str) -> str:
-    return str(json.loads((HERE / f"throughput_{shape}.json").read_text(encoding="utf-8"))["gpus"][0])
 
 
 if __name__ == "__main__":

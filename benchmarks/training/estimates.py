@@ -28,7 +28,7 @@ from sse_convert.surgery.speed import gpu_hours, training_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-PEAKS = HERE / "peaks_h200.json"
+PEAKS = HERE / "peaks.json"
 THROUGHPUT = {"qwen3-0.6b": "qwen3-0.6b", "qwen3-1.7b": "qwen3-0.6b", "qwen3-8b": "qwen3-8b"}
 """shape -> the recipe beside this file whose stages `throughput.py` timed"""
 FSDP, CONTEXT = HERE / "fsdp_qwen3-0.6b.json", HERE / "context_parallel.json"
@@ -100,6 +100,17 @@ class Row:
     def train(self) -> str:
         """What the stage trained."""
         return self._planned.stage.train
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU: as its record has it, else as the file of its shape."""
+        every = self.record.get("gpus") or _read(HERE / f"throughput_{self.record['recipe']}.json")["gpus"]
+        return str(every[0])
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has a mixture of experts."""
+        return self._planned.geometry.has_experts
 
     @property
     def hidden_size(self) -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SPAN = (6, 96)
 """tokens of a passage that comes again, shortest and longest"""
+MOST_ASKED = 4
+"""times at most that a row with facts or a table asks for each of those it asks for"""
 SENTENCES = 0.6
 """share of the rows with facts whose statement is put together from words"""
 CUE = 4
@@ -70,9 +72,8 @@ class Draw:
     """rows of a table for each question about it, and links of a chain at most"""
 
     def keys(self, count: int) -> list[str]:
-        """Different keys of one kind: words, two words, names of letters and digits, or uuids."""
-        makers = (self._word, self._word, self._two_words, self._name, self._uuid)
-        make = self.rng.choice(makers)
+        """Different keys of one kind: mostly words, else two words, or names of letters and digits."""
+        make = self.rng.choice((self._word,) * 6 + (self._two_words,) * 2 + (self._name,))
         found: dict[str, None] = {}
         while len(found) < count:
             found[make()] = None
@@ -113,7 +114,9 @@ def _facts(draw: Draw) -> list[Item]:
     """Sentences; asked for in their own words, after a question or without one, in other words, or by a question."""
     noun = draw.rng.choice(templates.NOUNS)
     said, asked = templates.sentence(draw.rng) if draw.rng.random() < SENTENCES else _listed(draw.rng)
-    return [_item(draw, [said], asked, {"k": key, "v": draw.value(), "n": noun}) for key in draw.keys(draw.count)]
+    items = [_item(draw, [said], asked, {"k": key, "v": draw.value(), "n": noun}) for key in draw.keys(draw.count)]
+    times = draw.rng.randint(1, MOST_ASKED)
+    return [dc.replace(item, asked=item.asked * times) for item in items]
 
 
 def _numbered(draw: Draw) -> list[Item]:
@@ -129,7 +132,7 @@ def _table(draw: Draw) -> list[Item]:
     asked = "\n" + draw.rng.choice((said, said, *templates.LOOK_UPS))
     rows = [{"k": key, "v": draw.value()} for key in draw.keys(draw.size * draw.count)]
     text = "\n" + "".join(said.format(**row) for row in rows)
-    chosen = draw.rng.sample(rows, draw.count)
+    chosen = draw.rng.sample(rows, draw.count) * draw.rng.randint(1, MOST_ASKED)
     return [Item([encode(draw.tokenizer, text)], [_asked(draw, asked, row) for row in chosen])]
 
 

@@ -78,6 +78,11 @@ class Geometry:
         return dc.replace(self, dims=dims, attention_parameters=parameters)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether tokens are sent to some experts of many."""
+        return self.idle_parameters > self.image_parameters
+
+    @property
     def matmul_parameters(self) -> int:
         """Parameters that every token is multiplied with."""
         return self.active_parameters if self.tied else self.active_parameters - self.embedding_parameters

@@ -209,7 +209,7 @@ class _Stages:
         return StageCost(
             name=stage.name,
             gpu_hours=self._hours(stage),
-            measured=speed_of(stage, self._geometry.dims.hidden),
+            measured=speed_of(stage, self._geometry),
             bytes={name: round(n) for name, n in found.items() if n},
         )
 

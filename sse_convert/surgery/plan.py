@@ -185,7 +185,9 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
         passes=passes,
         tokens=rows.tokens,
         flops=flops,
-        gpu_hours=nearest_speed("kl", geometry.dims.hidden, rows.length, whole=True).hours(flops),
+        gpu_hours=nearest_speed(
+            "kl", geometry.dims.hidden, rows.length, whole=True, experts=geometry.has_experts
+        ).hours(flops),
         bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 

@@ -35,6 +35,10 @@ class MeasuredSpeed:
     """its width"""
     seq_len: int
     """tokens of a row"""
+    layers: int | None
+    """of the shape's layers, how many were measured; None: all of them"""
+    experts: bool
+    """it has a mixture of experts"""
     whole: bool
     """all weights were trained"""
     gpus: int
@@ -48,9 +52,10 @@ class MeasuredSpeed:
     @property
     def described(self) -> str:
         """For a person."""
-        said = f"{self.loss} {self.tokens_per_second:,.0f} of {self.shape} at {self.seq_len >> 10}K"
+        cut = "" if self.layers is None else f" with {self.layers} layers"
+        said = f"{self.loss} {self.tokens_per_second:,.0f} of {self.shape}{cut} at {self.seq_len >> 10}K"
         said += "" if self.whole else ", converted layers alone"
-        return said + f" on {self.gpus} GPUs" * (self.gpus > 1)
+        return f"{said}, {self.gpus} x {self.gpu}" if self.gpus > 1 else f"{said}, {self.gpu}"
 
     @property
     def flops_per_second(self) -> float:
@@ -69,8 +74,8 @@ def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
     return {loss: [MeasuredSpeed(loss=loss, **found) for found in every] for loss, every in data.items()}
 
 
-def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool) -> MeasuredSpeed:
-    """What was measured of a loss on the shape whose width is nearest, by ratio.
+def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool, experts: bool) -> MeasuredSpeed:
+    """What was measured of a loss on the shape whose width is nearest, by ratio, among those with experts or without.
 
     Of several, what trained as much of the model counts, and then the nearest rows.
 
@@ -79,25 +84,32 @@ def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool) -> 
         hidden_size: width of the model.
         seq_len: tokens of a row.
         whole: all weights are trained.
+        experts: the model has a mixture of experts; where no such was measured of the loss, others count.
     """
 
-    def distance(speed: MeasuredSpeed) -> tuple[float, bool, float]:
+    def distance(speed: MeasuredSpeed) -> tuple[bool, float, bool, float]:
         width, rows = math.log(speed.hidden_size / hidden_size), math.log(speed.seq_len / seq_len)
-        return abs(width), speed.whole != whole, abs(rows)
+        return speed.experts != experts, abs(width), speed.whole != whole, abs(rows)
 
     return min(measured_speeds()[loss], key=distance)
 
 
-def speed_of(stage: Stage, hidden_size: int) -> MeasuredSpeed:
-    """What stands for a stage of a model of this width."""
-    return nearest_speed(LOSS_LIKE[stage.loss], hidden_size, stage.seq_len, whole=stage.train == "all")
+def speed_of(stage: Stage, geometry: Geometry) -> MeasuredSpeed:
+    """What stands for a stage of a model of these sizes."""
+    return nearest_speed(
+        LOSS_LIKE[stage.loss],
+        geometry.dims.hidden,
+        stage.seq_len,
+        whole=stage.train == "all",
+        experts=geometry.has_experts,
+    )
 
 
 def measured_line(speeds: Iterable[MeasuredSpeed]) -> str:
     """Where GPU hours come from, for a person, each measurement once; there must be one."""
     once = list(dict.fromkeys(speeds))
     text = (
-        f"GPU hours are estimated from tokens/s that were measured on {once[0].gpu}: "
+        f"GPU hours are estimated from tokens/s that were measured: "
         f"{'; '.join(speed.described for speed in once)} ({SOURCE}). "
         "The nearest of them is scaled by FLOPs; another GPU has another speed"
     )
@@ -114,7 +126,7 @@ def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometr
         teacher: sizes of another model that the stage learns from; None is the model itself.
     """
     flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
-    return speed_of(stage, geometry.dims.hidden).hours(flops)
+    return speed_of(stage, geometry).hours(flops)
 
 
 def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:

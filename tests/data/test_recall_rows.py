@@ -7,7 +7,7 @@ import pytest
 
 from sse_convert.data import recall_templates
 from sse_convert.data.needle import KeyWords, load_words, needle_text, question_text
-from sse_convert.data.recall_forms import FORMS
+from sse_convert.data.recall_forms import FORMS, Draw
 from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.errors import DataError
 from sse_convert.evaluation.ruler import RULER_TASKS, Material, make_text
@@ -55,7 +55,7 @@ def test_rows_have_exactly_the_asked_length(row, bos_tokenizer, form, length):
         made = row(i, length, forms={form: 1.0}, keys=[i + 1], kinds=[kind], early=0.5)
         assert made.form == form
         assert len(made.token_ids) == len(made.answers) == length
-        assert 0 < sum(made.answers) < length / 2
+        assert 0 < sum(made.answers) < length
         begun = row(i, length, tok=bos_tokenizer, forms={form: 1.0}, keys=[2], kinds=[kind])
         assert begun.token_ids[0] == bos_tokenizer.bos_token_id
         assert begun.token_ids.count(bos_tokenizer.bos_token_id) == 1
@@ -92,6 +92,29 @@ def test_early_questions_stand_in_the_text(row, form):
         total += len(found)
         early += sum(start + len(answer) < 2400 for start, answer in found)
     assert 0.05 < early / total < 0.75
+
+
+@pytest.mark.parametrize("form", ["facts", "table"])
+def test_facts_and_rows_of_tables_are_asked_for_up_to_four_times(row, tokenizer, form):
+    times = set()
+    for seed in range(30):
+        made = row(seed, 3000, forms={form: 1.0}, keys=[4], kinds=["number"])
+        values = [re.findall(r"\d+", tokenizer.decode(answer))[0] for _, answer in answers_of(made)]
+        every = {values.count(value) for value in values}
+        assert len(set(values)) == 4
+        assert len(every) == 1
+        times |= every
+    assert times == {1, 2, 3, 4}
+
+
+def test_most_keys_are_words(tokenizer):
+    drawn = [Draw(random.Random(seed), 4, "number", WORDS.train, [], tokenizer).keys(4) for seed in range(300)]
+    assert all(len(set(keys)) == 4 for keys in drawn)
+    whole = sum(set(keys) <= set(WORDS.train) for keys in drawn)
+    pairs = sum(all(set(key.split("-")) <= set(WORDS.train) for key in keys) for keys in drawn) - whole
+    names = sum(all(key == key.upper() for key in keys) for keys in drawn)
+    assert whole + pairs + names == 300
+    assert (whole / 300, pairs / 300, names / 300) == pytest.approx((6 / 9, 2 / 9, 1 / 9), abs=0.07)
 
 
 def test_weights_decide_how_often_a_form_is_drawn(row):

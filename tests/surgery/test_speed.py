@@ -1,3 +1,4 @@
+import dataclasses as dc
 import json
 
 import pytest
@@ -39,13 +40,13 @@ def test_a_shape_measured_on_two_gpus_counts_for_each_of_them():
 )
 def test_the_nearest_width_counts(hidden_size, shape):
     for whole in (True, False):
-        assert nearest_speed("kl", hidden_size, 4096, whole=whole).shape == shape
+        assert nearest_speed("kl", hidden_size, 4096, whole=whole, experts=False).shape == shape
 
 
 def test_of_one_width_what_trained_as_much_counts():
     for hidden_size in (1024, 4096):
         for whole in (True, False):
-            assert nearest_speed("kl", hidden_size, 2**17, whole=whole).whole is whole
+            assert nearest_speed("kl", hidden_size, 2**17, whole=whole, experts=False).whole is whole
     stage = Stage(name="s", loss="kl", tokens=10**9, seq_len=4096, lr=1e-3, train="mixers")
     speed = next(speed for speed in measured_speeds()["kl"] if not speed.whole)
     expected = 10**9 * training_flops(stage, geometry(), [None, None]) / speed.flops_per_second / 3600
@@ -57,7 +58,7 @@ def test_of_one_width_what_trained_as_much_counts():
     [(1024, 4096, ("qwen3-0.6b", 2**15)), (1400, 2**16 + 1, ("qwen3-0.6b", 2**17)), (5120, 4096, ("qwen3-8b", 2**17))],
 )
 def test_of_one_width_the_nearest_rows_count(hidden_size, seq_len, found):
-    speed = nearest_speed("ce", hidden_size, seq_len, whole=True)
+    speed = nearest_speed("ce", hidden_size, seq_len, whole=True, experts=False)
     assert (speed.shape, speed.seq_len) == found
 
 
@@ -66,14 +67,24 @@ def test_what_hours_come_from_is_named():
     said = measured_line([*every, *every]).replace("\n", " ")
     for speed in every:
         assert said.count(f"{speed.loss} {speed.tokens_per_second:,.0f} of {speed.shape}") == 1
-    assert "of qwen3-8b at 4K on 2 GPUs" in said
-    assert "of qwen3-8b at 4K, converted layers alone" in said
-    assert "NVIDIA H200" in said
+    assert "of qwen3-8b at 4K, 2 x NVIDIA H200" in said
+    assert "of qwen3-8b at 4K, converted layers alone, NVIDIA H200" in said
+    assert "of qwen3-30b-a3b with 12 layers at 4K, converted layers alone, NVIDIA H100" in said
     assert measured_line(every[:1]).count(" of qwen3-") == 1
 
 
 def test_the_speed_of_a_stage_is_that_of_its_loss_and_of_what_it_trains():
     for loss, train, measured in (("kl", "mixers", "kl"), ("kl", "all", "kl"), ("layer_mse", "mixers", "kl")):
         stage = Stage(name="s", loss=loss, tokens=10**9, seq_len=4096, lr=1e-3, train=train)
-        found = speed_of(stage, 1024)
-        assert (found.loss, found.whole) == (measured, train == "all")
+        found = speed_of(stage, geometry())
+        assert (found.loss, found.whole, found.experts) == (measured, train == "all", False)
+
+
+def test_a_mixture_of_experts_is_as_fast_as_the_nearest_that_was_measured():
+    mixture = dc.replace(geometry(), idle_parameters=geometry().parameters // 2)
+    assert mixture.has_experts
+    assert not dc.replace(mixture, image_parameters=mixture.idle_parameters).has_experts
+    stage = Stage(name="s", loss="kl", tokens=10**9, seq_len=4096, lr=1e-3, train="mixers")
+    assert speed_of(stage, mixture).shape == "qwen3-30b-a3b"
+    assert nearest_speed("kl", 2900, 4096, whole=False, experts=True).shape == "gpt-oss-20b"
+    assert nearest_speed("ce", 2048, 4096, whole=True, experts=True).loss == "ce"

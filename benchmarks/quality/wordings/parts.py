@@ -40,8 +40,8 @@ REST = {KEPT: (1.0e-4, 3.0e-5), PURE: (5.0e-5, 2.0e-5)}
 class Variant:
     """What is trained, and on what."""
 
-    needles: tuple[str, ...]
-    """changes of the recipe that decide which rows are planted, and where their answers come from"""
+    changes: tuple[str, ...]
+    """of the recipe: which rows are planted, where their answers come from, rates where they are others"""
     frozen: bool = False
     """train converted layers alone"""
 
@@ -49,10 +49,17 @@ class Variant:
 _ROW = ("data.needles.share=0.45", "data.needles.answers=row")
 _TEACHER = ("data.needles.share=0.45", "data.needles.answers=teacher")
 _TEXT = ("data.needles.share=0",)
+_FACTS = (
+    "data.needles.share=0.9",
+    "data.needles.answers=row",
+    "data.needles.forms={facts: 2, table: 1}",
+    "data.needles.kinds=[number, word, code]",
+    "stages.0.lr={mixers: 1.0e-3, new: 6.0e-3, rest: 2.0e-4}",
+)
 VARIANTS = {
     "row": Variant(_ROW),
     "teacher": Variant(_TEACHER),
-    "facts": Variant((*_ROW, "data.needles.forms={facts: 1}")),
+    "facts": Variant(_FACTS),
     "induction": Variant((*_ROW, "data.needles.forms={copy: 4, numbered: 1, table: 1, facts: 2}")),
     "text": Variant(_TEXT),
     "frozen": Variant(_ROW, frozen=True),
@@ -153,8 +160,8 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
         f"data.valid=[{{path: {place.books}/valid}}]",
         f"data.needles.words={place.checkpoints / WORDS}",
         "data.needles.keys=" + ("[1, 8, 32]" if recipe == KEPT else "[8, 32]"),
-        *variant.needles,
         *_trained(recipe, frozen=variant.frozen),
+        *variant.changes,
         *(f"stages.{i}.tokens={n}" for i, n in enumerate(part.stages)),
         *(f"stages.{i}.optimizer=adamw" for i in range(2)),
         "train.cuda_graphs=true",
