@@ -35,12 +35,12 @@ QWEN, LLAMA = ("Qwen3, 32M", "2 of 10, chosen by `select`"), ("Llama, 30M", "2 o
 BLIND = ("Qwen3, 32M", "2 of 10 that retrieve nothing")
 ALONE, ALL = "converted layers", "all weights"
 TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
-FACTS, QUOTES = "nine rows in ten of facts, and their answers", "nine rows in ten of repeated passages"
+FACTS, QUOTES = "nine rows in ten of facts and tables, and their answers", "nine rows in ten of repeated passages"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
-    Line("wordings_qwen-none-facts-16M", "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
+    Line("wordings_qwen-none-facts-21M", "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
     Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALL}; {ROW}"),
 )
 """what the README shows"""
@@ -63,10 +63,23 @@ TRIALS = (
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
-    Line("wordings_qwen-blind-facts-19M", *BLIND, f"{ALL}; {FACTS}"),
+    Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
     Line("wordings_qwen-none-quotes-11M", "Qwen3, 32M", "none", f"{ALL}; {QUOTES}"),
 )
 """what the page shows"""
+SLOW, FAST = "0.0004, 0.004, 0.00005", "0.001, 0.006, 0.0002"
+ONCE, OFTEN = "facts of four kinds, asked once", "numbers and words, asked up to four times"
+TAUGHT = {
+    "wordings_qwen-none-facts-16M": ("none", ONCE, SLOW),
+    "wordings_qwen-none-facts-12M-once": ("none", "numbers and words, asked once", SLOW),
+    "wordings_qwen-none-facts-12M-slow": ("none", OFTEN, SLOW),
+    "wordings_qwen-none-facts-12M": ("none", OFTEN, FAST),
+    "wordings_qwen-none-facts-21M": ("none", OFTEN, FAST),
+    "wordings_qwen-blind-facts-19M": ("4 and 9", ONCE, SLOW),
+    "wordings_qwen-blind-facts-13M": ("4 and 9", OFTEN, FAST),
+    "wordings_qwen-blind-facts-24M": ("4 and 9", OFTEN, FAST),
+}
+"""runs on rows of facts and tables: softmax layers, what was planted, and rates of mixers, new tensors and the rest"""
 
 
 def quality() -> str:
@@ -127,6 +140,27 @@ def scores(row: Row, tasks: Iterable[str], *, teacher: bool = False) -> tuple[in
     return round(sum(share * count for share, count in pairs) / 100), sum(count for _, count in pairs)
 
 
+def taught() -> str:
+    """What the Qwen3-shaped student finds after rows of facts and tables, by what they asked for and how fast it learned."""
+    kinds = {"one number": "number_x1", "of four": "number_x4", "of eight": "number_x8", "one code": "code_x1"}
+    asked = [(size, context, kind) for size, context in (("2K", 2048), ("8K", 8192)) for kind in kinds]
+    head = (
+        "softmax layers",
+        "planted",
+        "rates",
+        "training tokens",
+        "KL, 2K",
+        *(f"{k}, {size}" for size, _, k in asked),
+    )
+    lines = []
+    for run, made in TAUGHT.items():
+        rows = {context: say.picked([run], context)[0] for context in (2048, 8192)}
+        found = (scores(rows[context], [kinds[kind]]) for _, context, kind in asked)
+        cells = (f"{right / of:.0%}" if of else "-" for right, of in found)
+        lines.append((*made, say.tokens(rows[2048].tokens), say.divergence([rows[2048]]), *cells))
+    return "\n".join(table(head, lines))
+
+
 def retrieving_heads() -> str:
     """The teachers' strongest head in rows of each kind, and how far its keys stand out under each key map."""
     record = json.loads((ROOT / "benchmarks/quality/retrieving_heads.json").read_text(encoding="utf-8"))
@@ -143,4 +177,9 @@ def retrieving_heads() -> str:
 
 
 _TASK = re.compile(r"(\w+) ([\d.]+)% of (\d+)")
-BLOCKS: dict[str, Callable[[], str]] = {"quality": quality, "wordings": wordings, "retrieving-heads": retrieving_heads}
+BLOCKS: dict[str, Callable[[], str]] = {
+    "quality": quality,
+    "wordings": wordings,
+    "taught": taught,
+    "retrieving-heads": retrieving_heads,
+}

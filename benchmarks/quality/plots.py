@@ -31,9 +31,10 @@ STYLES = {"softmax": "#444444", "hybrid": "#0072b2", "window": "#d55e00"}
 
 
 def whole_models(table: Iterable[Row]) -> list[Row]:
-    """Trained whole models of the 32M teacher at 8K tokens, the smallest loss first."""
+    """Trained whole models of the 32M teacher at 8K tokens that were asked for needles, the smallest loss first."""
     found = (row for row in table if (row.teacher, row.model, row.context) == (TEACHER, "trained", CONTEXT))
-    chosen = [row for row in found if row.gap is not None and row.kl is not None and row.cache_bytes is not None]
+    measured = (row for row in found if row.gap is not None and row.kl is not None and row.cache_bytes is not None)
+    chosen = [row for row in measured if all(row.asked([kind]) for kind in KINDS)]
     return sorted((row for row in chosen if "rows of 32K" not in row.training), key=lambda row: row.gap or 0.0)
 
 
