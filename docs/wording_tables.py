@@ -141,7 +141,7 @@ def scores(row: Row, tasks: Iterable[str], *, teacher: bool = False) -> tuple[in
 
 
 def taught() -> str:
-    """What the Qwen3-shaped student finds after rows of facts and tables, by what they asked for and how fast it learned."""
+    """What the Qwen3-shaped student finds after rows of facts and tables, by what they asked for and its rates."""
     kinds = {"one number": "number_x1", "of four": "number_x4", "of eight": "number_x8", "one code": "code_x1"}
     asked = [(size, context, kind) for size, context in (("2K", 2048), ("8K", 8192)) for kind in kinds]
     head = (
