@@ -90,6 +90,10 @@ class Costs:
     """of these, what is not on this machine"""
     disk_bytes: int
     """a run's folders at their largest, the files of model and teachers not counted"""
+    host_bytes: int
+    """of the host's memory for each process, while it reads what the largest stage trains"""
+    sharded_host_bytes: int
+    """the same under FSDP2, where the student waits for its teacher there"""
 
     def way(self, gpus: int, gib: int) -> Way | None:
         """The way for so many GPUs of so much memory; None if nothing fits."""
@@ -134,6 +138,7 @@ def costs_of(
         weight_bytes=sum(map(_weight_bytes, needed)),
         download_bytes=sum(_weight_bytes(one) for one in needed if one.files.remote or not one.files.shard_bytes),
         disk_bytes=_disk_bytes(recipe, geometry, layers, own, added * ITEM_BYTES[teacher.dtype]),
+        **_host_bytes(recipe, geometry, layers, sizes),
     )
 
 
@@ -176,6 +181,15 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
         for stage in recipe.stages
     ]
     return own + new * (1 + recipe.calibrate.enabled) + per_stage * len(work) + max(work, default=0) + own + new
+
+
+def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> dict[str, int]:
+    """What a process holds before its GPU does: the student in float32, and then the teacher in bfloat16. Without FSDP2
+    the student is on the GPU by then."""
+    student = 4 * (geometry.parameters + memory.added_elements(geometry, layers)) if recipe.stages else 0
+    taught = [sizes.get(stage.name, geometry).parameters for stage in recipe.stages if stage.loss != "ce"]
+    teacher = 2 * max(taught, default=0)
+    return {"host_bytes": max(student, teacher), "sharded_host_bytes": student + teacher}
 
 
 @dc.dataclass(frozen=True)

@@ -97,7 +97,13 @@ def _command_lines(costs: Costs, command: str) -> list[str]:
 
 
 def _storage_lines(costs: Costs) -> list[str]:
-    return [
+    lines = [
         f"download: {format_bytes(costs.download_bytes)} of {format_bytes(costs.weight_bytes)} weights; disk: "
         f"{format_bytes(costs.disk_bytes)} at most for the folders of a run"
     ]
+    if costs.stages:
+        lines.append(
+            f"host memory while models are read: {format_bytes(costs.host_bytes)} for each process, "
+            f"{format_bytes(costs.sharded_host_bytes)} with FSDP2"
+        )
+    return lines

@@ -6,8 +6,9 @@ import pytest
 
 from sse_convert import api
 from sse_convert.recipe import load_recipe, recipe_from_dict
+from sse_convert.report import format_bytes
 from sse_convert.surgery.costs import GPUS
-from sse_convert.surgery.costs_report import fewest_gpus, launch_command, time_in_words, usual_way
+from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, launch_command, time_in_words, usual_way
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE
 from sse_convert.surgery.plan import make_plan
 from tests.surgery import synthetic
@@ -100,6 +101,18 @@ def test_disk_and_download():
     teacher, student = 2 * 596_049_920, 4 * 600_000_000
     assert costs.weight_bytes == pytest.approx(teacher)
     assert costs.disk_bytes == pytest.approx(2 * teacher + 2 * student + 9 * student, rel=0.05)
+
+
+def test_memory_of_the_host():
+    """The student in float32; sharded, it is still there when the teacher is read. Text needs no teacher."""
+    costs = costs_of("qwen3-0.6b")
+    student = 4 * 600_000_000
+    assert costs.host_bytes == pytest.approx(student, rel=0.05)
+    assert costs.sharded_host_bytes == costs.host_bytes + 2 * 596_049_920
+    text = costs_of("qwen3-0.6b", ["stages.distill.loss=ce"])
+    assert text.sharded_host_bytes == text.host_bytes == costs.host_bytes
+    said = f"{format_bytes(costs.host_bytes)} for each process, {format_bytes(costs.sharded_host_bytes)} with FSDP2"
+    assert cost_lines(costs, "run r")[-1] == f"host memory while models are read: {said}"
 
 
 def test_the_next_command_ends_the_plan(tmp_path):
