@@ -22,9 +22,10 @@ from sse_convert.recipe import recipe_from_dict, resolve
 from sse_convert.recipe.presets import preset_text
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.budget import Geometry, Mixers
-from sse_convert.surgery.memory import Processes, stage_memory
+from sse_convert.surgery.memory import Processes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.speed import gpu_hours, training_flops
+from sse_convert.surgery.stage_memory import stage_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent

@@ -11,11 +11,17 @@ from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import Mixer
 from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.surgery import memory
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import context_problems
 from sse_convert.surgery.memory import GIB, GPU_GIB, ONE, USABLE, Processes, StageMemory
 from sse_convert.surgery.speed import MeasuredSpeed, gpu_hours, speed_of
+from sse_convert.surgery.stage_memory import (
+    added_elements,
+    compiles_layers,
+    stage_memory,
+    still_the_teachers,
+    trained_parameters,
+)
 
 GPUS = (1, 2, 8)
 """numbers of GPUs that are planned for"""
@@ -175,9 +181,9 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
     """The converted checkpoint with a copy of the teacher, calibrated new tensors, each stage's result in float32, as
     FSDP has all of it, the final one, and the training checkpoints of the stage that has most: weights and two moments
     of what is trained."""
-    per_stage = 4 * (geometry.parameters + memory.added_elements(geometry, layers))
+    per_stage = 4 * (geometry.parameters + added_elements(geometry, layers))
     work = [
-        12 * KEPT_CHECKPOINTS * memory.trained_parameters(geometry, layers, stage, recipe.train.lora)
+        12 * KEPT_CHECKPOINTS * trained_parameters(geometry, layers, stage, recipe.train.lora)
         for stage in recipe.stages
     ]
     return own + new * (1 + recipe.calibrate.enabled) + per_stage * len(work) + max(work, default=0) + own + new
@@ -186,7 +192,7 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
 def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> dict[str, int]:
     """What a process holds before its GPU does: the student in float32, and then the teacher in bfloat16. Without FSDP2
     the student is on the GPU by then."""
-    student = 4 * (geometry.parameters + memory.added_elements(geometry, layers)) if recipe.stages else 0
+    student = 4 * (geometry.parameters + added_elements(geometry, layers)) if recipe.stages else 0
     taught = [sizes.get(stage.name, geometry).parameters for stage in recipe.stages if stage.loss != "ce"]
     teacher = 2 * max(taught, default=0)
     return {"host_bytes": max(student, teacher), "sharded_host_bytes": student + teacher}
@@ -320,7 +326,7 @@ class _Stages:
 
     def _estimate(self, stage: Stage, checkpointing: bool) -> StageMemory:
         train = self._recipe.train
-        return memory.stage_memory(
+        return stage_memory(
             self._geometry,
             self._layers,
             stage,
@@ -328,9 +334,9 @@ class _Stages:
             bf16=train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=train.cuda_graphs,
-            compiled=memory.compiles_layers(stage, train),
+            compiled=compiles_layers(stage, train),
             teacher=self._teachers.get(stage.name),
-            shared=memory.still_the_teachers(self._recipe.stages, stage),
+            shared=still_the_teachers(self._recipe.stages, stage),
         )
 
 

@@ -20,12 +20,14 @@ from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, 
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number
-from sse_convert.surgery import budget, memory
+from sse_convert.surgery import budget
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
+from sse_convert.surgery.memory import GPU_GIB
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import nearest_speed, training_flops
+from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
 from sse_convert.surgery.stage_teachers import open_stage_teachers
 
 
@@ -194,7 +196,7 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
 
 def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None) -> StageRow:
     plain, checkpointed = (
-        memory.stage_memory(
+        stage_memory(
             geometry,
             mixers,
             stage,
@@ -202,9 +204,9 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
-            compiled=memory.compiles_layers(stage, recipe.train),
+            compiled=compiles_layers(stage, recipe.train),
             teacher=teacher,
-            shared=memory.still_the_teachers(recipe.stages, stage),
+            shared=still_the_teachers(recipe.stages, stage),
         )
         for checkpointing in (False, True)
     )
@@ -217,11 +219,10 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
         steps=-(-stage.tokens // stage.batch_tokens),
         seq_len=stage.seq_len,
         flops=stage.tokens * training_flops(stage, geometry, mixers, teacher),
-        trained_parameters=memory.trained_parameters(geometry, mixers, stage, recipe.train.lora),
+        trained_parameters=trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         longest={
-            str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)}
-            for gib in memory.GPU_GIB
+            str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)} for gib in GPU_GIB
         },
     )
 

@@ -1,7 +1,7 @@
 """What a stage leaves to the machine: rows of a pass, gradient checkpointing, compilation.
 
-Chosen before anything is loaded, from the estimate of `surgery/memory.py` and the GPU's free memory, and kept in the
-work folder, so that a continued stage has the same passes. A step's means do not depend on them.
+Chosen before anything is loaded, from the estimate of `surgery/stage_memory.py` and the GPU's free memory, and kept in
+the work folder, so that a continued stage has the same passes. A step's means do not depend on them.
 """
 
 import dataclasses as dc
@@ -18,8 +18,9 @@ from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.budget import Geometry
 from sse_convert.surgery.compatibility import Match
-from sse_convert.surgery.memory import USABLE, Processes, compiles_layers, even_parts, most_rows, stage_memory
+from sse_convert.surgery.memory import USABLE, Processes, even_parts, most_rows
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.stage_memory import compiles_layers, stage_memory
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import is_sharded
 

@@ -30,8 +30,8 @@ from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
-from sse_convert.surgery.memory import still_the_teachers
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.stage_memory import still_the_teachers
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing

@@ -13,22 +13,16 @@ from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, SHARE, logits_at_once
 from sse_convert.recipe.schema import Lora, Stage, Train
 from sse_convert.surgery.budget import Geometry, added_parameters
-from sse_convert.surgery.memory import (
+from sse_convert.surgery.memory import GIB, MOST_TOKENS, ONE, USABLE, Processes, StageMemory, most_rows
+from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.stage_memory import (
     COMPILED_LAYER,
     COMPILED_SHARE,
-    GIB,
-    MOST_TOKENS,
-    ONE,
-    USABLE,
-    Processes,
-    StageMemory,
     compiles_layers,
-    most_rows,
     stage_memory,
     still_the_teachers,
     trained_parameters,
 )
-from sse_convert.surgery.plan import geometry_of
 from sse_convert.training.setup import prepare_parameters
 from tests.modeling.tiny import spec_for, tiny_config, tiny_source
 

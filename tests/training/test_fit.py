@@ -11,8 +11,9 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.compat import compile_error
 from sse_convert.errors import HardwareError
 from sse_convert.surgery.compatibility import match_recipe
-from sse_convert.surgery.memory import USABLE, stage_memory
+from sse_convert.surgery.memory import USABLE
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.stage_memory import stage_memory
 from sse_convert.training import fit, uptrain
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.losses import linear_cross_entropy

@@ -12,8 +12,9 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import resolve
 from sse_convert.recipe.schema import Lora, Stage
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.surgery.memory import Processes, stage_memory
+from sse_convert.surgery.memory import Processes
 from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.stage_memory import stage_memory
 from sse_convert.surgery.verify import verify_checkpoint
 from sse_convert.training import distill, model_objective, stage
 from sse_convert.training.frozen_matrices import hold_low, share, with_originals

@@ -165,7 +165,7 @@ def test_no_logits_of_the_whole_batch_exist(monkeypatch):
 
 @pytest.mark.parametrize(("loss", "sets"), [("ce", 1), ("kl", 2)])
 def test_logits_of_one_chunk_exist_at_a_time(loss, sets, monkeypatch):
-    """Those of the student, and of a teacher: what `surgery.memory` counts."""
+    """Those of the student, and of a teacher: what `surgery.stage_memory` counts."""
     monkeypatch.setattr("sse_convert.training.losses._fuses", lambda hidden: True)
     monkeypatch.setattr("sse_convert.kernels.triton.logit_losses.TILE", 32)
     monkeypatch.setattr("sse_convert.modeling.logits.ON_CPU", 10 * V)

@@ -1,0 +1,68 @@
+"""Bytes of activations that one decoder layer keeps for the backward pass, per token, from sizes alone.
+
+d is the width, m that of the feed-forward layer, q = Hq*D, kv = Hkv*D, a = 2 under bfloat16 autocast or 4:
+    norms and residual      24 d + 2 d if a = 2, and 6 (q + kv) where q and k are normalised
+    feed-forward            4 a m
+    softmax attention       2 a (q + kv)
+    window (w, s sinks)     4 a q + (2 a q s / w) + a (2 w + s) beside that: two copies of keys and values, and the mask
+                            of a block, which is once more kept for all layers, with a byte for each entry
+    SSE                     see `_sse_bytes`
+The constants were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
+"""
+
+from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
+from sse_convert.modeling.tensors import state_heads
+from sse_convert.surgery.budget import Geometry
+
+SCORE_BYTES = 8
+"""of a pair of tokens and a head, where attention writes scores out: what autograd keeps of them"""
+STATE_CHUNK = 64
+"""tokens per chunk of the torch backends, which keep one state per chunk"""
+
+
+def layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+    """Activation bytes per token of a whole decoder layer."""
+    norms = (24 + 2 * (element == 2)) * geometry.dims.hidden
+    return norms + 4 * element * geometry.intermediate + attention_bytes(geometry, mixer, element)
+
+
+def _norm_bytes(geometry: Geometry) -> float:
+    return 6 * geometry.qk_norm * (geometry.dims.query_heads + geometry.dims.kv_heads) * geometry.dims.head_dim
+
+
+def attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+    """Activation bytes per token of a layer's attention, converted or not."""
+    dims = geometry.dims
+    state = _sse_bytes(geometry, mixer, element) if isinstance(mixer, SSEMixer) else 0.0
+    if state and not isinstance(mixer, WindowMixer):
+        return state
+    softmax = element * (dims.query_heads + dims.kv_heads) * (dims.head_dim + dims.value_dim) + _norm_bytes(geometry)
+    return state + softmax + (_window_bytes(geometry, mixer, element) if isinstance(mixer, WindowMixer) else 0)
+
+
+def block_keys(mixer: WindowMixer) -> int:
+    """Keys that a query is compared with."""
+    return 2 * mixer.window + mixer.sinks
+
+
+def _window_bytes(geometry: Geometry, mixer: WindowMixer, element: int) -> float:
+    heads, keys = geometry.dims.query_heads, block_keys(mixer)
+    copied = heads * (geometry.dims.head_dim + geometry.dims.value_dim) / mixer.window
+    return keys * (element * (1 + copied) + SCORE_BYTES * heads * geometry.scores_written)
+
+
+def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
+    dims = geometry.dims
+    heads = state_heads(dims, mixer)
+    query, state = dims.query_heads * dims.head_dim, heads * dims.head_dim
+    output, value = dims.query_heads * dims.value_dim, heads * dims.value_dim
+    used = max(mixer.top_k, mixer.read_top_k or mixer.top_k)
+    slots = used + mixer.shared_partition
+    operator = slots * (4 * (query + 2 * state + value) + 4 * state * dims.value_dim / STATE_CHUNK)
+    routed = used * 4 * (query + state)
+    own = 1 if mixer.shared_params else mixer.num_partitions
+    key_sets, query_sets = own + mixer.shared_partition, (1 if mixer.shared_queries else own) + mixer.shared_partition
+    norms = 6 * geometry.qk_norm
+    maps = key_sets * (8 + norms) * state + query_sets * norms * query + element * (query + state)
+    values = 4 * value * (1 if mixer.shared_params else own + 1)
+    return operator + routed + maps + values + 16 * output
