@@ -93,9 +93,19 @@ def load_pretrained(
         DependencyError: its weights are quantised by a library that is not installed.
     """
     register()
-    from transformers import PreTrainedConfig
-
     from sse_convert.modeling.sink_attention import use_kernels
+
+    model, info = _read(path, dtype, sse)
+    _check_tensors(path, model, info)
+    use_kernels(model)
+    return (model if device is None else model.to(device)).eval()
+
+
+def _read(
+    path: str | Path, dtype: "torch.dtype | str | None", sse: dict[str, Any] | None
+) -> "tuple[PreTrainedModel, dict[str, Any]]":
+    """The model as its files have it, and what transformers says of their tensors. Errors as of `load_pretrained`."""
+    from transformers import PreTrainedConfig
 
     model_type = ""
     try:
@@ -121,22 +131,28 @@ def load_pretrained(
             expected="a causal language model checkpoint with config.json and safetensors weights",
             fix=_mend(path, model_type),
         ) from error
+    return model, info
+
+
+def _check_tensors(path: str | Path, model: "PreTrainedModel", info: dict[str, Any]) -> None:
+    """Refuse files that lack tensors of the model or have others, but for those that predict further tokens."""
+    model_type = model.config.model_type
+    unexpected = set(info["unexpected_keys"])
     if model_type.removeprefix(SSE_PREFIX) in ARCHITECTURES | IMAGE_TEXT:
         further = further_tokens(model.config)
-        info["unexpected_keys"] = {name for name in info["unexpected_keys"] if not re.search(further, name)}
-    problems = [
-        f"{kind}: {', '.join(sorted(map(str, info[kind]))[:5])}"
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        if info[kind]
-    ]
+        unexpected = {name for name in unexpected if not re.search(further, name)}
+    kinds = {
+        "missing_keys": info["missing_keys"],
+        "unexpected_keys": unexpected,
+        "mismatched_keys": info["mismatched_keys"],
+    }
+    problems = [f"{kind}: {', '.join(sorted(map(str, names))[:5])}" for kind, names in kinds.items() if names]
     if problems:
         raise CheckpointError(
             f"{path}: {'; '.join(problems)}",
             expected="exactly the tensors of the model",
             fix=_mend(path, model_type),
         )
-    use_kernels(model)
-    return (model if device is None else model.to(device)).eval()
 
 
 def _register_configs(auto: ModuleType) -> None:
