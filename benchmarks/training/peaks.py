@@ -35,7 +35,8 @@ ALIGN = {"name": "align", "loss": "layer_mse", "train": "mixers", "tokens": "20M
 COMMANDS = {"layer_mse": "align", "kl": "distill", "ce": "uptrain"}
 FEW_LAYERS = {"num_hidden_layers": 9, "max_window_layers": 9, "layer_types": None}
 QUARTER = {"num_hidden_layers": 10}
-EIGHT_LAYERS = {"num_hidden_layers": 8, "layer_types": None}
+MIXTURE = {"num_hidden_layers": 12, "max_window_layers": 12}
+PADDED = {"num_hidden_layers": 8, "layer_types": None, "pad_token_id": 0}
 
 
 @dc.dataclass(frozen=True)
@@ -71,8 +72,23 @@ SETTINGS = {
     "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, way="fsdp"),
     "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, way="fsdp"),
     "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, way="fsdp"),
-    "30b-quarter-kl": Setting("qwen3-30b-a3b", "distill", SHORT, {"num_hidden_layers": 12, "max_window_layers": 12}),
-    "gpt-oss-third-kl": Setting("gpt-oss-20b", "distill", SHORT, {**EIGHT_LAYERS, "pad_token_id": 0}),
+    "1.7b-kl": Setting("qwen3-1.7b", "distill", SHORT),
+    "1.7b-long": Setting("qwen3-1.7b", "long", SHORT, steps=2),
+    "4b-kl": Setting("qwen3-4b", "distill", SHORT),
+    "4b-long": Setting("qwen3-4b", "long", SHORT, steps=2),
+    "14b-quarter-kl": Setting("qwen3-14b", "distill", SHORT, QUARTER),
+    "14b-quarter-long-fsdp": Setting("qwen3-14b", "long", {"batch_tokens": "64K"}, QUARTER, way="fsdp", steps=2),
+    "smollm2-kl": Setting("smollm2-135m", "distill", SHORT),
+    "smollm2-long": Setting("smollm2-135m", "long", SHORT, steps=2),
+    "llama-1b-kl": Setting("llama-3.2-1b", "distill", SHORT),
+    "llama-1b-long": Setting("llama-3.2-1b", "long", SHORT, steps=2),
+    "llama-3b-kl": Setting("llama-3.2-3b", "distill", SHORT),
+    "llama-8b-quarter-kl": Setting("llama-3.1-8b", "distill", SHORT, {"num_hidden_layers": 8}),
+    "llama-8b-quarter-long": Setting("llama-3.1-8b", "long", SHORT, {"num_hidden_layers": 8}, steps=2),
+    "30b-quarter-kl": Setting("qwen3-30b-a3b", "distill", SHORT, MIXTURE),
+    "gpt-oss-third-kl": Setting("gpt-oss-20b", "distill", SHORT, PADDED),
+    "30b-quarter-long": Setting("qwen3-30b-a3b", "long", SHORT, MIXTURE, steps=2),
+    "gpt-oss-third-long": Setting("gpt-oss-20b", "long", SHORT, PADDED, steps=2),
     "paper-2b-kl": Setting("paper-2b", "distill", SHORT, steps=2),
     "paper-2b-ce": Setting("paper-2b", "uptrain", {"batch_tokens": "128K"}, steps=2),
     "paper-12b-kl": Setting("paper-12b", "distill", SHORT, QUARTER, steps=2),
