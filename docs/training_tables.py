@@ -21,8 +21,8 @@ PACKAGED = {
     "0.6b-kl": "",
     "8b-kl": "",
     "8b-kl-fsdp": ", FSDP2 on two GPUs",
-    "30b-quarter-kl": ", 12 of 48 layers, not compiled",
-    "gpt-oss-third-kl": ", 8 of 24 layers, not compiled",
+    "30b-quarter-kl": ", 12 of 48 layers, steps of 32K tokens, not compiled",
+    "gpt-oss-third-kl": ", 8 of 24 layers, steps of 32K tokens, not compiled",
 }
 """packaged recipes as they were timed: name of the record, and what is to be said of it"""
 BESIDE_TRL = "throughput_trl"

@@ -52,6 +52,24 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def check_result(path: Path | None, suffix: str) -> None:
+    """Refuse to put a result in the place of a file of another kind, such as a recipe or a text.
+
+    Args:
+        path: where the result is to go, if anywhere.
+        suffix: what names of such results end in; an older one is replaced.
+
+    Raises:
+        OutputError: there is something else.
+    """
+    if path is not None and path.suffix.lower() != suffix and path.exists():
+        raise OutputError(
+            f"{path} exists and is no {suffix} file",
+            expected=f"a new name, or an older result in {suffix}, which is replaced",
+            fix="choose another name, or delete the file",
+        )
+
+
 def write_json(path: Path, data: Any, *, indent: int = 1) -> None:
     """Write data as JSON; what JSON cannot say (NaN, paths) becomes what it can.
 

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from sse_convert import api
 from sse_convert.errors import OutputError
-from sse_convert.files import digest, held, replacing, sync, write_json
+from sse_convert.files import check_result, digest, held, replacing, sync, write_json
 
 
 def test_an_interrupted_write_keeps_the_old_file(tmp_path):
@@ -60,3 +61,24 @@ def test_what_a_killed_process_left_is_removed_but_not_what_a_living_one_writes(
         assert ours
         write_json(tmp_path / "report.json", {})
     assert sorted(tmp_path.iterdir()) == [alive, tmp_path / "report.json"]
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "text.txt", "page.HTML", "page.html"])
+def test_a_result_takes_no_file_of_another_kind(tmp_path, name):
+    path = tmp_path / name
+    check_result(path, ".html")
+    path.write_text("mine")
+    if name.lower().endswith(".html"):
+        check_result(path, ".html")
+        return
+    with pytest.raises(OutputError, match=rf"{name} exists and is no \.html file"):
+        check_result(path, ".html")
+    for refused in (
+        lambda: api.compare(["a", "b"], out=path),
+        lambda: api.report("a", out=path),
+        lambda: api.evaluate("qwen3-0.6b", "a", out=path),
+        lambda: api.evaluate("qwen3-0.6b", "a", plot=path),
+    ):
+        with pytest.raises(OutputError, match="exists and is no"):
+            refused()
+    assert path.read_text() == "mine"

@@ -110,11 +110,14 @@ def report(
     Raises:
         UsageError: there is no run or converted checkpoint, or something in `beside` was not evaluated.
         CheckpointError: a file of the run is damaged or of another version.
-        OutputError: the page cannot be written, or `text` is given and the run has an analysis.
+        OutputError: the page cannot be written, `out` is a file of another kind, or `text` is given and the run has an
+            analysis.
         DataError, HubError, HardwareError: text, hub or machine do not do, with `text` and `prompts`.
     """
+    from sse_convert.files import check_result
     from sse_convert.pages.run_page import write_report
 
+    check_result(out, ".html")
     return write_report(
         run, out=out, beside=beside, text=text, prompts=prompts, max_new_tokens=max_new_tokens, device=device
     )
@@ -130,10 +133,12 @@ def compare(sources: Sequence[Path | str], *, out: Path | None = None) -> "Compa
     Raises:
         UsageError: fewer than two sources, one twice, one that is nothing of this, or no figure in common.
         CheckpointError: a file is damaged or of another version.
-        OutputError: the page cannot be written.
+        OutputError: the page cannot be written, or `out` is a file of another kind.
     """
+    from sse_convert.files import check_result
     from sse_convert.pages.compare import compare_runs
 
+    check_result(out, ".html")
     return compare_runs(sources, out=out)
 
 

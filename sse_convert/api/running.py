@@ -153,10 +153,14 @@ def evaluate(
             stretches the student's; or the checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
         DataError: there is no usable held-out text, or a question cannot be used.
-        OutputError: the report, the plot or answers cannot be written.
+        OutputError: the report, the plot or answers cannot be written, or there is a file of another kind.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
         DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
     """
+    from sse_convert.files import check_result
+
+    check_result(out, ".json")
+    check_result(plot, ".png")
     command = shell_command(recipe, overrides)
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint

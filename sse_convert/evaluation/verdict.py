@@ -98,6 +98,7 @@ def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]
     if beside is None:
         beside = report.get("controls", {}).get("judgements", [])
     parts = [*(words for _, words in shares.values()), *_loss_words(report, gap), *_control_words(beside)]
+    parts += [] if shares else ["retrieval not measured"]
     text = f"{HEADS[grade]}: {', '.join(parts)}" + ("; not offered for push" if grade == "destroyed" else "")
     return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
 

@@ -177,16 +177,7 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
             fix="change --keep",
         )
     if not shortest <= settings.length <= (limit or settings.length):
-        reason, fix = "", "change --length"
-        if isinstance(stand_in, WindowMixer):
-            reason = " (four windows, so that there is something they do not see)"
-            fix += f", or use a smaller window: --set mixers.{settings.stand_in}.window={max(1, settings.length // 8)}"
-        bound = "or more" if limit is None else f"to {limit}, the context"
-        raise UsageError(
-            f"length is {settings.length}",
-            expected=f"{shortest}{reason} {bound}",
-            fix=fix,
-        )
+        raise _unfit_length(settings, stand_in, shortest, limit)
     if settings.samples < 1:
         raise UsageError(f"samples is {settings.samples}", expected="at least 1")
     if settings.tokens < settings.length:
@@ -195,6 +186,18 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
         raise UsageError(f"recall_weight is {settings.recall_weight}", expected="0 or more")
     usable(settings.methods, settings.recall_weight)
     return stand_in
+
+
+def _unfit_length(settings: SelectSettings, stand_in: Mixer, shortest: int, limit: int | None) -> UsageError:
+    """Rows that are too short for the stand-in's window, or longer than the context, with options that do."""
+    most = min(settings.length, limit or settings.length)
+    reason, fix = "", f"give --length {max(most, shortest)}"
+    if isinstance(stand_in, WindowMixer) and most < shortest:
+        reason = " (four windows, so that there is something they do not see)"
+        smaller = f"--length {most} --set mixers.{settings.stand_in}.window={max(1, most // 8)}"
+        fix = f"give a smaller window: {smaller}" if shortest > (limit or shortest) else f"{fix}, or {smaller}"
+    bound = "" if limit is None else f", and at most the context of {limit}"
+    return UsageError(f"length is {settings.length}", expected=f"{shortest} or more{reason}{bound}", fix=fix)
 
 
 def known_mixers(recipe: Recipe) -> dict[str, Mixer]:

@@ -44,6 +44,8 @@ class Geometry:
     """stored parameters of the teacher"""
     idle_parameters: int = 0
     """of these, what a token of text does not meet: experts that it is not sent to, and what sees images"""
+    has_experts: bool = False
+    """tokens are sent to some experts of many"""
     image_parameters: int = 0
     """of these, what sees images, which no stage trains"""
     embedding_parameters: int
@@ -76,11 +78,6 @@ class Geometry:
             return self
         dims, parameters = self.by_layer[layer]
         return dc.replace(self, dims=dims, attention_parameters=parameters)
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether tokens are sent to some experts of many."""
-        return self.idle_parameters > self.image_parameters
 
     @property
     def matmul_parameters(self) -> int:

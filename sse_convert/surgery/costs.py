@@ -190,12 +190,17 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
 
 
 def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> dict[str, int]:
-    """What a process holds before its GPU does: the student in float32, and then the teacher in bfloat16. Without FSDP2
-    the student is on the GPU by then."""
+    """What a process holds before its GPU does: the student in float32, then the teacher as it computes. By then the
+    student of a `kl` stage is on the GPU, unless weights are shared out."""
     student = 4 * (geometry.parameters + added_elements(geometry, layers)) if recipe.stages else 0
-    taught = [sizes.get(stage.name, geometry).parameters for stage in recipe.stages if stage.loss != "ce"]
-    teacher = 2 * max(taught, default=0)
-    return {"host_bytes": max(student, teacher), "sharded_host_bytes": student + teacher}
+    element = 4 if recipe.train.mixed_precision == "no" else 2
+
+    def teacher(loss: str) -> int:
+        of_loss = (stage.name for stage in recipe.stages if stage.loss == loss)
+        return element * max((sizes.get(name, geometry).parameters for name in of_loss), default=0)
+
+    beside, after = teacher("layer_mse"), teacher("kl")
+    return {"host_bytes": max(student + beside, after), "sharded_host_bytes": student + max(beside, after)}
 
 
 @dc.dataclass(frozen=True)

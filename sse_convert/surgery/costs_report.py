@@ -64,7 +64,8 @@ def _memory_lines(costs: Costs) -> list[str]:
         for stage in costs.stages
     ]
     return [
-        "time on one GPU, and GiB of each at least, by way of launching (rows one at a time, activations twice):",
+        "time on one GPU, with activations computed once; GiB of each at least, by way of launching (rows one at a",
+        "time, activations computed twice; times of ways that need that are longer):",
         *table(("stage", "time", *columns), rows),
         *measured_line(stage.measured for stage in costs.stages).splitlines(),
     ]

@@ -7,7 +7,13 @@ import dataclasses as dc
 from pathlib import Path
 
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
-from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
+from sse_convert.checkpoints.meta_model import (
+    has_experts,
+    idle_parameters,
+    image_parameters,
+    left_out_tensors,
+    skeleton,
+)
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.checkpoints.vocabulary import has_tokenizer
@@ -100,7 +106,7 @@ def build_plan(
         stages=[_stage_row(recipe, stage, geometry, by_layer, sizes.get(stage.name)) for stage in recipe.stages],
         costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added, others, sizes),
         next_step=_next_step(recipe, teacher),
-        notes=[*_teacher_notes(teacher, others), *_notes(recipe, teacher, names, by_layer)],
+        notes=[*_before_run(recipe), *_teacher_notes(teacher, others), *_notes(recipe, teacher, names, by_layer)],
     )
 
 
@@ -128,6 +134,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         linear=frozenset(range(teacher.num_layers)) - frozenset(softmax),
         cache_element_bytes=ITEM_BYTES[teacher.dtype],
         parameters=files.parameters,
+        has_experts=has_experts(model),
         image_parameters=image_parameters(teacher, model),
         embedding_parameters=files.tensors[teacher.embedding].numel,
         tied=bool(teacher.config.tie_word_embeddings),
@@ -232,6 +239,11 @@ def _next_step(recipe: Recipe, teacher: Teacher) -> NextStep:
     missing = "" if has_weights(teacher.files) else teacher.files.name
     converted = f"{recipe.export.dir}-converted" if list(check_run(recipe)) else None
     return NextStep(weights_missing_in=missing, converted=converted)
+
+
+def _before_run(recipe: Recipe) -> list[str]:
+    """What `run` lacks, for a recipe that has more to do than converting."""
+    return [f"`run` refuses this recipe: {problem.message}" for problem in check_run(recipe) if recipe.stages]
 
 
 def _wide_states(teacher: Teacher, mixers: Mixers) -> list[str]:

@@ -146,7 +146,8 @@ class Plan:
         return data
 
     def next_command(self) -> str:
-        """The command to give now: on the fewest GPUs, of 80 GiB where those are enough."""
+        """The command to give now: on the fewest GPUs, of 80 GiB where those are enough; that of one process where
+        nothing fits."""
         if self.next_step.converted is not None:
             return f"{self.command.replace(' run ', ' convert ', 1)} -o {shlex.quote(self.next_step.converted)}"
         chosen = fewest_gpus(self.costs)
@@ -178,6 +179,8 @@ class Plan:
     def _next_line(self) -> str:
         where = self.next_step.weights_missing_in
         way = fewest_gpus(self.costs)
+        if way is None and self.costs.stages and not self.next_step.converted:
+            return "next: no command, since neither 1, 2 nor 8 GPUs will do, for the reasons above"
         on = "" if way is None or self.next_step.converted else f", on {gpus_in_words(way)}"
         return f"next{on}{f', once {where} has the weights' if where else ''}: {self.next_command()}"
 

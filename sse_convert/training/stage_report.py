@@ -97,7 +97,7 @@ class StageReport(FieldsReport):
             *self._passes(),
             *self._layers(),
             *self.collapsed,
-            f"wrote {self.out}",
+            f"in {self.out}" if self.already_done else f"wrote {self.out}",
         ]
 
     def warnings(self) -> list[str]:

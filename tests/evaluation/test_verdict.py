@@ -69,6 +69,11 @@ def test_what_the_teacher_cannot_do_is_left_out_and_said():
     assert report.lines()[-1] == f"verdict: {report.verdict().text}"
 
 
+def test_loss_alone_is_said_to_be_alone():
+    assert judged(0.008, ((11, 11),)).text.endswith(", retrieval not measured")
+    assert "not measured" not in judged(0.008, ((20, 19),)).text
+
+
 def test_wide_intervals_do_not_destroy():
     report = make_report({}, student_sums=(384.0, 392.0 + 2 * 128 * 2.2))  # 2.2 on the mean, 0 in one window
     assert model_verdict(report.to_dict()).grade == "damaged"

@@ -3,6 +3,7 @@
 import csv
 import dataclasses as dc
 import json
+import re
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
+from sse_convert.mixers import BUILT_IN
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
@@ -247,6 +249,24 @@ def test_mistakes_are_found_before_the_model_is_loaded(tmp_path, monkeypatch, ch
     with pytest.raises(error, match=match):
         choose(tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "fix"),
+    [
+        (1024, 512, "give a smaller window: --length 512 --set mixers.sliding.window=64"),
+        (4096, 2048, "give --length 2048"),
+        (100, 2048, "give --length 528, or --length 100 --set mixers.sliding.window=12"),
+    ],
+)
+def test_a_length_that_does_not_fit_has_a_fix_that_does(length, limit, fix):
+    settings, window = setup.SelectSettings(keep=1, length=length), BUILT_IN["sliding"]
+    shortest = setup.WINDOWS * (window.window + window.sinks)
+    error = setup._unfit_length(settings, window, shortest, limit)
+    assert error.fix == fix
+    told = dict(re.findall(r"(--length|window=)\s?(\d+)", fix.rpartition(", or ")[2]))
+    window = int(told.get("window=", window.window))
+    assert setup.WINDOWS * (window + 4) <= int(told["--length"]) <= limit
 
 
 def test_a_foreign_folder_is_not_used(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
-from sse_convert.surgery.plan import make_plan
+from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.elsewhere import without_package
 from tests.modeling.tiny import FAMILIES, tiny_source
@@ -365,6 +365,7 @@ def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, 
     plan = make_plan(asked)
     assert any(note.startswith(f"1 tensors (32 parameters, such as {name}) are left out") for note in plan.notes)
     assert plan.active_parameters == plain.active_parameters
+    assert geometry_of(open_teacher(source)).has_experts is (model_type != "qwen3_5_text")
     report = convert_checkpoint(asked, tmp_path / "out")
     assert report.unused_tensors == report.further_tensors == [name]
     said = "kept in the files, neither converted nor loaded: 1 tensors of layers that predict further tokens"

@@ -111,6 +111,11 @@ def test_memory_of_the_host():
     assert costs.sharded_host_bytes == costs.host_bytes + 2 * 596_049_920
     text = costs_of("qwen3-0.6b", ["stages.distill.loss=ce"])
     assert text.sharded_host_bytes == text.host_bytes == costs.host_bytes
+    align = {"loss": "layer_mse", "train": "mixers", "lr": 0.001}
+    aligned = costs_of("qwen3-0.6b", [f"stages.distill.{key}={value}" for key, value in align.items()])
+    assert aligned.host_bytes == aligned.sharded_host_bytes == costs.sharded_host_bytes
+    exact = costs_of("qwen3-0.6b", ["train.mixed_precision=no"])
+    assert exact.sharded_host_bytes == costs.host_bytes + 4 * 596_049_920
     said = f"{format_bytes(costs.host_bytes)} for each process, {format_bytes(costs.sharded_host_bytes)} with FSDP2"
     assert cost_lines(costs, "run r")[-1] == f"host memory while models are read: {said}"
 
@@ -122,6 +127,22 @@ def test_the_next_command_ends_the_plan(tmp_path):
     command = f"sse-convert run qwen3-0.6b --set {told}"
     assert plan.lines()[-1] == f"next, on 1 GPU of 24 GiB or more, once {tmp_path} has the weights: {command}"
     assert plan.to_dict()["next_command"] == command
+
+
+def test_where_nothing_fits_no_command_is_named(tmp_path):
+    raw = json.loads((CONFIGS / "llama-3.1-405b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    plan = api.plan("llama-3.1-8b", overrides=[f"model={tmp_path}"])
+    assert plan.costs.ways == []
+    assert plan.lines()[-1] == "next: no command, since neither 1, 2 nor 8 GPUs will do, for the reasons above"
+
+
+def test_a_recipe_that_run_refuses_says_why(tmp_path):
+    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
+    plan = api.plan("qwen3-0.6b", overrides=[f"model={tmp_path}", "data.valid=[]"])
+    said = "`run` refuses this recipe: eval needs held-out text; add a source or set eval.perplexity: false, no needle"
+    assert said in plan.notes
+    assert ": sse-convert convert qwen3-0.6b" in plan.lines()[-1]
 
 
 @pytest.mark.parametrize("calibrate", [False, True])

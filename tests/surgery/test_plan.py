@@ -266,7 +266,7 @@ def test_rows_that_a_window_covers_whole_are_noted(seq_len, idle):
     assert len(notes) == idle
     assert all(note.startswith("stage s: rows of 132 tokens lie within") and "(132 tokens" in note for note in notes)
     alone = plan_of(synthetic.LLAMA, layers={"pattern": ["sliding", "sse", "full"]}, mixers={}, stages=[stage])
-    assert not alone.notes
+    assert not any("learns nothing" in note for note in alone.notes)
 
 
 @pytest.mark.parametrize(
