@@ -51,6 +51,8 @@ MOST = 10**9
 """of any whole number"""
 HUB_OR_FOLDER = ("recipe", "source", "checkpoint", "model", "teacher")
 """parameters that are not always a path"""
+TEXTS = ("text", "held_out")
+"""parameters that, where they take several, may name datasets of a hub: a slash at the end says that one is a folder"""
 FLAGS = {
     "out": ("--out", "-o"),
     "checkpoint": ("--checkpoint", "-c"),
@@ -139,7 +141,7 @@ def _limits(name: str, kind: Any) -> dict[str, Any]:
         return {"callback": _finite}
     if name in NEW_FILES:
         return {"callback": _new_path}
-    if Path in (kind, *get_args(kind)) or name in (*HUB_OR_FOLDER, "folder", "run", "sources", "beside"):
+    if Path in (kind, *get_args(kind)) or name in (*HUB_OR_FOLDER, *TEXTS, "folder", "run", "sources", "beside"):
         return {"callback": _expanded}
     return {}
 
@@ -177,7 +179,9 @@ def shell_type(name: str, annotation: Any) -> Any:
     if Path in kinds and name not in HUB_OR_FOLDER:
         return Path
     kind = str if str in kinds else kinds[0]
-    return GenericAlias(list, (shell_type(name, *get_args(kind)),)) if get_origin(kind) is Sequence else kind
+    if get_origin(kind) is not Sequence:
+        return kind
+    return GenericAlias(list, (str if name in TEXTS else shell_type(name, *get_args(kind)),))
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

@@ -141,8 +141,8 @@ def _field(source: Source) -> str:
 def _is_hub(source: Source) -> bool:
     """Whether a path is no file here, but could be `owner/name` or `name` on the hub, and not the name of a file."""
     path = source.path or ""
-    could_be = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and Path(path).suffix not in _FILE_SUFFIXES
-    return bool(path) and could_be and not Path(path).exists()
+    could_be = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
+    return bool(path) and could_be and Path(path).suffix not in _FILE_SUFFIXES and not Path(path).exists()
 
 
 _FILE_SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".gz", ".zip")

@@ -237,8 +237,10 @@ def _limits(config: dict[str, Any]) -> str:
 
 - A converted model can be worse than its teacher where exact recall of distant tokens matters; see the figures above.
 - {memory}
-- Tensor, context and sequence parallelism are refused. Batches with padding give the results of single rows exactly in
-  float64; in lower precision a rounding difference can send a token to another partition.
+- Tensor, context and sequence parallelism of transformers and Accelerate are refused. In training, long rows are shared
+  by GPUs with `context_parallel` of sse-convert.
+- Batches with padding give the results of single rows exactly in float64; in lower precision a rounding difference can
+  send a token to another partition.
 {_IMAGES_LIMIT if _sees_images(config) else ""}- Biases and licence terms of the original model carry over."""
 
 

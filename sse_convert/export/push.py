@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sse_convert.checkpoints import manifest, provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
 from sse_convert.checkpoints.foreign import read_object
+from sse_convert.checkpoints.hub import MOST_OF_AN_ID
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
@@ -182,7 +183,8 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
         anyway: say what is wrong instead of failing.
 
     Raises:
-        VerificationError: its weights are not finite, or its evaluation says that it is destroyed.
+        VerificationError: its weights are not finite, files are not as they were exported, or its evaluation says that
+            it is destroyed.
         CheckpointError: its evaluation or its manifest cannot be read.
     """
     fix = "train it again with lower rates, or push it with --anyway"
@@ -192,13 +194,32 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
     if broken and not anyway:
         raise VerificationError(f"{broken[0]} of {folder} is NaN or infinite", expected="finite weights", fix=fix)
     remarks = [f"{len(broken)} tensors are NaN or infinite"] if broken else []
-    remarks += manifest.changed_files(folder, manifest.read_manifest(folder) or {}, scan.digests)
+    remarks += _changed(folder, scan.digests, anyway=anyway)
     if not (folder / EVALUATION).is_file():
         return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
     verdict = model_verdict(read_evaluation(folder / EVALUATION).data)
     if not anyway:
         verdict.require_sound(fix)
     return (*remarks, verdict.line())
+
+
+def _changed(folder: Path, digests: Mapping[str, str], *, anyway: bool) -> list[str]:
+    """What is to be said of files that are not as the manifest records them. People may edit the card.
+
+    Raises:
+        VerificationError: there are others, and it is not to be pushed anyway.
+    """
+    records = manifest.read_manifest(folder) or {}
+    card = {name: record for name, record in records.items() if name in manifest.EDITABLE}
+    others = {name: record for name, record in records.items() if name not in card}
+    changed = list(manifest.changed_files(folder, others, digests))
+    if changed and not anyway:
+        raise VerificationError(
+            f"{len(changed)} files of {folder} are not as they were exported: {'; '.join(changed)}",
+            expected=f"what {manifest.FILE} records; {CARD} alone may be edited",
+            fix="export the model again and push that, or push it as it is with --anyway",
+        )
+    return [*changed, *manifest.changed_files(folder, card, digests)]
 
 
 def _is_sent(name: str, path: Path, folder: Path, allowed: set[str]) -> bool:
@@ -232,7 +253,9 @@ def _check_name(repo_id: str) -> None:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UsageError(
-            f"{repo_id!r} is not a repository name", expected="owner/name", fix=str(error).splitlines()[0]
+            f"{repo_id!r} is not a repository name",
+            expected=f"owner/name: letters, digits and single - _ . in between, at most {MOST_OF_AN_ID} characters",
+            fix="give your name on the hub and a name for the model, such as YOU/NAME",
         ) from error
 
 

@@ -181,7 +181,7 @@ def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
             )
         if here:
             find_files(Path(path).expanduser())
-        found.append({"path": path} if here else {"path": path, "streaming": True})
+        found.append({"path": path.rstrip("/") or "/"} if here else {"path": path, "streaming": True})
     return tuple(found)
 
 

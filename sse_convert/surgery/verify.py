@@ -21,19 +21,20 @@ from sse_convert.checkpoints.mapped_model import mapped_model
 from sse_convert.checkpoints.meta_model import skeleton, stored_shapes
 from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
-from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
+from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
 from sse_convert.checkpoints.teacher import check_floats, check_shapes, config_object, is_new_tensor, source_view
-from sse_convert.checkpoints.weights import Scan, check_weights, same_tensors, scan_weights
-from sse_convert.console import progress
+from sse_convert.checkpoints.weights import Scan, check_weights, scan_weights
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
+from sse_convert.surgery.verify_teacher import compare_with_teacher, open_given
 
 PROBE_TOKENS = 32
 Shapes = dict[str, tuple[int, ...]]
-_FROM_CONFIG = ("names and shapes", "dtypes", "logits", "teacher")
+_TEACHER = "teacher"
+_FROM_CONFIG = ("names and shapes", "dtypes", "logits", _TEACHER)
 """checks that build a model from config.json, and say nothing where it was changed"""
 _BEFORE_LOGITS = ("names and shapes", "dtypes")
 """checks without which the model cannot be put together"""
@@ -73,6 +74,7 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
     except CheckpointError as error:
         _require_as_recorded(Path(checkpoint), error)
         raise
+    given = None if teacher is None else open_given(teacher)
     register()
     scan = scan_weights(files)
     recorded = run_check("files", lambda: check_files(files.folder, scan.digests))
@@ -83,7 +85,7 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
         "weights": lambda: _check_weights(files, scan),
         "code": lambda: _check_code(files),
         "logits": lambda: _check_logits(files),
-        "teacher": lambda: _check_teacher(files, teacher),
+        _TEACHER: lambda: _check_teacher(files, given),
     }
     if not recorded.passed and f"{CONFIG} " in recorded.detail:
         steps = {name: step for name, step in steps.items() if name not in _FROM_CONFIG}
@@ -92,7 +94,7 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
         if name != "logits" or all(check.passed for check in checks if check.name in _BEFORE_LOGITS):
             checks.append(run_check(name, step))
     if any(not check.passed for check in checks):
-        raise failure(checks)
+        raise failure(checks, _source(files))
     return VerifyReport(str(checkpoint), checks)
 
 
@@ -116,13 +118,30 @@ def _require_as_recorded(folder: Path, error: CheckpointError) -> None:
         raise failure(checks) from error
 
 
-def failure(checks: list[Check]) -> VerificationError:
-    """The error that tells what did not pass."""
+def failure(checks: list[Check], source: str = "") -> VerificationError:
+    """The error that tells what did not pass. `source`: the model that was converted, where that is known."""
+    failed = [check for check in checks if not check.passed]
+    fix = "get the folder again, convert the model again, or go back to an earlier stage's folder"
+    if all(_is_of_teacher(check) for check in failed):
+        fix = f"give the model that it was converted from{source and f': {source}'}; if that is it, {fix}"
     return VerificationError(
-        "\n".join(f"{check.name}: {check.detail}" for check in checks if not check.passed),
+        "\n".join(f"{check.name}: {check.detail}" for check in failed),
         expected="the files as they were written, finite weights and logits, and the teacher's tensors untouched",
-        fix="get the folder again, convert the model again, or go back to an earlier stage's folder",
+        fix=fix,
     )
+
+
+def _is_of_teacher(check: Check) -> bool:
+    """Whether a check, or all that failed of a step's, compares with the teacher."""
+    return check.name == _TEACHER or check.detail.startswith(f"{_TEACHER}: ")
+
+
+def _source(files: CheckpointFiles) -> str:
+    try:
+        provenance = read_provenance(files.folder)
+    except CheckpointError:
+        return ""
+    return "" if provenance is None else provenance.teacher
 
 
 def run_check(name: str, step: Callable[[], str]) -> Check:
@@ -237,18 +256,9 @@ def _check_logits(files: CheckpointFiles) -> str:
     return f"finite on a {length}-token input"
 
 
-def _check_teacher(files: CheckpointFiles, teacher: Path | str | None) -> str:
+def _check_teacher(files: CheckpointFiles, given: CheckpointFiles | None) -> str:
     provenance = read_provenance(files.folder)
-    if teacher is None and provenance is not None and provenance.teacher_folder:
-        teacher = provenance.teacher_folder if Path(provenance.teacher_folder).is_dir() else None
-    if teacher is None:
+    folder = "" if provenance is None else provenance.teacher_folder
+    if given is None and not (folder and Path(folder).is_dir()):
         return "not compared: the teacher's folder is not at hand (give --teacher)"
-    theirs = open_checkpoint(teacher)
-    kept = [name for name in files.tensors if not is_new_tensor(name)]
-    with progress("comparing with the teacher", len(kept)) as bar:
-        different = same_tensors(files, theirs, kept, bar)
-    if different and (provenance is None or provenance.stage in UNTRAINED):
-        raise CheckpointError(
-            f"{len(different)} of {len(kept)} tensors differ from {teacher}: {', '.join(different[:3])}"
-        )
-    return f"{len(kept) - len(different)} of {len(kept)} tensors identical to {teacher}"
+    return compare_with_teacher(files, given or open_checkpoint(folder), _config(files), provenance)

@@ -8,6 +8,7 @@ from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE
 from sse_convert.errors import CheckpointError, VerificationError
 from sse_convert.modeling.remote_code import CODE_FOLDER, MODELING_FILE
 from sse_convert.surgery.verify import Check, VerifyReport, check_files, failure, run_check, verify_checkpoint
+from sse_convert.surgery.verify_teacher import open_given
 
 
 def verify_folder(folder: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
@@ -16,6 +17,8 @@ def verify_folder(folder: Path | str, *, teacher: Path | str | None = None) -> V
     steps = [] if _is_checkpoint(root) else _steps(root)
     if not steps:
         return verify_checkpoint(folder, teacher=teacher)
+    if teacher is not None:
+        open_given(teacher)  # a wrong name is no fault of any step
     checks = [check for step in steps for check in _checked(step, root, teacher)]
     if any(not check.passed for check in checks):
         raise failure(checks)

@@ -142,3 +142,10 @@ def test_an_unmeasured_and_untrained_model_says_so(recipe, config):
     text = model_card("tiny", config, recipe.to_dict(), None, 12345)
     assert "Not measured." in text
     assert "None: converted only." in text
+
+
+def test_the_limits_name_the_parallelism_that_is_refused(recipe, config):
+    text = model_card("tiny", config, recipe.to_dict(), None, 12345)
+    limits = " ".join(text.partition("## Limits")[2].split())
+    assert "Tensor, context and sequence parallelism of transformers and Accelerate are refused." in limits
+    assert "long rows are shared by GPUs with `context_parallel` of sse-convert" in limits

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sse_convert.checkpoints.manifest import write_manifest
+from sse_convert.checkpoints.manifest import file_record, write_manifest
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.export.push import check_folder, push_folder
 from sse_convert.modeling.remote_code import remote_code
@@ -192,6 +192,13 @@ def test_bad_folders_are_refused(folder, tmp_path):
 def test_bad_requests_are_refused(folder):
     with pytest.raises(UsageError, match="'a/b/c' is not a repository name"):
         push_folder(folder, "a/b/c", dry_run=True)
+    for name in ("/tmp/some/path", "a b", "", "ada/--x", "x" * 97):
+        with pytest.raises(UsageError) as error:
+            push_folder(folder, name, dry_run=True)
+        assert error.value.what == f"{name!r} is not a repository name"
+        assert error.value.expected.startswith("owner/name: ")
+        assert "YOU/NAME" in error.value.fix
+        assert "repo_type" not in str(error.value)
     with pytest.raises(UsageError, match="both given"):
         push_folder(folder, "ada/tiny", revision="v2", create_pr=True)
 
@@ -223,10 +230,25 @@ def test_what_is_known_of_the_quality_is_said(folder):
     assert remark.startswith("verdict: loses a part of the teacher's quality: ")
 
 
-def test_files_that_were_changed_since_the_export_are_said(folder):
-    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+def test_files_that_were_changed_since_the_export_are_refused(folder):
     write_manifest(folder)
     assert len(push_folder(folder, "ada/tiny", dry_run=True).remarks) == 1
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
-    assert push_folder(folder, "ada/tiny", dry_run=True).remarks[0].startswith("config.json has ")
-    assert "manifest.json" in push_folder(folder, "ada/tiny", dry_run=True).files
+    save_file({"w": torch.ones(4)}, folder / "model.safetensors", metadata={"format": "pt"})
+    for dry_run in (True, False):
+        with pytest.raises(
+            VerificationError, match=r"^2 files of .*: config\.json has .*; model\.safetensors is not"
+        ) as error:
+            push_folder(folder, "ada/tiny", dry_run=dry_run)
+        assert error.value.exit_code == 6
+        assert "--anyway" in error.value.fix
+    report = push_folder(folder, "ada/tiny", dry_run=True, anyway=True)
+    assert report.remarks[0].startswith("config.json has ")
+    assert "manifest.json" in report.files
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_edited_card_is_not_refused(folder, recorded):
+    write_manifest(folder, {"README.md": file_record(folder / "README.md")} if recorded else {})
+    (folder / "README.md").write_text(CARD + "my own words\n")
+    assert len(push_folder(folder, "ada/tiny", dry_run=True).remarks) == 1 + recorded

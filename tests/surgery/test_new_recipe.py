@@ -117,6 +117,21 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     assert "it does not fit 1 GPU of 24 GiB" in "\n".join(api.recipes_new(tmp_path, tmp_path / "new.yaml").lines())
 
 
+@pytest.mark.parametrize("option", ["--text", "--held-out"])
+def test_a_folder_that_is_not_there_is_no_hub_dataset(tmp_path, monkeypatch, capsys, option):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("text")
+    arguments = ["recipes", "new", str(TEACHER), "x.yaml", "--text", "mine.txt", option, "missing/"]
+    assert run_app(app, arguments) == DataError.exit_code
+    assert "missing/ does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "x.yaml").exists()
+    (tmp_path / "missing").mkdir()
+    (tmp_path / "missing" / "a.txt").write_text("text")
+    assert run_app(app, arguments) == 0
+    data = load_recipe("x.yaml").data
+    assert {"--text": data.train, "--held-out": data.valid}[option][-1].path == "missing"
+
+
 @pytest.mark.parametrize(
     ("model", "text", "error", "match"),
     [

@@ -12,9 +12,10 @@ from sse_convert.checkpoints.open import INDEX
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import CheckpointError, VerificationError
+from sse_convert.errors import CheckpointError, HubError, VerificationError
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint
 from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.training.stage_record import write_record
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config
 
@@ -95,6 +96,101 @@ def test_training_may_change_kept_tensors(unrecorded):
     rewrite(unrecorded / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
     edit_provenance(unrecorded, stage="distill")
     assert details(verify_checkpoint(unrecorded))["teacher"].startswith("46 of 47 tensors identical")
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Models that nothing was converted from: with other weights, fewer layers, and a wider embedding."""
+    folder = tmp_path_factory.mktemp("others")
+    for name, options in (("weights", {}), ("layers", {"num_hidden_layers": 2}), ("vocabulary", {"vocab_size": 80})):
+        torch.manual_seed(7)
+        save_source(folder / name, shard_size="5GB", **options)
+    rewrite(folder / "weights" / "model.safetensors", lambda tensors: [t.add_(0.5) for t in tensors.values()])
+    return folder
+
+
+def trained(folder, *stages, stage=None):
+    """Let a conversion look like the result of stages, each `(name, loss, train)`."""
+    entries = [{"name": name, "loss": loss, "train": train} for name, loss, train in stages]
+    config = json.loads((folder / "config.json").read_text())
+    edit_config(folder, sse={**config["sse"], "recipe": {**config["sse"]["recipe"], "stages": entries}})
+    edit_provenance(folder, stage=stage or (stages[-1][0] if stages else "distill"))
+    return folder
+
+
+MIXERS = ("distill", "kl", "mixers")
+ALL = ("long", "ce", "all")
+
+
+def refused(folder, teacher):
+    with pytest.raises(VerificationError) as error:
+        verify_checkpoint(folder, teacher=teacher)
+    return error.value
+
+
+def test_another_model_is_not_the_teacher_of_trained_mixers(made, others, unrecorded):
+    error = refused(trained(unrecorded, MIXERS), others / "weights")
+    found = (
+        r"teacher: \d\d tensors outside converted attention layers, which alone were trained, differ from .*weights: "
+    )
+    assert re.match(found + r"\S+, \S+, \S+ and \d+ more$", error.what)
+    assert error.fix.startswith(f"give the model that it was converted from: {made / 'teacher'}; ")
+
+
+@pytest.mark.parametrize("name", ["layers", "vocabulary"])
+def test_a_model_of_other_shapes_is_not_the_teacher(others, unrecorded, name):
+    error = refused(trained(unrecorded, ALL), others / name)
+    assert re.match(r"teacher: \d+ of 47 tensors are missing or of another shape in ", error.what)
+
+
+def test_no_tensor_of_the_teacher_and_no_record_of_stages(others, unrecorded):
+    assert "teacher: 47 of 47 tensors differ from" in refused(trained(unrecorded), others / "weights").what
+
+
+def test_training_of_everything_may_change_everything(others, unrecorded):
+    found = details(verify_checkpoint(trained(unrecorded, MIXERS, ALL, stage="export"), teacher=others / "weights"))
+    assert found["teacher"].startswith("0 of 47 tensors identical")
+
+
+def test_stages_that_are_still_to_come_do_not_count(others, unrecorded):
+    assert (
+        "which alone were trained"
+        in refused(trained(unrecorded, MIXERS, ALL, stage="distill"), others / "weights").what
+    )
+
+
+def test_alignment_trains_converted_layers_alone(others, unrecorded):
+    assert (
+        "which alone were trained" in refused(trained(unrecorded, ("a", "layer_mse", "all")), others / "weights").what
+    )
+
+
+def test_a_stage_of_another_recipe_says_itself_what_it_trained(others, unrecorded):
+    trained(unrecorded, MIXERS)
+    write_record(unrecorded, {"stage": {"loss": "ce", "train": "all"}}, {})
+    assert details(verify_checkpoint(unrecorded, teacher=others / "weights"))["teacher"].startswith("0 of 47")
+
+
+def test_trained_mixers_may_differ_and_dtypes_as_well(made, unrecorded):
+    def change(tensors):
+        tensors["model.layers.0.self_attn.q_proj.weight"].add_(1)
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].double()
+
+    rewrite(unrecorded / ONLY_SHARD, change)
+    found = details(verify_checkpoint(trained(unrecorded, MIXERS), teacher=made / "teacher"))["teacher"]
+    assert found == f"46 of 47 tensors identical to {made / 'teacher'}, 1 of them in another dtype"
+
+
+def test_a_teacher_that_cannot_be_opened_is_the_teachers_fault(out, capsys):
+    assert run_app(app, ["verify", str(out), "--teacher", str(out / "nope")]) == CheckpointError.exit_code
+    told = capsys.readouterr().err
+    assert "nope does not exist" in told
+    assert "fix: correct --teacher" in told
+    assert run_app(app, ["verify", str(out.parent), "--teacher", str(out / "nope")]) == CheckpointError.exit_code
+    assert "fix: correct --teacher" in capsys.readouterr().err
+    with pytest.raises(HubError) as error:
+        verify_checkpoint(out, teacher="nope")
+    assert error.value.fix.startswith("correct --teacher, or ")
 
 
 def test_every_file_is_as_recorded(made):

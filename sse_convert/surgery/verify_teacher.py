@@ -1,0 +1,153 @@
+"""Whether a converted checkpoint has the weights of the model that it was converted from, as far as it can tell."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
+from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.provenance import UNTRAINED, Provenance
+from sse_convert.checkpoints.teacher import Teacher, source_view
+from sse_convert.checkpoints.tensor_data import named_chunks
+from sse_convert.checkpoints.weights import same_tensors, some
+from sse_convert.console import progress
+from sse_convert.errors import CheckpointError, HubError
+from sse_convert.modeling.configuration import layer_mixers
+
+Trained = Literal["mixers", "more"] | None
+"""converted layers alone, more than those, or not recorded"""
+
+
+def open_given(teacher: Path | str) -> CheckpointFiles:
+    """Open the model that a user named as the teacher, with its weights.
+
+    Raises:
+        CheckpointError, HubError: see `open_checkpoint`; it says that `--teacher` is to be corrected.
+    """
+    try:
+        return download(open_checkpoint(teacher))
+    except HubError as error:
+        fix = "correct --teacher" + (f", or {error.fix}" if error.fix else "")
+        raise HubError(error.what, expected=error.expected, fix=fix) from error
+    except CheckpointError as error:
+        raise CheckpointError(error.what, expected=error.expected, fix="correct --teacher") from error
+
+
+def compare_with_teacher(
+    files: CheckpointFiles, theirs: CheckpointFiles, config: Any, provenance: Provenance | None
+) -> str:
+    """Compare a converted checkpoint with a model.
+
+    Args:
+        files: the checkpoint.
+        theirs: the model, with its weights.
+        config: the checkpoint's configuration object.
+        provenance: the checkpoint's, if it has one.
+
+    Returns:
+        How much is the same.
+
+    Raises:
+        CheckpointError: the model is evidently another, or what was not trained differs from it.
+    """
+    view = source_view(files)
+    kept = list(view.files.tensors)
+    if unlike := _unlike(view, theirs):
+        raise CheckpointError(
+            f"{len(unlike)} of {len(kept)} tensors are missing or of another shape in {theirs.name}: {some(unlike)}"
+        )
+    with progress("comparing with the teacher", len(kept)) as bar:
+        different = same_tensors(files, theirs, kept, bar)
+    if provenance is None or provenance.stage in UNTRAINED:
+        _refuse(different, f"of {len(kept)} tensors", theirs)
+        return f"{len(kept)} of {len(kept)} tensors identical to {theirs.name}"
+    return _compare_trained(view, theirs, config, different, _trained(files, provenance.stage))
+
+
+def _unlike(view: Teacher, theirs: CheckpointFiles) -> list[str]:
+    """Kept tensors that another model has in another shape, and those of attention that it lacks.
+
+    Training may store others under newer names, such as those of experts.
+    """
+    attention = tuple(view.attention_tensor(layer, "") for layer in range(view.num_layers))
+    prefix = source_view(theirs).stored_prefix
+    lacked = attention if prefix == view.stored_prefix else ()
+    return [
+        name
+        for name, info in view.files.tensors.items()
+        if (theirs.tensors[name].shape != info.shape if name in theirs.tensors else name.startswith(lacked))
+    ]
+
+
+def _compare_trained(
+    view: Teacher, theirs: CheckpointFiles, config: Any, different: list[str], trained: Trained
+) -> str:
+    """The same of a checkpoint of which a part was trained; values count there, and not the dtype."""
+    kept, files = view.files.tensors, view.files
+    cast = {name for name in different if name in theirs.tensors and _same_values(files, theirs, name)}
+    different = [name for name in different if name not in cast]
+    if trained == "mixers":
+        converted = _converted(view, config)
+        frozen = [name for name in different if name in theirs.tensors and not name.startswith(converted)]
+        _refuse(frozen, "tensors outside converted attention layers, which alone were trained,", theirs)
+    elif trained is None and len(different) == len(kept):
+        _refuse(different, f"of {len(kept)} tensors", theirs)
+    line = f"{len(kept) - len(different)} of {len(kept)} tensors identical to {theirs.name}"
+    return f"{line}, {len(cast)} of them in another dtype" if cast else line
+
+
+def _refuse(different: list[str], which: str, theirs: CheckpointFiles) -> None:
+    if different:
+        raise CheckpointError(f"{len(different)} {which} differ from {theirs.name}: {some(different)}")
+
+
+def _converted(view: Teacher, config: Any) -> tuple[str, ...]:
+    """What the names of tensors of converted attention layers begin with."""
+    mixers = enumerate(layer_mixers(config))
+    return tuple(view.attention_tensor(layer, "") for layer, mixer in mixers if mixer is not None)
+
+
+def _same_values(files: CheckpointFiles, theirs: CheckpointFiles, name: str) -> bool:
+    """Whether a tensor is another model's, stored in another dtype."""
+    ours, other = files.tensors[name], theirs.tensors[name]
+    if ours.dtype == other.dtype or ours.shape != other.shape:
+        return False
+    return _digest(named_chunks(files.folder, name, ours)) == _digest(
+        named_chunks(theirs.folder, name, other, ours.dtype)
+    )
+
+
+def _digest(chunks: Any) -> str:
+    found = hashlib.sha256()
+    for _, data in chunks:
+        found.update(data)
+    return found.hexdigest()
+
+
+def _trained(files: CheckpointFiles, stage: str) -> Trained:
+    """What the stages up to `stage` trained, by the record beside the checkpoint and the recipe in its config.json."""
+    recorded = _entries(files.config, "sse", "recipe", "stages")
+    names = [entry.get("name") for entry in recorded]
+    done = recorded[: names.index(stage) + 1] if stage in names else recorded
+    own = _own_stage(files.folder)
+    if any(not _trains_mixers(entry) for entry in [*done, *own]):
+        return "more"
+    return "mixers" if done and (stage in names or not own) else None
+
+
+def _own_stage(folder: Path) -> list[dict[str, Any]]:
+    """The settings of the stage that wrote a folder, if it was one."""
+    found = (read_sealed(folder / STAGE_FILE) or {}).get("inputs")
+    stage = found.get("stage") if isinstance(found, dict) else None
+    return [stage] if isinstance(stage, dict) else []
+
+
+def _trains_mixers(stage: dict[str, Any]) -> bool:
+    return stage.get("loss") == "layer_mse" or stage.get("train") == "mixers"
+
+
+def _entries(data: Any, *path: str) -> list[dict[str, Any]]:
+    """The objects of a list somewhere in JSON data; none where it is not there."""
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
