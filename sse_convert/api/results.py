@@ -255,8 +255,8 @@ def push(
         dry_run: check the folder and list what would be sent, without asking the hub anything.
         revision: branch to commit to; made if it does not exist.
         create_pr: open a pull request instead of committing.
-        anyway: push a model that its evaluation calls destroyed, whose weights are not finite, or whose files are not as
-            they were exported.
+        anyway: push a model that its evaluation calls destroyed, whose weights are not finite, or whose files are not
+            as they were exported.
 
     Raises:
         VerificationError: the evaluation says that the model is destroyed, or its weights are not finite.
