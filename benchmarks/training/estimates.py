@@ -109,6 +109,16 @@ class Row:
         return str(every[0])
 
     @property
+    def layers(self) -> int:
+        """Decoder layers of what was measured."""
+        return self._planned.geometry.layers
+
+    @property
+    def all_layers(self) -> int:
+        """Decoder layers of the recipe's model."""
+        return int(_config(self.record["recipe"])["num_hidden_layers"])
+
+    @property
     def has_experts(self) -> bool:
         """Whether the model has a mixture of experts."""
         return self._planned.geometry.has_experts
@@ -151,8 +161,8 @@ class Row:
         preset = yaml.safe_load(preset_text(self.record["recipe"]))
         measured = {key: self.record[key] for key in ("layers", "mixers")}
         recipe = recipe_from_dict({**preset, **measured, "stages": [self.record["stage"]]})
-        raw = json.loads((ROOT / f"tests/fixtures/configs/{self.record['recipe']}.json").read_text(encoding="utf-8"))
-        config = {key: value for key, value in (raw | self.record["config"]).items() if value is not None}
+        raw = _config(self.record["recipe"]) | self.record["config"]
+        config = {key: value for key, value in raw.items() if value is not None}
         files = CheckpointFiles(name=self.name, folder=Path(), config=config, tensors={}, shard_bytes={})
         teacher = as_teacher(with_shapes(files))
         names, mixers = resolve(recipe, teacher.num_layers)
@@ -180,6 +190,11 @@ def rows() -> list[Row]:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _config(recipe: str) -> dict[str, Any]:
+    found: dict[str, Any] = _read(ROOT / f"tests/fixtures/configs/{recipe}.json")
+    return found
 
 
 def _recipe(name: str) -> Any:

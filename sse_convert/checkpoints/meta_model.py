@@ -56,11 +56,6 @@ def image_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
     return sum(int(p.numel()) for name, p in model.named_parameters() if teacher.spec.sees_images(name))
 
 
-def has_experts(model: "PreTrainedModel") -> bool:
-    """Whether a skeleton has a mixture of experts."""
-    return any(EXPERTS in name for name, _ in model.named_parameters())
-
-
 def idle_parameters(teacher: Teacher, model: "PreTrainedModel") -> int:
     """Elements that a token of text does not meet: of each layer's routed experts, all but those it is sent to, and all
     of what sees images or what transformers leaves out.

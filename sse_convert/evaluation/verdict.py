@@ -97,8 +97,9 @@ def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]
         return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
     if beside is None:
         beside = report.get("controls", {}).get("judgements", [])
-    parts = [*(words for _, words in shares.values()), *_loss_words(report, gap), *_control_words(beside)]
+    parts = [*(words for _, words in shares.values()), *_loss_words(report, gap)]
     parts += [] if shares else ["retrieval not measured"]
+    parts += _control_words(beside)
     text = f"{HEADS[grade]}: {', '.join(parts)}" + ("; not offered for push" if grade == "destroyed" else "")
     return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
 

@@ -20,17 +20,17 @@ STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
 
-def layer_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+def kept_by_layer(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
     """Activation bytes per token of a whole decoder layer."""
     norms = (24 + 2 * (element == 2)) * geometry.dims.hidden
-    return norms + 4 * element * geometry.intermediate + attention_bytes(geometry, mixer, element)
+    return norms + 4 * element * geometry.intermediate + kept_by_attention(geometry, mixer, element)
 
 
 def _norm_bytes(geometry: Geometry) -> float:
     return 6 * geometry.qk_norm * (geometry.dims.query_heads + geometry.dims.kv_heads) * geometry.dims.head_dim
 
 
-def attention_bytes(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+def kept_by_attention(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
     """Activation bytes per token of a layer's attention, converted or not."""
     dims = geometry.dims
     state = _sse_bytes(geometry, mixer, element) if isinstance(mixer, SSEMixer) else 0.0

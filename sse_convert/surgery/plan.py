@@ -7,18 +7,13 @@ import dataclasses as dc
 from pathlib import Path
 
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
-from sse_convert.checkpoints.meta_model import (
-    has_experts,
-    idle_parameters,
-    image_parameters,
-    left_out_tensors,
-    skeleton,
-)
+from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.checkpoints.vocabulary import has_tokenizer
 from sse_convert.data.rows import is_local
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
+from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
@@ -134,7 +129,7 @@ def geometry_of(teacher: Teacher) -> Geometry:
         linear=frozenset(range(teacher.num_layers)) - frozenset(softmax),
         cache_element_bytes=ITEM_BYTES[teacher.dtype],
         parameters=files.parameters,
-        has_experts=has_experts(model),
+        has_experts=has_experts(teacher.config),
         image_parameters=image_parameters(teacher, model),
         embedding_parameters=files.tensors[teacher.embedding].numel,
         tied=bool(teacher.config.tie_word_embeddings),

@@ -35,8 +35,10 @@ class MeasuredSpeed:
     """its width"""
     seq_len: int
     """tokens of a row"""
-    layers: int | None
-    """of the shape's layers, how many were measured; None: all of them"""
+    layers: int
+    """that were measured"""
+    all_layers: int
+    """that the shape has"""
     experts: bool
     """it has a mixture of experts"""
     whole: bool
@@ -52,7 +54,7 @@ class MeasuredSpeed:
     @property
     def described(self) -> str:
         """For a person."""
-        cut = "" if self.layers is None else f" with {self.layers} layers"
+        cut = "" if self.layers == self.all_layers else f" with {self.layers} of {self.all_layers} layers"
         said = f"{self.loss} {self.tokens_per_second:,.0f} of {self.shape}{cut} at {self.seq_len >> 10}K"
         said += "" if self.whole else ", converted layers alone"
         return f"{said}, {self.gpus} x {self.gpu}" if self.gpus > 1 else f"{said}, {self.gpu}"

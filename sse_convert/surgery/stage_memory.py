@@ -31,7 +31,7 @@ from typing import Any
 from sse_convert.mixers import SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES
 from sse_convert.recipe.schema import Lora, Stage, Train
-from sse_convert.surgery.activations import SCORE_BYTES, attention_bytes, block_keys, layer_bytes
+from sse_convert.surgery.activations import SCORE_BYTES, block_keys, kept_by_attention, kept_by_layer
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 from sse_convert.surgery.memory import StageMemory
 
@@ -209,7 +209,7 @@ class _Estimate:
         if self.bf16 and not self.alone:
             narrower = (1 if again_only else share) * _narrower(self.geometry, self.mixers, checkpointing=again_only)
         if self.other is not None and not self.own:  # its pass comes first; of it the last hidden states stay
-            again = max(again, layer_bytes(self.other.at(0), None, self.element) - kept)
+            again = max(again, kept_by_layer(self.other.at(0), None, self.element) - kept)
             kept += self.element * self.other.dims.hidden
         masks = sum({(m.window, m.sinks): block_keys(m) for m in self.mixers if isinstance(m, WindowMixer)}.values())
         sets = 2 if self.cuda_graphs and self.stage.loss == "kl" and not again_only else 1
@@ -262,9 +262,9 @@ def _activations(
     """
     hidden, sizes = geometry.dims.hidden, [geometry.at(i) for i in range(len(mixers))]
     if alone:
-        attention = [attention_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
+        attention = [kept_by_attention(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True) if mixer]
         return 2.0 * element * hidden * len(attention), max(attention)
-    layers = [layer_bytes(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
+    layers = [kept_by_layer(at, mixer, element) for at, mixer in zip(sizes, mixers, strict=True)]
     return (4.0 * hidden * len(layers), share * max(layers)) if checkpointing else (share * sum(layers), 0.0)
 
 

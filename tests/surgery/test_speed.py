@@ -69,7 +69,7 @@ def test_what_hours_come_from_is_named():
         assert said.count(f"{speed.loss} {speed.tokens_per_second:,.0f} of {speed.shape}") == 1
     assert "of qwen3-8b at 4K, 2 x NVIDIA H200" in said
     assert "of qwen3-8b at 4K, converted layers alone, NVIDIA H200" in said
-    assert "of qwen3-30b-a3b with 12 layers at 4K, converted layers alone, NVIDIA H100" in said
+    assert "of qwen3-30b-a3b with 12 of 48 layers at 4K, converted layers alone, NVIDIA H100" in said
     assert measured_line(every[:1]).count(" of qwen3-") == 1
 
 
