@@ -27,6 +27,8 @@ PACKAGED = {
 """packaged recipes as they were timed: name of the record, and what is to be said of it"""
 BESIDE_TRL = "throughput_trl"
 """the run with TRL's step"""
+STEP = ("shape", "step", "tokens of a row", "tokens/s", "GPU", "memory, GiB", "share of the dense peak", "commit")
+"""columns of a table of steps"""
 WAYS = {
     "": "",
     "ddp": ", DDP on two GPUs",
@@ -64,9 +66,6 @@ def steps() -> str:
 def beside_trl() -> str:
     """A step of text beside TRL's, in one run."""
     return "\n".join(table(STEP, _steps(SHAPES[0], BESIDE_TRL)))
-
-
-STEP = ("shape", "step", "tokens of a row", "tokens/s", "GPU", "memory, GiB", "share of the dense peak", "commit")
 
 
 def _packaged() -> Iterator[tuple[str, ...]]:

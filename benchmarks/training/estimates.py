@@ -5,6 +5,7 @@ Peaks are what the driver reports, so the CUDA context and what the allocator ke
 """
 
 import dataclasses as dc
+import functools
 import json
 import statistics
 from collections.abc import Iterator, Mapping
@@ -156,7 +157,7 @@ class Row:
         processes = Processes(chosen["processes"], self.record["sharded"])
         return estimate.total(found.stage.seq_len, chosen["micro_batch"], gpu, processes)
 
-    @property
+    @functools.cached_property
     def _planned(self) -> "_Planned":
         preset = yaml.safe_load(preset_text(self.record["recipe"]))
         measured = {key: self.record[key] for key in ("layers", "mixers")}

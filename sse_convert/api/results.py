@@ -259,7 +259,8 @@ def push(
             as they were exported.
 
     Raises:
-        VerificationError: the evaluation says that the model is destroyed, or its weights are not finite.
+        VerificationError: the evaluation says that the model is destroyed, its weights are not finite, or files are not
+            as they were exported.
         CheckpointError: the folder is not an exported model, is damaged, or holds pickles.
         UsageError: the repository name is malformed, or `revision` and `create_pr` are both given.
         HubError: not logged in, no permission, the repository exists, or the hub cannot be reached.

@@ -181,7 +181,7 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
     """The converted checkpoint with a copy of the teacher, calibrated new tensors, each stage's result in float32, as
     FSDP has all of it, the final one, and the training checkpoints of the stage that has most: weights and two moments
     of what is trained."""
-    per_stage = 4 * (geometry.parameters + added_elements(geometry, layers))
+    per_stage = _float32_bytes(geometry, layers)
     work = [
         12 * KEPT_CHECKPOINTS * trained_parameters(geometry, layers, stage, recipe.train.lora)
         for stage in recipe.stages
@@ -189,10 +189,15 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
     return own + new * (1 + recipe.calibrate.enabled) + per_stage * len(work) + max(work, default=0) + own + new
 
 
+def _float32_bytes(geometry: Geometry, layers: Mixers) -> int:
+    """Of the whole student."""
+    return 4 * (geometry.parameters + added_elements(geometry, layers))
+
+
 def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> dict[str, int]:
     """What a process holds before its GPU does: the student in float32, then the teacher as it computes. By then the
     student of a `kl` stage is on the GPU, unless weights are shared out."""
-    student = 4 * (geometry.parameters + added_elements(geometry, layers)) if recipe.stages else 0
+    student = _float32_bytes(geometry, layers) if recipe.stages else 0
     element = 4 if recipe.train.mixed_precision == "no" else 2
 
     def teacher(loss: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from sse_convert.mixers import Mixer, mixer_to_dict
 from sse_convert.report import format_bytes, format_number, table
 from sse_convert.surgery.budget import LENGTHS
-from sse_convert.surgery.costs import Costs
+from sse_convert.surgery.costs import GPUS, Costs
 from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command, time_in_words
 from sse_convert.surgery.memory import GIB, GPU_GIB
 
@@ -180,7 +180,7 @@ class Plan:
         where = self.next_step.weights_missing_in
         way = fewest_gpus(self.costs)
         if way is None and self.costs.stages and not self.next_step.converted:
-            return "next: no command, since neither 1, 2 nor 8 GPUs will do, for the reasons above"
+            return f"next: no command, since none of {', '.join(map(str, GPUS))} GPUs will do, for the reasons above"
         on = "" if way is None or self.next_step.converted else f", on {gpus_in_words(way)}"
         return f"next{on}{f', once {where} has the weights' if where else ''}: {self.next_command()}"
 

@@ -111,7 +111,7 @@ def measured_line(speeds: Iterable[MeasuredSpeed]) -> str:
     """Where GPU hours come from, for a person, each measurement once; there must be one."""
     once = list(dict.fromkeys(speeds))
     text = (
-        f"GPU hours are estimated from tokens/s that were measured: "
+        "GPU hours are estimated from tokens/s that were measured: "
         f"{'; '.join(speed.described for speed in once)} ({SOURCE}). "
         "The nearest of them is scaled by FLOPs; another GPU has another speed"
     )

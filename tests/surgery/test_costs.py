@@ -134,7 +134,7 @@ def test_where_nothing_fits_no_command_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     plan = api.plan("llama-3.1-8b", overrides=[f"model={tmp_path}"])
     assert plan.costs.ways == []
-    assert plan.lines()[-1] == "next: no command, since neither 1, 2 nor 8 GPUs will do, for the reasons above"
+    assert plan.lines()[-1] == "next: no command, since none of 1, 2, 8 GPUs will do, for the reasons above"
 
 
 def test_a_recipe_that_run_refuses_says_why(tmp_path):
