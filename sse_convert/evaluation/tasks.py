@@ -18,7 +18,6 @@ from sse_convert.evaluation.retrieval import needle_samples
 from sse_convert.evaluation.ruler import load_material
 from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.recipe.schema import GenerationEval, Recipe
-from sse_convert.recipe.stage_needles import stage_needles
 from sse_convert.surgery.positions import stretched_context
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
         CheckpointError, HubError: the tokenizer cannot be loaded.
     """
     settings = recipe.eval
-    if settings.needle is not None or any(stage_needles(recipe.data, stage).share for stage in recipe.stages):
+    if settings.needle is not None or recipe.data.needles.share:
         load_words(recipe.data.needles.words)
     if settings.ruler is not None:
         load_material(settings.ruler.text)

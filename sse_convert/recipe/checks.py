@@ -27,7 +27,6 @@ from sse_convert.recipe.schema import (
     Stage,
     Train,
 )
-from sse_convert.recipe.stage_needles import stage_needles
 from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count, parse_size
 
@@ -101,9 +100,8 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
         if masked and not any(source is None or source.kind == "chat" for source in data.train):
             yield Problem(("data", "train"), "loss_mask: assistant needs a source with kind: chat")
         for i, stage in enumerate(stages):
-            if stage is not None and stage.needle_keys and not stage_needles(data, stage).share:
-                zero = "data.needles.share" if stage.needle_share is None else "needle_share"
-                text = f"no row is planted, since {zero} is 0; raise that, or remove needle_keys"
+            if stage is not None and stage.needle_keys and not data.needles.share:
+                text = "no row is planted, since data.needles.share is 0; raise that, or remove needle_keys"
                 yield Problem(("stages", i, "needle_keys"), text)
 
 

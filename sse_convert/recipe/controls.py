@@ -22,8 +22,7 @@ from typing import get_args
 
 from sse_convert.mixers import BUILT_IN, FULL, SSE_KINDS, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
 from sse_convert.recipe.pattern import UNTOUCHED, resolve
-from sse_convert.recipe.schema import Control, Layers, Recipe, Stage
-from sse_convert.recipe.stage_needles import stage_needles
+from sse_convert.recipe.schema import Control, Layers, Recipe
 
 CONTROLS = get_args(Control)[1:]
 """names, in the order of the tables"""
@@ -106,10 +105,12 @@ def as_gla(mixer: Mixer) -> SSEMixer:
 
 def _tuned(recipe: Recipe) -> Recipe | str:
     """Layers in training groups are none, so stages for converted layers alone train the whole model."""
+    needles = recipe.data.needles
+    told = bool(needles.share) and needles.answers == "row"
     stages = [
         dc.replace(s, train="all" if s.train == "mixers" else s.train)
         for s in recipe.stages
-        if s.loss == "ce" or (s.loss == "kl" and (_told(recipe, s) or s.teacher is not None))
+        if s.loss == "ce" or (s.loss == "kl" and (told or s.teacher is not None))
     ]
     if not stages:
         why = "no stage of loss ce, and KL to itself gives the teacher no gradient: it stays the teacher"
@@ -118,12 +119,6 @@ def _tuned(recipe: Recipe) -> Recipe | str:
     calibrate = dc.replace(recipe.calibrate, enabled=False)
     changed = dc.replace(recipe, layers=UNTOUCHED, mixers={}, stages=stages, calibrate=calibrate)
     return _in_own_folder(changed, "teacher_tuned")
-
-
-def _told(recipe: Recipe, stage: Stage) -> bool:
-    """Whether rows of a stage tell answers of their own."""
-    needles = stage_needles(recipe.data, stage)
-    return needles.share > 0 and needles.answers == "row"
 
 
 def _variant(recipe: Recipe, control: str, layers: list[str], mixers: dict[str, Mixer]) -> Recipe:

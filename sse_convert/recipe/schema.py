@@ -127,8 +127,6 @@ class Stage:
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
     needle_keys: list[Count] | None = None
     """numbers of needles in this stage's planted rows, drawn uniformly, as many as fit; null: `data.needles.keys`"""
-    needle_share: Share | None = None
-    """share of this stage's rows that carry needles; null: `data.needles.share`"""
     context_parallel: Annotated[int, Range(1, 64)] = 1
     """processes that hold a row together, each with its part of the tokens, for rows that one GPU cannot hold; under
     FSDP2, at most one process per query head"""

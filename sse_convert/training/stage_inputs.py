@@ -15,8 +15,7 @@ from sse_convert.data.rows import RowReader, text_digests
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import TrainingError
 from sse_convert.modeling.auto import register
-from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.recipe.stage_needles import stage_needles
+from sse_convert.recipe.schema import Needles, Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
@@ -25,10 +24,9 @@ from sse_convert.training.schedule import Schedule
 from sse_convert.training.stage_record import KEEP
 from sse_convert.trust import trusts_code
 
-_RESOURCES = ("micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps")
-_FREE = ("name", *_RESOURCES, "needle_keys", "needle_share")
-"""stage keys that do not decide what is computed, so they may change between interruption and continuation; what a
-stage says of needles decides as a part of `data.needles`"""
+_FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps", "needle_keys")
+"""stage keys that do not decide what is computed, so they may change between interruption and continuation;
+`needle_keys` decides as a part of `data.needles`"""
 
 
 def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
@@ -79,9 +77,16 @@ def _teacher_identity(recipe: Recipe, stage: Stage) -> dict[str, str]:
     return {"model" if stage.teacher is None else "teacher": checkpoint_identity(source.name, source.revision)}
 
 
+def _needles(recipe: Recipe, stage: Stage) -> Needles:
+    """What to plant: `data.needles`, with as many in a row as the stage asks for; only kl stages take answers."""
+    needles = recipe.data.needles
+    answers = needles.answers if stage.loss == "kl" else "teacher"
+    return dc.replace(needles, keys=stage.needle_keys or needles.keys, answers=answers)
+
+
 def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     """What decides the stage's rows beside their text and length, JSON-ready."""
-    data = dc.asdict(dc.replace(recipe.data, needles=stage_needles(recipe.data, stage)))
+    data = dc.asdict(dc.replace(recipe.data, needles=_needles(recipe, stage)))
     return {key: data[key] for key in ("train", "needles", "seed")}
 
 
@@ -126,7 +131,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path, vocabulary: int
         load_tokenizer(checkpoint),
         stage.seq_len,
         recipe.data.seed,
-        needles=stage_needles(recipe.data, stage),
+        needles=_needles(recipe, stage),
         loss_mask=stage.loss_mask,
         teacher=SamplingTeacher(recipe.model, recipe.revision),
         vocab_size=vocabulary or config.get("vocab_size"),

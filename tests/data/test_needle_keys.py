@@ -1,4 +1,4 @@
-"""A stage's own share and number of needles: its rows, and what they decide, are those of a recipe with these for all."""
+"""A stage's own number of needles: its rows, and what they decide, are those of a recipe that has that many for all."""
 
 import re
 from itertools import islice
@@ -6,9 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from sse_convert.checkpoints.teacher import open_teacher
-from sse_convert.errors import DataError, RecipeError, TrainingError
-from sse_convert.evaluation.tasks import check_texts
+from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.controls import control_recipes
@@ -22,12 +20,13 @@ SIZE = {"seq_len": LENGTH, "tokens": 2 * LENGTH, "batch_tokens": 2 * LENGTH}
 def planted(make, text_folder):
     """A recipe whose rows all carry as many needles as `keys`, or as the stage says."""
 
-    def build(keys, share=1.0, answers="teacher", **own):
-        needles = {"share": share, "kinds": ["uuid"], "forms": {"numbered": 1.0}, "keys": keys, "answers": answers}
+    def build(keys, **own):
+        needles = {"share": 1.0, "kinds": ["uuid"], "forms": {"numbered": 1.0}, "keys": keys}
         data = {"train": [{"path": str(text_folder)}], "needles": needles}
         calibrate = {"rows": 2, "seq_len": LENGTH}
-        last = {"needle_keys": [3]} if share else {}
-        return make(("distill", {**SIZE, **own}), ("uptrain", {**SIZE, **last}), data=data, calibrate=calibrate)
+        return make(
+            ("distill", {**SIZE, **own}), ("uptrain", {**SIZE, "needle_keys": [3]}), data=data, calibrate=calibrate
+        )
 
     return build
 
@@ -47,27 +46,6 @@ def test_rows_have_as_many_needles_as_the_stage_says(planted, converted, tokeniz
     assert [needles_in(row, tokenizer) for row in rows(planted([1]), converted, stage=1)] == [3, 3, 3, 3]
     assert all(np.array_equal(a, b) for a, b in zip(own, all_two, strict=True))
     assert not any(np.array_equal(a, b) for a, b in zip(own, all_one, strict=True))
-
-
-def test_as_many_rows_have_needles_as_the_stage_says(planted, converted, tokenizer):
-    own, all_half, none = (
-        rows(r, converted) for r in (planted([1], needle_share=0.5), planted([1], 0.5), planted([1], needle_share=0.0))
-    )
-    assert all(np.array_equal(a, b) for a, b in zip(own, all_half, strict=True))
-    assert {needles_in(row, tokenizer) for row in own} == {0, 1}
-    assert {needles_in(row, tokenizer) for row in none} == {0}
-
-
-def test_a_stage_may_plant_alone(planted, converted, tokenizer):
-    recipe = planted([1], 0.0, needle_share=1.0)
-    assert [needles_in(row, tokenizer) for row in rows(recipe, converted)] == [1, 1, 1, 1]
-
-
-def test_a_folder_with_another_share_is_refused(planted, train):
-    train("distill", "first", recipe=planted([1], needle_share=0.5))
-    train("distill", "first", recipe=planted([1], 0.5))
-    with pytest.raises(TrainingError, match=r"data\.needles\.share was 0\.5, is 1\.0"):
-        train("distill", "first", recipe=planted([1]))
 
 
 def test_a_folder_with_other_needles_is_refused(planted, train):
@@ -95,31 +73,6 @@ def test_a_stage_that_plants_nothing_is_refused_by_its_number(planted):
     settings["data"]["needles"]["share"] = 0.0
     with pytest.raises(RecipeError, match=r"stages\.1\.needle_keys: no row is planted"):
         recipe_from_dict(settings)
-
-
-def test_numbers_in_a_stage_that_plants_nothing_itself_are_refused(planted):
-    settings = planted([1]).to_dict()
-    settings["stages"][1]["needle_share"] = 0.0
-    with pytest.raises(RecipeError, match=r"stages\.1\.needle_keys: no row is planted, since needle_share is 0"):
-        recipe_from_dict(settings)
-
-
-def test_a_teacher_is_tuned_by_stages_whose_rows_tell_answers(planted):
-    """KL to itself teaches it nothing."""
-    recipes = [planted([1], answers="row", needle_share=share) for share in (0.5, 0.0)]
-    tuned = [control_recipes(recipe, 3, 512)["teacher_tuned"] for recipe in recipes]
-    assert [[stage.name for stage in recipe.stages] for recipe in tuned] == [["distill", "uptrain"], ["uptrain"]]
-
-
-def test_words_of_a_stage_that_plants_are_read_before_training(planted, tmp_path):
-    words = tmp_path / "words.json"
-    words.write_text("[]")
-    recipe = planted([1], 0.0, needle_share=0.5)
-    settings = recipe.to_dict()
-    settings["data"]["needles"]["words"] = str(words)
-    settings["stages"] = settings["stages"][:1]
-    with pytest.raises(DataError, match="words.json"):
-        check_texts(recipe_from_dict(settings), open_teacher(recipe.model))
 
 
 @pytest.mark.parametrize(
