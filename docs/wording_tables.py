@@ -32,7 +32,7 @@ class Line:
 
 
 QWEN, LLAMA = ("Qwen3, 32M", "2 of 10, chosen by `select`"), ("Llama, 30M", "2 of 9, chosen by `select`")
-BLIND = ("Qwen3, 32M", "2 of 10 that retrieve nothing")
+BLIND, LLAMA_BLIND = ("Qwen3, 32M", "2 of 10 that retrieve nothing"), ("Llama, 30M", "2 of 9 that retrieve nothing")
 ALONE, ALL = "converted layers", "all weights"
 TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
 FACTS, QUOTES = "nine rows in ten of facts and tables, and their answers", "nine rows in ten of repeated passages"
@@ -40,9 +40,9 @@ TAUGHT_BEST = "wordings_qwen-none-facts-21M"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
-    Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
+    Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", f"{ALL}, by Muon; {FACTS}"),
     Line(TAUGHT_BEST, "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
-    Line("wordings_llama-blind-row-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALL}; {ROW}"),
+    Line("wordings_llama-blind-facts-muon", *LLAMA_BLIND, f"{ALL}, by Muon; {FACTS}"),
 )
 """what the README shows"""
 TRIALS = (
@@ -58,25 +58,32 @@ TRIALS = (
     Line("wordings_llama-select-row", *LLAMA, f"{ALL}; {ROW}"),
     Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
     *LINES[2:],
+    Line("wordings_llama-blind-facts-muon-13M", *LLAMA_BLIND, f"{ALL}, by Muon; {FACTS}"),
+    Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
+    Line("wordings_llama-blind-row-9M", *LLAMA_BLIND, f"{ALL}; {ROW}"),
     Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
-    Line("wordings_llama-blind-frozentext-9M", "Llama, 30M", "2 of 9 that retrieve nothing", f"{ALONE}; {TEXT}"),
+    Line("wordings_llama-blind-frozentext-9M", *LLAMA_BLIND, f"{ALONE}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
+    Line("wordings_qwen-none-facts-muon", "Qwen3, 32M", "none", f"{ALL}, by Muon; {FACTS}"),
     Line("wordings_qwen-none-quotes-11M", "Qwen3, 32M", "none", f"{ALL}; {QUOTES}"),
 )
 """what the page shows"""
 SLOW, FAST = "0.0004, 0.004, 0.00005", "0.001, 0.006, 0.0002"
-BOTH = "facts and tables of numbers and words"
+BOTH, THREE = (f"facts and tables of {kinds}" for kinds in ("numbers and words", "numbers, words and codes"))
 ONCE, OFTEN = "facts of four kinds, asked once", f"{BOTH}, asked up to four times"
+CODES = f"{THREE}, asked up to four times"
 TAUGHT = {
     "wordings_qwen-none-facts-16M": ("none", ONCE, SLOW),
     "wordings_qwen-none-facts-12M-once": ("none", f"{BOTH}, asked once", SLOW),
     "wordings_qwen-none-facts-12M-slow": ("none", OFTEN, SLOW),
     "wordings_qwen-none-facts-12M": ("none", OFTEN, FAST),
     "wordings_qwen-none-facts-21M": ("none", OFTEN, FAST),
+    "wordings_qwen-none-facts-muon-14M": ("none", CODES, f"{FAST}, Muon"),
+    "wordings_qwen-none-facts-muon": ("none", CODES, f"{FAST}, Muon"),
     "wordings_qwen-blind-facts-19M": ("4 and 9", ONCE, SLOW),
     "wordings_qwen-blind-facts-13M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-24M": ("4 and 9", OFTEN, FAST),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.quality import collect, plots, rows, words
 from benchmarks.quality.rows import Row
-from benchmarks.quality.wordings import jobs, parts, shares
+from benchmarks.quality.wordings import jobs, misses, parts, shares
 from benchmarks.quality.wordings import measure as wordings
 from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.errors import TrainingError
@@ -208,6 +208,14 @@ def test_a_part_is_measured_when_its_training_was_cut_short_and_tried_again_when
 def test_a_part_names_its_command() -> None:
     command = wordings._command(parts.parse("qwen-none-row-16M"), {2048: 8, 8192: 4}, ["eval.tokens=32K"])
     assert command.endswith("--parts qwen-none-row-16M --lengths 2048,8192 --samples 8,4 --set eval.tokens=32K")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [([False] * 3, "right"), ([True, False, True], "00"), ([False, True, True], "01"), ([False, False, True], "last")],
+)
+def test_an_answer_goes_wrong_at_its_first_wrong_token(wrong: list[bool], place: str) -> None:
+    assert misses._place(wrong) == place
 
 
 def test_a_part_is_finished_unless_it_was_cut_short(tmp_path: Path) -> None:

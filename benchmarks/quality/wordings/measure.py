@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.quality.convert import commit, measure
 from benchmarks.quality.wordings.jobs import CUT
+from benchmarks.quality.wordings.misses import misses
 from benchmarks.quality.wordings.own_forms import own_forms
 from benchmarks.quality.wordings.parts import TEACHERS, Part, Place, overrides
 from sse_convert.checkpoints.identity import STAGE_FILE
@@ -59,6 +60,8 @@ def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], o
         report, kept = _converted(recipe, source, changed, out, cut=cut)
         if recipe.data.needles.share:
             report["own_forms"] = own_forms(folder, place.books / ESSAY, recipe.data.needles, min(samples))
+        if recipe.eval.needle is not None:
+            report["misses"] = misses(folder, place.books / ESSAY, recipe.data.needles.words, recipe.eval.needle)
     if teacher.ruler:
         report["ruler"] = ruler(folder, place.books / ESSAY, samples, kept.with_suffix(f"{kept.suffix}.ruler"))
     write_json(out, {**report, "command": _command(part, samples, changes), "part": part.name})

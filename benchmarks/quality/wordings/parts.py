@@ -164,6 +164,7 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
         *variant.changes,
         *(f"stages.{i}.tokens={n}" for i, n in enumerate(part.stages)),
         *(f"stages.{i}.optimizer=adamw" for i in range(2)),
+        *(f"stages.{i}.checkpoint_steps=500" for i in range(2)),
         "train.cuda_graphs=true",
         "train.compile=false",  # a minute for each part, which graphs of a small model hardly gain back
         "eval.needle=" + ("null" if teacher.ruler else needle),
