@@ -245,13 +245,12 @@ def _chosen(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Recipe:
         TrainingError: an earlier run chose other layers.
     """
     asked = _as_asked(recipe, steps)
-    choice = open_choice(asked, teacher.num_layers)
-    if choice is None:
+    if open_choice(asked, teacher.num_layers) is None:
         return recipe
     inputs = choice_inputs(asked, teacher)
     team = Team.of(steps.accelerator)
     folder = steps.alone(
-        "select", inputs, lambda at: choose_layers(asked, at, teacher, choice, team), helped=True, resumes=True
+        "select", inputs, lambda at: choose_layers(asked, at, teacher, team), helped=True, resumes=True
     )
     found = chosen_recipe(asked, read_stage_record(folder)["report"]["choices"][0]["kept"])
     if asked is not recipe:

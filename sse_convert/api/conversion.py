@@ -40,32 +40,34 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
 
 def select(
     source: RecipeLike,
-    keep: int,
-    out: Path | str,
+    keep: int | None = None,
+    out: Path | str = "out/select",
     *,
     methods: Sequence[str] = ("greedy",),
     text: Path | str | None = None,
-    stand_in: str = "sliding",
-    tokens: int = 8192,
-    length: int = 1024,
-    samples: int = 16,
+    stand_in: str | None = None,
+    tokens: int | None = None,
+    length: int | None = None,
+    samples: int | None = None,
     recall_weight: float = 1.0,
     device: str | None = None,
     overrides: Sequence[str] | None = None,
 ) -> "SelectReport":
-    """Choose which layers stay softmax attention, before any training.
+    """Choose which layers stay softmax attention, before any training. What is not given is as `run` would take it from
+    the recipe.
 
     Args:
         source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
-        keep: layers to keep.
+        keep: layers to keep; unset: as many as the recipe's `layers.select` says.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
         methods: of greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
             (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
-        text: file or folder to use in place of the recipe's `data.valid`.
-        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's.
-        tokens: running text to predict.
-        length: tokens per row.
-        samples: needle (or copy) rows.
+        text: file or folder to use in place of the recipe's `data.train`.
+        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window as
+            wide as that beside SSE.
+        tokens: running text to predict; unset: 8,192 or one row.
+        length: tokens per row; unset: those of the recipe's longest rows, 1,024 to 4,096.
+        samples: needle (or copy) rows; unset: 16.
         recall_weight: recall beside text, both in nats per token.
         device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
         overrides: `a.b=c` assignments (for a file, a name or a model).
@@ -78,19 +80,24 @@ def select(
         DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
     """
     recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
+    from sse_convert.checkpoints.teacher import open_teacher
+    from sse_convert.selection.automatic import settings_for
     from sse_convert.selection.select import select_layers
-    from sse_convert.selection.setup import SelectSettings
 
-    settings = SelectSettings(
+    teacher = open_teacher(recipe.model, recipe.revision)
+    probed, settings = settings_for(
+        recipe,
+        teacher,
         keep=keep,
-        methods=tuple(methods),
+        methods=methods,
         stand_in=stand_in,
         tokens=tokens,
         length=length,
         samples=samples,
         recall_weight=recall_weight,
     )
-    return select_layers(recipe, Path(out), settings, text=None if text is None else Path(text), device=device)
+    own = None if text is None else Path(text)
+    return select_layers(probed, Path(out), settings, text=own, device=device, teacher=teacher)
 
 
 def convert(

@@ -38,6 +38,8 @@ BY_RECALL = ("recall-ratio",)
 """methods whose score is 0 or noise where recall says nothing; the others then go by text alone"""
 WINDOWS = 4
 """that a row must hold at least, so that there is something they do not see"""
+SHORTEST_ROW = 64
+"""tokens of a row at least"""
 INPUTS = "inputs.json"
 MEASUREMENTS = "measurements.csv"
 
@@ -169,7 +171,8 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
     if not settings.methods or len(set(settings.methods)) < len(settings.methods):
         raise UsageError(f"methods are {list(settings.methods)}", expected="at least one, each once")
     stand_in = known[settings.stand_in]
-    shortest = WINDOWS * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 64
+    windows = WINDOWS * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 0
+    shortest = max(SHORTEST_ROW, windows)
     if not 1 <= settings.keep < len(among):
         raise UsageError(
             f"keep is {settings.keep}",
@@ -208,7 +211,11 @@ def known_mixers(recipe: Recipe) -> dict[str, Mixer]:
 def _sources(recipe: Recipe, text: Path | None) -> list[Source]:
     if text is None:
         if not recipe.data.valid:
-            raise DataError("there is no text to choose by", expected="data.valid in the recipe", fix="give --text")
+            raise DataError(
+                "there is no text to choose layers by",
+                expected="data.train in the recipe",
+                fix="add a source, give `select --text`, or name the layers in layers.select.chosen",
+            )
         return recipe.data.valid
     if not text.exists():
         raise DataError(

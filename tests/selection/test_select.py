@@ -27,7 +27,7 @@ from sse_convert.selection.select import settle_recall
 from tests.selection.conftest import RETRIEVES, TEACHER, TEXT
 from tests.surgery.models import save_source
 
-SMALL = {"text": TEXT, "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
+SMALL = {"text": TEXT, "stand_in": "sliding", "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
 WINDOW = ["mixers.sliding.window=32"]
 METHODS = ["greedy", "kl-restore", "sensitivity", "recall-ratio", "uniform"]
 
@@ -239,7 +239,9 @@ def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
         ({"samples": 0}, UsageError, "samples is 0"),
         ({"recall_weight": -1.0}, UsageError, "recall_weight is -1.0"),
         ({"methods": ["recall-ratio"], "recall_weight": 0.0}, UsageError, "recall has weight 0: text alone decides"),
-        ({"text": None}, DataError, "no text to choose by"),
+        ({"text": None}, DataError, "no text to choose layers by"),
+        ({"keep": None}, UsageError, "how many layers stay softmax attention is not said"),
+        ({"stand_in": None, "length": 63}, UsageError, "length is 63"),
         ({"text": "nowhere.txt"}, DataError, "nowhere.txt does not exist"),
         ({"overrides": ["mixers.sliding.windw=3"]}, RecipeError, "did you mean 'window'"),
     ],

@@ -11,10 +11,11 @@ from torch.multiprocessing import ProcessExitedException
 
 from sse_convert import api, pipeline
 from sse_convert.checkpoints.run_lock import LOCK
-from sse_convert.errors import DataError, RecipeError, TrainingError
+from sse_convert.errors import DataError, RecipeError, TrainingError, UsageError
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import choosing, load_recipe
 from sse_convert.recipe.choosing import chosen_recipe
+from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
 from sse_convert.selection.measure import Meter
 from tests.training.launched import fresh_accelerate
@@ -175,3 +176,29 @@ def test_runs_without_a_choice_have_the_inputs_of_older_versions(recipe, tmp_pat
     run_recipe(recipe(layers={"pattern": ["sse", "full"]}, stages=()))
     record = json.loads((tmp_path / "out.stages" / "00-convert" / "stage.json").read_text())
     assert record["inputs"]["layers"].keys() == {"pattern", "ratio", "keep", "overrides"}
+
+
+def test_select_chooses_as_a_run_does(recipe, tmp_path):
+    asked = recipe(stages=())
+    run_recipe(asked)
+    (ran,) = (tmp_path / "out.stages").glob("*-select/selection.json")
+    api.select(asked, out=tmp_path / "own")
+    own, whole = (json.loads(path.read_text()) for path in (tmp_path / "own" / "selection.json", ran))
+    for key in ("keep", "layers", "stand_in", "recall", "conditions"):
+        assert own[key] == whole[key], key
+    assert [choice["kept"] for choice in own["choices"]] == [choice["kept"] for choice in whole["choices"]]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_select_takes_another_number_than_the_recipe_s(recipe, tmp_path, keep):
+    asked = recipe(stages=(), layers={"pattern": ["sse", "sse", "sse"], "select": {"keep": 1}})
+    api.select(asked, keep, tmp_path / "own")
+    layers = yaml.safe_load((tmp_path / "own" / "layers.yaml").read_text())["layers"]
+    assert layers["select"]["keep"] == len(layers["select"]["chosen"]) == keep
+    names, _ = resolve(recipe(stages=(), layers=layers), 3)
+    assert names.count("full") == keep
+
+
+def test_select_refuses_more_than_there_is_to_choose_from(recipe, tmp_path):
+    with pytest.raises(UsageError, match="keep is 3"):
+        api.select(recipe(stages=()), 3, tmp_path / "own")
