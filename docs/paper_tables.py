@@ -74,16 +74,18 @@ def _growth() -> Iterator[tuple[str, ...]]:
 
 
 def _states() -> Iterator[tuple[str, ...]]:
-    for row in _judged_states():
+    tokens, rows = _judged_states()
+    where = f"states after {tokens:,} tokens of training" if tokens else "states after calibration"
+    for row in rows:
         found = f"{_number(row['sse'])} and {_number(row['gla'])}, true in {row['true']} of {row['layers']} layers"
-        yield row["claim"], "states after calibration", found, row["outcome"], ""
+        yield row["claim"], where, found, row["outcome"], ""
 
 
-def _judged_states() -> list[dict[str, Any]]:
-    """Sentences about states, after the most training there is."""
-    by_tokens = json.loads(STATES.read_text(encoding="utf-8"))["sentences"]
-    rows: list[dict[str, Any]] = by_tokens[max(by_tokens, key=int)]
-    return rows
+def _judged_states() -> tuple[int, list[dict[str, Any]]]:
+    """The most training that there is, in tokens, and sentences about the states after it."""
+    by_tokens: dict[str, list[dict[str, Any]]] = json.loads(STATES.read_text(encoding="utf-8"))["sentences"]
+    most = max(map(int, by_tokens))
+    return most, by_tokens[str(most)]
 
 
 def _number(value: float) -> str:

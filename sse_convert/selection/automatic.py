@@ -123,7 +123,13 @@ def settings_for(
     Args:
         recipe: with or without `layers.select`.
         teacher: the recipe's model.
-        keep, methods, stand_in, tokens, length, samples, recall_weight: as of `api.select`.
+        keep: layers to keep.
+        methods: the first that can be used decides.
+        stand_in: mixer that replaces layers while choosing.
+        tokens: running text to predict.
+        length: tokens per row.
+        samples: recall rows.
+        recall_weight: recall beside text, both in nats per token.
 
     Raises:
         UsageError: neither says how many layers to keep.
