@@ -63,8 +63,8 @@ def select(
         methods: of greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
             (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
         text: file or folder to use in place of the recipe's `data.train`.
-        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window as
-            wide as that beside SSE.
+        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window
+            as wide as that beside SSE.
         tokens: running text to predict; unset: 8,192 or one row.
         length: tokens per row; unset: those of the recipe's longest rows, 1,024 to 4,096.
         samples: needle (or copy) rows; unset: 16.
@@ -81,7 +81,7 @@ def select(
     """
     recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
     from sse_convert.checkpoints.teacher import open_teacher
-    from sse_convert.selection.automatic import settings_for
+    from sse_convert.selection.from_recipe import settings_for
     from sse_convert.selection.select import select_layers
 
     teacher = open_teacher(recipe.model, recipe.revision)

@@ -202,3 +202,11 @@ def test_select_takes_another_number_than_the_recipe_s(recipe, tmp_path, keep):
 def test_select_refuses_more_than_there_is_to_choose_from(recipe, tmp_path):
     with pytest.raises(UsageError, match="keep is 3"):
         api.select(recipe(stages=()), 3, tmp_path / "own")
+
+
+def test_select_swaps_the_recipe_s_layers_for_its_window(recipe, tmp_path):
+    mixers = {"sse+sliding": {"num_partitions": 4, "top_k": 1, "window": 5, "sinks": 2}}
+    layers = {"pattern": ["sse+sliding", "full", "sse+sliding"], "select": {"keep": 1}}
+    report = api.select(recipe(stages=(), layers=layers, mixers=mixers), out=tmp_path / "own")
+    assert report.conditions["among"] == (0, 2)
+    assert (report.stand_in["window"], report.stand_in["sinks"]) == (5, 2)

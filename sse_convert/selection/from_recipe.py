@@ -1,0 +1,95 @@
+"""A selection as a recipe has it: `run` makes it so, and the command `select` where nothing else is asked for.
+
+It is greedy, on training text, with rows as long as the recipe's. Windows stand in for what layers become: untrained
+SSE says nothing of what trained SSE will find.
+"""
+
+import dataclasses as dc
+from collections.abc import Sequence
+
+from sse_convert.checkpoints.load_model import context_limit
+from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.errors import UsageError
+from sse_convert.mixers import FULL, SlidingMixer, WindowMixer
+from sse_convert.recipe.choosing import METHOD, TEXT_TOKENS, ProbeRows, probe_rows
+from sse_convert.recipe.pattern import choice_of, expand_pattern
+from sse_convert.recipe.schema import Recipe
+from sse_convert.selection.select import replacement
+from sse_convert.selection.setup import SHORTEST_ROW, WINDOWS, SelectSettings, known_mixers
+
+STAND_IN = "sliding"
+"""name of the mixer that replaces layers while choosing"""
+
+
+def settings_for(
+    recipe: Recipe,
+    teacher: Teacher,
+    *,
+    keep: int | None = None,
+    methods: Sequence[str] = (METHOD,),
+    stand_in: str | None = None,
+    tokens: int | None = None,
+    length: int | None = None,
+    samples: int | None = None,
+    recall_weight: float = 1.0,
+) -> tuple[Recipe, SelectSettings]:
+    """Settings of a selection, those that are None as the recipe has them, and the recipe as it reads them.
+
+    Args:
+        recipe: with or without `layers.select`.
+        teacher: the recipe's model.
+        keep: layers to keep.
+        methods: the first that can be used decides.
+        stand_in: mixer that replaces layers while choosing.
+        tokens: running text to predict.
+        length: tokens per row.
+        samples: recall rows.
+        recall_weight: recall beside text, both in nats per token.
+
+    Raises:
+        UsageError: neither says how many layers to keep.
+        RecipeError: `layers.select` does not fit the model.
+    """
+    select, among = recipe.layers.select, None
+    if select is not None:
+        names = expand_pattern(recipe.layers, known_mixers(recipe), teacher.num_layers)
+        among = tuple(i for i, name in enumerate(names) if name != FULL)
+        select = dc.replace(select, keep=select.keep if keep is None else keep, chosen=None)
+        keep = choice_of(select, names).keep if keep is None else keep
+        recipe = dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
+    if keep is None:
+        raise UsageError(
+            "how many layers stay softmax attention is not said",
+            expected="a number of layers, or a recipe with layers.select",
+            fix="give --keep 2, or set layers: {pattern: [sse+sliding], select: {keep: 25%}} in the recipe",
+        )
+    rows = probe_rows(recipe, context_limit(teacher.config))
+    if length is not None:
+        rows = dc.replace(rows, length=length, text=max(1, TEXT_TOKENS // max(1, length)))
+    settings = SelectSettings(
+        keep=keep,
+        among=among,
+        methods=tuple(methods),
+        stand_in=stand_in or STAND_IN,
+        tokens=rows.text * rows.length if tokens is None else tokens,
+        length=rows.length,
+        samples=rows.recall if samples is None else samples,
+        recall_weight=recall_weight,
+    )
+    return read_for_selection(recipe, rows, windows=stand_in is None), settings
+
+
+def read_for_selection(recipe: Recipe, rows: ProbeRows, *, windows: bool = True) -> Recipe:
+    """The recipe as a selection reads it: training text, so that held-out text decides nothing, and with `windows` a
+    stand-in as wide as the window beside SSE, at most a quarter of a row."""
+    sources = recipe.data.train or recipe.data.valid
+    recipe = dc.replace(recipe, data=dc.replace(recipe.data, valid=sources))
+    if not windows or rows.length < SHORTEST_ROW:
+        return recipe
+    mixers = known_mixers(recipe)
+    beside = mixers[replacement(recipe)]
+    window = beside if isinstance(beside, WindowMixer) else mixers[STAND_IN]
+    assert isinstance(window, WindowMixer)
+    sinks = min(window.sinks, rows.length // WINDOWS - 1)
+    stand_in = SlidingMixer(window=min(window.window, rows.length // WINDOWS - sinks), sinks=sinks)
+    return dc.replace(recipe, mixers={**recipe.mixers, STAND_IN: stand_in})
