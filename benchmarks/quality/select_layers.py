@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     start, cpu = time.monotonic(), time.process_time()
     report = api.select(
         options.recipe, options.keep, options.work / "choose", methods=METHODS, text=options.text,
-        overrides=options.set, device=options.device, **CHOOSE,
+        overrides=options.set, device=options.device, stand_in="sliding", **CHOOSE,
     )  # fmt: skip
     seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu
     say("\n".join(report.lines()))
