@@ -36,13 +36,14 @@ BLIND, LLAMA_BLIND = ("Qwen3, 32M", "2 of 10 that retrieve nothing"), ("Llama, 3
 ALONE, ALL = "converted layers", "all weights"
 TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
 FACTS, QUOTES = "nine rows in ten of facts and tables, and their answers", "nine rows in ten of repeated passages"
+MUON = f"{ALL}, by Muon; {FACTS}"
 TAUGHT_BEST = "wordings_qwen-none-facts-21M"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
-    Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", f"{ALL}, by Muon; {FACTS}"),
+    Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
     Line(TAUGHT_BEST, "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
-    Line("wordings_llama-blind-facts-muon", *LLAMA_BLIND, f"{ALL}, by Muon; {FACTS}"),
+    Line("wordings_llama-blind-facts-muon", *LLAMA_BLIND, MUON),
 )
 """what the README shows"""
 TRIALS = (
@@ -58,7 +59,7 @@ TRIALS = (
     Line("wordings_llama-select-row", *LLAMA, f"{ALL}; {ROW}"),
     Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
     *LINES[2:],
-    Line("wordings_llama-blind-facts-muon-13M", *LLAMA_BLIND, f"{ALL}, by Muon; {FACTS}"),
+    Line("wordings_llama-blind-facts-muon-13M", *LLAMA_BLIND, MUON),
     Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
     Line("wordings_llama-blind-row-9M", *LLAMA_BLIND, f"{ALL}; {ROW}"),
     Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
@@ -68,14 +69,14 @@ TRIALS = (
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
-    Line("wordings_qwen-none-facts-muon", "Qwen3, 32M", "none", f"{ALL}, by Muon; {FACTS}"),
+    Line("wordings_qwen-none-facts-muon", "Qwen3, 32M", "none", MUON),
     Line("wordings_qwen-none-quotes-11M", "Qwen3, 32M", "none", f"{ALL}; {QUOTES}"),
 )
 """what the page shows"""
 SLOW, FAST = "0.0004, 0.004, 0.00005", "0.001, 0.006, 0.0002"
-BOTH, THREE = (f"facts and tables of {kinds}" for kinds in ("numbers and words", "numbers, words and codes"))
+BOTH = "facts and tables of numbers and words"
 ONCE, OFTEN = "facts of four kinds, asked once", f"{BOTH}, asked up to four times"
-CODES = f"{THREE}, asked up to four times"
+CODES = "facts and tables of numbers, words and codes, asked up to four times"
 TAUGHT = {
     "wordings_qwen-none-facts-16M": ("none", ONCE, SLOW),
     "wordings_qwen-none-facts-12M-once": ("none", f"{BOTH}, asked once", SLOW),

@@ -100,7 +100,9 @@ def needle_score(
     size = max(1, batch_tokens // len(samples[0].token_ids))
     for first in range(0, len(samples), size):
         batch = samples[first : first + size]
-        hits += [(sample.depth, int(hit)) for sample, hit in zip(batch, _hits(model, batch), strict=True)]
+        hits += [
+            (sample.depth, int(all(right))) for sample, right in zip(batch, right_tokens(model, batch), strict=True)
+        ]
         if bar is not None:
             bar.update(len(batch))
     return NeedleScore(
@@ -129,10 +131,16 @@ def depth_entries(depths: Sequence[Accuracy]) -> list[dict[str, float | int | No
 
 
 @torch.no_grad()
-def _hits(model: "PreTrainedModel", batch: Sequence[NeedleSample]) -> Iterator[bool]:
+def right_tokens(model: "PreTrainedModel", batch: Sequence[NeedleSample]) -> Iterator[list[bool]]:
+    """Of each answer whether its tokens are the model's first choice, given the right ones before them.
+
+    Args:
+        model: causal language model in evaluation mode.
+        batch: rows of equal length, read in one pass.
+    """
     rows = torch.tensor([sample.token_ids for sample in batch], device=model.device)
     longest = max(sample.answer_len for sample in batch)
     logits = model(input_ids=rows, use_cache=False, logits_to_keep=longest + 1).logits
-    right = logits[:, :-1].argmax(-1) == rows[:, -longest:]
+    right = (logits[:, :-1].argmax(-1) == rows[:, -longest:]).tolist()
     for row, sample in zip(right, batch, strict=True):
-        yield bool(row[-sample.answer_len :].all())
+        yield row[-sample.answer_len :]

@@ -83,7 +83,12 @@ def probe_rows(recipe: Recipe, limit: int | None) -> ProbeRows:
     needle = recipe.eval.needle
     lengths = [stage.seq_len for stage in recipe.stages] + (needle.lengths if needle else [])
     length = min(max(SHORTEST, *lengths, 0), LONGEST, limit or LONGEST)
-    return ProbeRows(length=length, text=max(1, TEXT_TOKENS // length), recall=RECALL_ROWS)
+    return rows_of(length)
+
+
+def rows_of(length: int) -> ProbeRows:
+    """Rows of so many tokens."""
+    return ProbeRows(length=length, text=max(1, TEXT_TOKENS // max(1, length)), recall=RECALL_ROWS)
 
 
 def greedy_sets(*, keep: int, among: int) -> int:

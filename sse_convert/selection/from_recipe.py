@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import UsageError
-from sse_convert.mixers import FULL, SlidingMixer, WindowMixer
-from sse_convert.recipe.choosing import METHOD, TEXT_TOKENS, ProbeRows, probe_rows
-from sse_convert.recipe.pattern import choice_of, expand_pattern
+from sse_convert.mixers import SlidingMixer, WindowMixer
+from sse_convert.recipe.choosing import METHOD, ProbeRows, open_choice, probe_rows, rows_of
 from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.select import replacement
 from sse_convert.selection.setup import SHORTEST_ROW, WINDOWS, SelectSettings, known_mixers
@@ -50,25 +49,20 @@ def settings_for(
         UsageError: neither says how many layers to keep.
         RecipeError: `layers.select` does not fit the model.
     """
-    select, among = recipe.layers.select, None
-    if select is not None:
-        names = expand_pattern(recipe.layers, known_mixers(recipe), teacher.num_layers)
-        among = tuple(i for i, name in enumerate(names) if name != FULL)
-        select = dc.replace(select, keep=select.keep if keep is None else keep, chosen=None)
-        keep = choice_of(select, names).keep if keep is None else keep
-        recipe = dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
+    choice = open_choice(_asking(recipe, None), teacher.num_layers)
+    recipe = _asking(recipe, keep)
+    if keep is None and choice is not None:
+        keep = choice.keep
     if keep is None:
         raise UsageError(
             "how many layers stay softmax attention is not said",
             expected="a number of layers, or a recipe with layers.select",
             fix="give --keep 2, or set layers: {pattern: [sse+sliding], select: {keep: 25%}} in the recipe",
         )
-    rows = probe_rows(recipe, context_limit(teacher.config))
-    if length is not None:
-        rows = dc.replace(rows, length=length, text=max(1, TEXT_TOKENS // max(1, length)))
+    rows = probe_rows(recipe, context_limit(teacher.config)) if length is None else rows_of(length)
     settings = SelectSettings(
         keep=keep,
-        among=among,
+        among=None if choice is None else choice.among,
         methods=tuple(methods),
         stand_in=stand_in or STAND_IN,
         tokens=rows.text * rows.length if tokens is None else tokens,
@@ -79,17 +73,27 @@ def settings_for(
     return read_for_selection(recipe, rows, windows=stand_in is None), settings
 
 
+def _asking(recipe: Recipe, keep: int | None) -> Recipe:
+    """The recipe with nothing chosen in its `layers.select`, if it has one, and another number of layers there."""
+    select = recipe.layers.select
+    if select is None:
+        return recipe
+    select = dc.replace(select, keep=select.keep if keep is None else keep, chosen=None)
+    return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
+
+
 def read_for_selection(recipe: Recipe, rows: ProbeRows, *, windows: bool = True) -> Recipe:
     """The recipe as a selection reads it: training text, so that held-out text decides nothing, and with `windows` a
     stand-in as wide as the window beside SSE, at most a quarter of a row."""
     sources = recipe.data.train or recipe.data.valid
     recipe = dc.replace(recipe, data=dc.replace(recipe.data, valid=sources))
-    if not windows or rows.length < SHORTEST_ROW:
+    if not windows:
         return recipe
     mixers = known_mixers(recipe)
     beside = mixers[replacement(recipe)]
     window = beside if isinstance(beside, WindowMixer) else mixers[STAND_IN]
     assert isinstance(window, WindowMixer)
-    sinks = min(window.sinks, rows.length // WINDOWS - 1)
-    stand_in = SlidingMixer(window=min(window.window, rows.length // WINDOWS - sinks), sinks=sinks)
+    most = max(rows.length, SHORTEST_ROW) // WINDOWS
+    sinks = min(window.sinks, most - 1)
+    stand_in = SlidingMixer(window=min(window.window, most - sinks), sinks=sinks)
     return dc.replace(recipe, mixers={**recipe.mixers, STAND_IN: stand_in})

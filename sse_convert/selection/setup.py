@@ -195,7 +195,7 @@ def _unfit_length(settings: SelectSettings, stand_in: Mixer, shortest: int, limi
     """Rows that are too short for the stand-in's window, or longer than the context, with options that do."""
     most = min(settings.length, limit or settings.length)
     reason, fix = "", f"give --length {max(most, shortest)}"
-    if isinstance(stand_in, WindowMixer) and most < shortest:
+    if isinstance(stand_in, WindowMixer) and SHORTEST_ROW <= most < shortest:
         reason = " (four windows, so that there is something they do not see)"
         smaller = f"--length {most} --set mixers.{settings.stand_in}.window={max(1, most // 8)}"
         fix = f"give a smaller window: {smaller}" if shortest > (limit or shortest) else f"{fix}, or {smaller}"

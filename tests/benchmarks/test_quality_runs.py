@@ -211,11 +211,11 @@ def test_a_part_names_its_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "place"),
-    [([False] * 3, "right"), ([True, False, True], "00"), ([False, True, True], "01"), ([False, False, True], "last")],
+    ("right", "place"),
+    [([True] * 3, "right"), ([False, True, False], "00"), ([True, False, False], "01"), ([True, True, False], "last")],
 )
-def test_an_answer_goes_wrong_at_its_first_wrong_token(wrong: list[bool], place: str) -> None:
-    assert misses._place(wrong) == place
+def test_an_answer_goes_wrong_at_its_first_wrong_token(right: list[bool], place: str) -> None:
+    assert misses._place(right) == place
 
 
 def test_a_part_is_finished_unless_it_was_cut_short(tmp_path: Path) -> None:

@@ -271,6 +271,12 @@ def test_a_length_that_does_not_fit_has_a_fix_that_does(length, limit, fix):
     assert setup.WINDOWS * (window + 4) <= int(told["--length"]) <= limit
 
 
+def test_rows_below_the_shortest_are_told_the_shortest(tmp_path):
+    with pytest.raises(UsageError, match="length is 63") as caught:
+        choose(tmp_path / "out", stand_in=None, length=63)
+    assert caught.value.fix == "give --length 64"
+
+
 def test_a_foreign_folder_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "load_model", None)
     (tmp_path / "notes.txt").write_text("mine")

@@ -18,6 +18,8 @@ from benchmarks.quality.wordings.parts import TEACHERS, Part, Place, overrides
 from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.load_model import device_name, load_model, load_tokenizer
 from sse_convert.console import say
+from sse_convert.data.needle import load_words
+from sse_convert.data.tokens import token_ids
 from sse_convert.errors import TrainingError
 from sse_convert.evaluation.controls import stages_folder
 from sse_convert.evaluation.ruler import RULER_TASKS, load_material
@@ -58,13 +60,23 @@ def run(part: Part, place: Place, samples: dict[int, int], changes: list[str], o
         changed = [*own, *changes]
         recipe, folder = load_recipe(source, changed), place.model
         report, kept = _converted(recipe, source, changed, out, cut=cut)
-        if recipe.data.needles.share:
-            report["own_forms"] = own_forms(folder, place.books / ESSAY, recipe.data.needles, min(samples))
-        if recipe.eval.needle is not None:
-            report["misses"] = misses(folder, place.books / ESSAY, recipe.data.needles.words, recipe.eval.needle)
+        report |= _looks(recipe, folder, place.books / ESSAY, min(samples))
     if teacher.ruler:
         report["ruler"] = ruler(folder, place.books / ESSAY, samples, kept.with_suffix(f"{kept.suffix}.ruler"))
     write_json(out, {**report, "command": _command(part, samples, changes), "part": part.name})
+
+
+def _looks(recipe: Recipe, folder: Path, essay: Path, length: int) -> dict[str, Any]:
+    """What a model answers in the forms of its training, if that planted rows, and where answers go wrong in the
+    wording of `eval.needle`, if that asks."""
+    needles, asked, found = recipe.data.needles, recipe.eval.needle, {}
+    model, tokenizer, words = load_model(folder), load_tokenizer(folder), load_words(needles.words)
+    (haystack,) = token_ids(tokenizer, [essay.read_text(encoding="utf-8")])
+    if needles.share:
+        found["own_forms"] = own_forms(model, tokenizer, haystack, words, needles, length)
+    if asked is not None:
+        found["misses"] = misses(model, tokenizer, haystack, words, asked)
+    return found
 
 
 def _command(part: Part, samples: dict[int, int], changes: list[str]) -> str:

@@ -6,15 +6,13 @@ values differ, so a model that finds any value at all has most of them right.
 
 import itertools
 import random
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from sse_convert.checkpoints.load_model import load_model, load_tokenizer
-from sse_convert.data.needle import load_words
+from sse_convert.data.needle import KeyWords
 from sse_convert.data.recall_rows import RecallRow, recall_row
-from sse_convert.data.tokens import token_ids
 from sse_convert.recipe.schema import Needles
 
 ROWS = 64
@@ -22,18 +20,20 @@ ROWS = 64
 SEED = 7
 
 
-def own_forms(folder: Path, text: Path, needles: Needles, length: int) -> dict[str, dict[str, int]]:
+def own_forms(
+    model: Any, tokenizer: Any, haystack: Sequence[int], words: KeyWords, needles: Needles, length: int
+) -> dict[str, dict[str, int]]:
     """By form: `answers` asked for, those that are `right` as a whole, and those of which the `first` token is right
     that the row's answers do not have in common.
 
     Args:
-        folder: of the model.
-        text: a file of held-out text, in which facts are planted.
+        model: causal language model in evaluation mode.
+        tokenizer: the model's.
+        haystack: tokens of held-out text, in which facts are planted.
+        words: key words.
         needles: forms, kinds and numbers, as of the training.
         length: tokens of a row.
     """
-    model, tokenizer, words = load_model(folder), load_tokenizer(folder), load_words(needles.words)
-    (haystack,) = token_ids(tokenizer, [text.read_text(encoding="utf-8")])
     found = {}
     for form in needles.drawn_forms():
         one = Needles(forms={form: 1.0}, keys=needles.keys, kinds=needles.kinds, early=needles.early)
