@@ -15,6 +15,8 @@ from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.errors import TrainingError
 from sse_convert.evaluation.controls import stages_folder
 from sse_convert.recipe import load_recipe
+from sse_convert.training.schedule import Schedule
+from sse_convert.training.stage_record import write_record
 
 TABLE = rows.read(collect.TABLE)
 REPORTS = collect.reports()
@@ -236,5 +238,17 @@ def test_a_training_that_was_stopped_ends_where_it_is_saved(tmp_path: Path) -> N
         (stages / f"02-distill.work/step-{saved}").mkdir(parents=True)
     assert wordings.ends_of(recipe) == {0: 3 * step, 1: step}
     (stages / "02-distill").mkdir()
-    (stages / "02-distill" / STAGE_FILE).touch()
+    write_record(stages / "02-distill", {}, {"steps": Schedule.of(recipe.stages[0]).steps})
     assert wordings.ends_of(recipe) == {1: step}
+    (stages / "outdated-03-long").mkdir()
+    (stages / "outdated-03-long" / STAGE_FILE).touch()
+    assert wordings.ends_of(recipe) == {1: step}
+
+
+def test_a_training_that_was_ended_early_ends_there_again(tmp_path: Path) -> None:
+    recipe = load_recipe(parts.ROOT / parts.PURE, [f"export.dir={tmp_path / 'model'}"])
+    stages, step = stages_folder(tmp_path / "model"), recipe.stages[0].batch_tokens
+    for name, steps in (("02-distill", 3), ("03-long", 1)):
+        (stages / name).mkdir(parents=True)
+        write_record(stages / name, {}, {"steps": steps})
+    assert wordings.ends_of(recipe) == {0: 3 * step, 1: step}

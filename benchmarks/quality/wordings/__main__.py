@@ -5,8 +5,8 @@
     python -m benchmarks.quality.wordings ... --parts qwen-none-row-16M,llama-none-row-16M,llama-teacher --reserve 120
 
 A part writes OUT/PART.json when it is finished. The same command again continues what was cut off. With `--reserve`
-trainings end that many seconds before the limit, and are measured as they are; the same command later trains on. Last
-comes a table of shares of the teachers' scores (`--table`: only that).
+trainings end that many seconds before the limit, and are measured as they are; the same command later trains on, and
+with `--cut` it measures once more. Last comes a table of shares of the teachers' scores (`--table`: only that).
 """
 
 import argparse
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--lengths", default="2048,8192", help="context lengths of the questions")
     arguments.add_argument("--samples", help="questions of each task by length, as 128,64 (default: what targets need)")
     arguments.add_argument("--one", help=argparse.SUPPRESS)
-    arguments.add_argument("--cut", action="store_true", help=argparse.SUPPRESS)
+    arguments.add_argument("--cut", action="store_true", help="train no further: measure what earlier calls left")
     arguments.add_argument("--table", action="store_true", help="show what is finished, run nothing")
     return arguments
 

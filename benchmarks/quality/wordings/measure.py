@@ -15,7 +15,7 @@ from benchmarks.quality.wordings.jobs import CUT
 from benchmarks.quality.wordings.misses import misses
 from benchmarks.quality.wordings.own_forms import own_forms
 from benchmarks.quality.wordings.parts import TEACHERS, Part, Place, overrides
-from sse_convert.checkpoints.identity import STAGE_FILE
+from sse_convert.checkpoints.identity import STAGE_FILE, read_stage_record
 from sse_convert.checkpoints.load_model import device_name, load_model, load_tokenizer
 from sse_convert.console import say
 from sse_convert.data.needle import load_words
@@ -102,34 +102,38 @@ def _converted(recipe: Recipe, source: str, changed: list[str], out: Path, *, cu
 
 
 def ends_of(recipe: Recipe) -> dict[int, int]:
-    """Tokens that each unfinished stage of a stopped run is saved at, by its number; one step where it did not begin.
+    """Tokens at which each stage of a stopped run ends, by its number, where these are not the recipe's: those that it
+    is saved at, one step where it did not begin, and those of a stage that was ended before.
 
     Raises:
         TrainingError: no stage has saved anything.
     """
-    places = [_places(recipe, stage.name) for stage in recipe.stages]
-    ends, begun = {}, False
-    for i, (stage, (folder, saved)) in enumerate(zip(recipe.stages, places, strict=True)):
-        if folder is None:
-            ends[i] = max(saved, default=1) * Schedule.of(stage).step_tokens
-        begun |= folder is not None or bool(saved)
-    if not begun:
+    found = {i: _trained_steps(recipe, stage.name) for i, stage in enumerate(recipe.stages)}
+    if not any(found.values()):
         raise TrainingError(f"nothing is saved in {stages_folder(Path(recipe.export.dir))}", expected="a step")
-    return ends
+    schedules = {i: Schedule.of(recipe.stages[i]) for i in found}
+    return {i: (n or 1) * schedules[i].step_tokens for i, n in found.items() if n != schedules[i].steps}
 
 
-def _places(recipe: Recipe, stage: str) -> tuple[Path | None, list[int]]:
-    """The folder of a stage if it is finished, and the steps at which it is saved."""
-    root = stages_folder(Path(recipe.export.dir))
-    folder = next((path.parent for path in root.glob(f"*-{stage}/{STAGE_FILE}")), None)
-    return folder, [int(path.name.removeprefix("step-")) for path in root.glob(f"*-{stage}.work/step-*")]
+def _trained_steps(recipe: Recipe, stage: str) -> int:
+    """Steps that a stage has made, finished or saved; 0 where there is none."""
+    if (folder := _finished(recipe, stage)) is not None:
+        return int(read_stage_record(folder)["report"]["steps"])
+    saved = stages_folder(Path(recipe.export.dir)).glob(f"*-{stage}.work/step-*")
+    return max((int(path.name.removeprefix("step-")) for path in saved), default=0)
+
+
+def _finished(recipe: Recipe, stage: str) -> Path | None:
+    """The folder of a stage if it is finished."""
+    files = stages_folder(Path(recipe.export.dir)).glob(f"*-{stage}/{STAGE_FILE}")
+    return next((path.parent for path in files if not path.parent.name.startswith("outdated-")), None)
 
 
 def _saving(recipe: Recipe) -> Callable[[int, FrameType | None], None]:
     """What SIGTERM does, once the step at hand is saved: end with `CUT`; nothing while a trained model is measured."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        if any(_places(recipe, stage.name)[0] is None for stage in recipe.stages):
+        if any(_finished(recipe, stage.name) is None for stage in recipe.stages):
             raise SystemExit(CUT)
 
     return end
