@@ -34,8 +34,10 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
     from sse_convert.surgery.plan import make_plan
+    from sse_convert.surgery.text_notes import text_notes
 
-    return dc.replace(make_plan(recipe, allow_pickle=allow_pickle), command=command)
+    made = make_plan(recipe, allow_pickle=allow_pickle)
+    return dc.replace(made, command=command, notes=[*made.notes, *text_notes(recipe.data)])
 
 
 def select(
