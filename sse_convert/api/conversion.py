@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
-    """What a recipe does to its model, and what it costs: layers, memory, GPU hours. Reads configs and headers only.
+    """What a recipe does to its model, and what it costs: layers, memory, GPU hours.
+
+    Of a model it reads configs and headers only; local text of up to 64 MiB it reads as `run` would, for its warnings.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.

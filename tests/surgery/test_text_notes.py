@@ -6,9 +6,11 @@ import pytest
 
 from sse_convert import api
 from sse_convert.data import text_files
+from sse_convert.data.overlap import overlap
 from sse_convert.data.rows import check_sources
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Data, Source
+from sse_convert.surgery import text_notes as module
 from sse_convert.surgery.text_notes import text_notes
 from tests.surgery import models
 
@@ -64,3 +66,33 @@ def test_the_plan_says_it(tmp_path):
     layers, text = {"pattern": ["sse+sliding"]}, {"train": [{"path": str(empty)}]}
     recipe = models.recipe(TEACHER, layers=layers, mixers={}, data=text, calibrate={"enabled": False})
     assert f"note: `run` refuses this recipe: {empty} is empty; remove" in "\n".join(api.plan(recipe).lines())
+
+
+def test_text_in_both_is_warned_of_as_run_does(tmp_path):
+    same = write(tmp_path / "same.txt", LONG)
+    other = write(tmp_path / "other.txt", f"Another text. {LONG}")
+    for found in (data([same], [same]), data(["owner/books", same], ["owner/books"])):
+        expected = overlap(found.train, found.valid)
+        assert len(expected) == 1
+        assert text_notes(found) == expected
+    assert text_notes(data([same], [other])) == []
+
+
+def test_text_elsewhere_hides_no_text_in_both(tmp_path):
+    same = write(tmp_path / "same.txt", LONG)
+    (note,) = text_notes(data([tmp_path / "absent.txt", same], [tmp_path / "missing.txt", same]))
+    assert note == f"1 files of data.valid are in data.train as well, such as {same}"
+
+
+def test_unusable_text_is_refused_as_run_does(tmp_path):
+    binary = write(tmp_path / "binary.txt", "a\0")
+    (note,) = text_notes(data([binary]))
+    assert note.startswith(f"`run` refuses this recipe: {binary} is binary: zero byte at offset 1")
+
+
+def test_large_text_is_left_to_run(tmp_path, monkeypatch):
+    same = write(tmp_path / "same.txt", LONG)
+    monkeypatch.setattr(module, "MOST_BYTES", 2 * len(LONG) - 1)
+    monkeypatch.setattr(text_files, "check_text", lambda path: pytest.fail("read"))
+    (note,) = text_notes(data([same], [same]))
+    assert note == "208 B of local text are not read here: `run` looks for mistakes, and for what data.valid shares"
