@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
-    """What a recipe does to its model, and what it costs: layers, memory, GPU hours. Reads configs and headers only.
+    """What a recipe does to its model, and what it costs: layers, memory, GPU hours.
+
+    Of a model it reads configs and headers only; local text of up to 64 MiB it reads as `run` would, for its warnings.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -34,8 +36,10 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
     from sse_convert.surgery.plan import make_plan
+    from sse_convert.surgery.text_notes import text_notes
 
-    return dc.replace(make_plan(recipe, allow_pickle=allow_pickle), command=command)
+    made = make_plan(recipe, allow_pickle=allow_pickle)
+    return dc.replace(made, command=command, notes=[*made.notes, *text_notes(recipe.data)])
 
 
 def select(

@@ -1,8 +1,8 @@
 """One run at a time in a folder: a locked file that says who runs there, on which machine and since when.
 
-The operating system releases the lock with its process, so a killed run holds none; its file stays, and the next run
-says so. Machines that share a folder may not share locks. There the file's age counts: its writer touches it as long as
-it lives.
+A run that ends removes the file, also when it fails. The operating system releases the lock of a killed run, whose file
+stays, and the next run says so. Machines that share a folder may not share locks. There the file's age counts: its
+writer touches it as long as it lives.
 """
 
 import contextlib
@@ -41,16 +41,15 @@ def run_lock(folder: Path) -> Iterator[None]:
     handle = _locked(path)
     if handle is None:
         raise _taken(folder, _holder(path))
-    try:
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(os.close, handle)
         if (holder := _holder(path)) is not None:
             _require_ended(folder, holder)
+        at_end.callback(path.unlink, missing_ok=True)
         note = {"host": socket.gethostname(), "process": os.getpid(), "began": time.time()}
         path.write_text(json.dumps(note), encoding="utf-8")
-        with _beating(path):
-            yield
-        path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
+        at_end.enter_context(_beating(path))
+        yield
 
 
 def _locked(path: Path) -> int | None:

@@ -116,6 +116,11 @@ def is_local(source: Source) -> bool:
     return source.kind != "teacher" and not _is_hub(source)
 
 
+def is_missing(source: Source) -> bool:
+    """Whether a source is files, and they are not here."""
+    return is_local(source) and not Path(source.path or "").expanduser().exists()
+
+
 def open_files(source: Source, seq_len: int) -> Corpus:
     """Open a local source: check its files, find its documents.
 

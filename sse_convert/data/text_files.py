@@ -57,8 +57,17 @@ def find_files(path: Path) -> list[Path]:
     """The file itself, or the text files of a folder and its subfolders in name order.
 
     Raises:
-        DataError: the path does not exist, or the folder has no file of a known kind.
+        DataError: the path does not exist, the folder has no file of a known kind, or a file is empty.
     """
+    files = _named(path)
+    for file in files:
+        with contextlib.suppress(OSError):  # reading it will say why
+            if file.stat().st_size == 0:
+                raise _empty(file)
+    return files
+
+
+def _named(path: Path) -> list[Path]:
     if path.is_file():
         if path.suffix.lower() in OTHER_FORMATS:
             raise DataError(
@@ -79,6 +88,10 @@ def find_files(path: Path) -> list[Path]:
             f"{path} holds no text", expected=f"files ending in {', '.join(SUFFIXES)}", fix="add text or correct path"
         )
     return files
+
+
+def _empty(path: Path) -> DataError:
+    return DataError(f"{path} is empty", expected="text", fix="remove the file, or put text into it")
 
 
 def check_text(path: Path) -> None:
@@ -104,7 +117,7 @@ def check_text(path: Path) -> None:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", expected="a readable file") from error
     if offset == 0:
-        raise DataError(f"{path} is empty", expected="UTF-8 text", fix="remove the file, or put text into it")
+        raise _empty(path)
     _decode(decoder, b"", path, offset - len(decoder.getstate()[0]), final=True)
 
 
@@ -325,8 +338,6 @@ class ParquetFiles:
     def _open(path: Path) -> Any:
         import pyarrow.parquet as pq
 
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty", expected="a parquet file", fix="remove the file")
         with _reading(str(path)):
             return pq.ParquetFile(path)
 

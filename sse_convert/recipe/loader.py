@@ -31,12 +31,16 @@ def load_recipe(path: FilePath | str, overrides: list[str] | None = None) -> Rec
         UsageError: an override cannot be applied.
     """
     file = _find(path)
-    data, lines = parse(_read(file), str(path))
-    data, sets = apply_overrides({} if data is None else data, overrides or [])
+    written, lines = parse(_read(file), str(path))
+    written = {} if written is None else written
+    data, sets = apply_overrides(written, overrides or [])
     if isinstance(data, dict) and "model_type" in data and "model" not in data:
         what = f"{path} is the configuration of a model"
         raise RecipeError(what, expected="a recipe file (YAML)", fix=new_recipe_command(file.parent))
-    return _checked(data, str(path), lines, sets)
+    recipe, problems = _built(data)
+    if recipe is None:
+        raise problems_error(str(path), problems, lines, sets, _causes(written, overrides or []))
+    return recipe
 
 
 def recipe_or_model(source: FilePath | str, overrides: list[str] | None = None) -> Recipe:
@@ -54,7 +58,7 @@ def recipe_or_model(source: FilePath | str, overrides: list[str] | None = None) 
         return load_recipe(source, overrides)
     bare = {"recipe_version": 1, "model": str(source), "layers": {"pattern": ["sse+sliding"]}, "export": {"dir": "out"}}
     data, sets = apply_overrides(bare, overrides or [])
-    return _checked(data, f"{source} without a recipe", {}, sets)
+    return _checked(data, f"{source} without a recipe", sets)
 
 
 def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:
@@ -63,7 +67,7 @@ def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:
     Raises:
         RecipeError: it has problems.
     """
-    return _checked(data, origin, {}, {})
+    return _checked(data, origin)
 
 
 def recipe_from_checkpoint(sse: dict[str, Any], origin: str) -> Recipe:
@@ -115,17 +119,37 @@ def _read(file: FilePath) -> str:
         ) from error
 
 
-def _checked(data: Any, origin: str, lines: dict[Path, int], sets: dict[Path, str]) -> Recipe:
-    """Build the dataclasses, then look for what makes no sense; raise with every problem found."""
+def _checked(data: Any, origin: str, sets: dict[Path, str] | None = None) -> Recipe:
+    """The recipe that no file holds; raise with every problem found."""
+    recipe, problems = _built(data)
+    if recipe is None:
+        raise problems_error(origin, problems, sets=sets)
+    return recipe
+
+
+def _built(data: Any) -> tuple[Recipe | None, list[Problem]]:
+    """Build the dataclasses, then look for what makes no sense: the recipe, or every problem found."""
     problems: list[Problem] = []
     parts = build_fields(Recipe, _with_defaults(data), (), problems)
     problems += check_together(parts)
     if problems:
-        raise problems_error(origin, problems, lines, sets)
+        return None, problems
     recipe = Recipe(**parts)
-    if problems := list(check(recipe)):
-        raise problems_error(origin, problems, lines, sets)
-    return recipe
+    problems += check(recipe)
+    return (None if problems else recipe), problems
+
+
+def _causes(data: Any, overrides: list[str]) -> dict[Path, str]:
+    """By place, the override with which a problem came up there; none that ended another, which may have hidden it."""
+    causes: dict[Path, str] = {}
+    before = {problem.path for problem in _built(data)[1]}
+    for override in overrides:
+        data, landed = apply_overrides(data, [override])
+        now = {problem.path for problem in _built(data)[1]}
+        if before <= now:
+            causes |= dict.fromkeys(now - before, *landed.values())
+        before = now
+    return causes
 
 
 def problems_error(
@@ -133,12 +157,21 @@ def problems_error(
     problems: list[Problem],
     lines: dict[Path, int] | None = None,
     sets: dict[Path, str] | None = None,
+    causes: dict[Path, str] | None = None,
 ) -> RecipeError:
-    """One error that lists all problems in the order of the file."""
-    lines, sets = lines or {}, sets or {}
+    """One error that lists all problems in the order of the file.
+
+    Args:
+        origin: what was read.
+        problems: all of them.
+        lines: of the file, by place.
+        sets: overrides by the place where they landed.
+        causes: overrides by the place of a problem that came up with them.
+    """
+    lines, sets, causes = lines or {}, sets or {}, causes or {}
     messages = []
     for problem in sorted(problems, key=lambda problem: _order(problem.path, lines)):
-        where = location(problem.path, lines, sets)
+        where = location(problem.path, lines, sets, causes)
         messages.append(f"{where}: {problem.message}" if where else problem.message)
     count = "1 problem" if len(messages) == 1 else f"{len(messages)} problems"
     return RecipeError(

@@ -39,14 +39,14 @@ def suggest(word: object, known: Iterable[str]) -> str:
     return f"; expected one of {', '.join(options)}" if options else ""
 
 
-def location(path: Path, lines: dict[Path, int], sets: dict[Path, str]) -> str:
-    """Where a problem is, for the message: `line 12: stages.0.lr`, or the `--set` that put it there."""
+def location(path: Path, lines: dict[Path, int], sets: dict[Path, str], causes: dict[Path, str]) -> str:
+    """Where a problem is, for the message: `line 12: stages.0.lr`, or the `--set` that put it there or led to it."""
     if path in sets:
         return sets[path]
-    for end in range(len(path), 0, -1):
-        if path[:end] in sets:
-            return f"{sets[path[:end]]}: {dotted(path)}"
-        if path[:end] in lines:
-            return f"line {lines[path[:end]]}: {dotted(path)}"
+    around = (path[:end] for end in range(len(path), 0, -1))
+    near = next((sets.get(place) or f"line {lines[place]}" for place in around if place in sets or place in lines), "")
     made = [spelling for place, spelling in sets.items() if place[: len(path)] == path]
-    return made[0] if made and path else dotted(path)
+    if path and made and not near:
+        return made[0]
+    where = causes.get(path, near)
+    return f"{where}: {dotted(path)}" if where else dotted(path)

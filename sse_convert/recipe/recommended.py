@@ -5,6 +5,7 @@
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
     rows            of the second stage as long as the model's context, at most 32K; of the first a quarter, at most 4K
+    window          the measured one, at most an eighth of the second stage's rows: SSE learns what lies beyond it
     layers          a quarter of those with full attention stay softmax, chosen before training; the others are trained
                     alone
 
@@ -16,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sse_convert.mixers import FULL, SSEMixer, changed_settings
+from sse_convert.mixers import FULL, SSESlidingMixer, changed_settings
 from sse_convert.recipe.loader import load_recipe
 from sse_convert.recipe.schema import LearningRates, Recipe, Stage
 
@@ -33,6 +34,8 @@ LONGEST_ROW = 32768
 SHORT_ROW = 4096
 LEAST_ROWS = 8
 """of a step"""
+WINDOWS = 8
+"""that the second stage's rows hold at least, so that those of the first hold two"""
 MIXER = "sse+sliding"
 STATE_HEADS: Literal["kv"] = "kv"
 """the measured recipe has a state for each query head, which was level in one layer and takes more memory"""
@@ -135,11 +138,16 @@ def recommended_layers(full: Sequence[bool]) -> dict[str, Any]:
     return {"pattern": unit[:period], "select": {"keep": KEEP}}
 
 
-def recommended_mixer() -> dict[str, Any]:
-    """Settings of what other layers become."""
+def recommended_mixer(positions: int = LONGEST_ROW) -> dict[str, Any]:
+    """Settings of what other layers become.
+
+    Args:
+        positions: of the model.
+    """
     mixer = measured().mixers[MIXER]
-    assert isinstance(mixer, SSEMixer)
-    mixer = dc.replace(mixer, state_heads=STATE_HEADS)
+    assert isinstance(mixer, SSESlidingMixer)
+    window = min(mixer.window, max(1, row_lengths(positions)[1] // WINDOWS))
+    mixer = dc.replace(mixer, state_heads=STATE_HEADS, window=window)
     return changed_settings(mixer)
 
 

@@ -220,7 +220,7 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
         "recipe_version": 1,
         "model": wanted.model,
         "layers": recommended_layers(sizes.full),
-        "mixers": {MIXER: recommended_mixer()},
+        "mixers": {MIXER: recommended_mixer(sizes.positions)},
         "calibrate": {"rows": own.calibrate.rows, "seq_len": calibrated},
         "stages": stages,
         "data": {"train": list(wanted.train), "valid": list(wanted.valid)},
@@ -232,6 +232,8 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
 def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
     assert made.plan.choice is not None
     choice, way = made.plan.choice, made.way
+    ruled = f"rates by width ({MEASURED_WIDTH} to {teacher.dims.hidden}), tokens of a step, rows"
+    ruled += "" if made.data["mixers"][MIXER] == recommended_mixer() else ", window"
     kept = f"{choice.keep} of {len(choice.among)} layers stay softmax, chosen before training"
     command = f"sse-convert run {wanted.command}"
     lines = [
@@ -242,7 +244,7 @@ def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
         "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",
         f"Measured, on teachers of 30M and 32M parameters (recipe {MEASURED}): choosing layers, SSE beside a window,",
         "       training of converted layers alone, AdamW, two stages of KL.",
-        f"By rule from there: rates by width ({MEASURED_WIDTH} to {teacher.dims.hidden}), tokens of a step, rows.",
+        f"By rule from there: {ruled}.",
         f"Not measured: this model, its share of layers, its text and tokens, state_heads: {STATE_HEADS}.",
         *([wanted.note] if wanted.note else []),
     ]

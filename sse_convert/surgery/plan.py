@@ -4,14 +4,13 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 """
 
 import dataclasses as dc
-from pathlib import Path
 
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.checkpoints.vocabulary import has_tokenizer
-from sse_convert.data.rows import is_local
+from sse_convert.data.rows import is_missing
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer, document_attention_problem
@@ -270,8 +269,7 @@ def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
 def _not_used_or_missing(recipe: Recipe, names: list[str]) -> list[str]:
     """What the recipe names and no layer uses, or this machine lacks."""
     used = {*names, *pattern_unit(recipe.layers), *recipe.layers.overrides.values()}
-    sources = (source for source in (*recipe.data.train, *recipe.data.valid) if is_local(source))
-    missing = {source.path: None for source in sources if not Path(source.path or "").expanduser().exists()}
+    missing = {source.path: None for source in (*recipe.data.train, *recipe.data.valid) if is_missing(source)}
     return [
         *(f"mixers.{name} is the mixer of no layer" for name in recipe.mixers if name not in used),
         *(f"{path} does not exist here: `run` needs it" for path in missing),

@@ -28,6 +28,15 @@ def test_a_second_run_is_told_who_runs(tmp_path):
         pass
 
 
+def test_a_run_that_is_refused_leaves_no_lock(tmp_path, capsys):
+    with pytest.raises(TrainingError, match="other inputs"), run_lock(tmp_path):
+        raise TrainingError("other inputs")
+    assert list(tmp_path.iterdir()) == []
+    with run_lock(tmp_path):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_the_lock_of_a_killed_run_is_recognised(tmp_path, capsys):
     left_by(tmp_path, socket.gethostname())
     with run_lock(tmp_path):
@@ -42,6 +51,7 @@ def test_a_run_on_another_machine_that_gives_signs_of_life_is_left_alone(tmp_pat
     monkeypatch.setattr(locking.time, "sleep", lambda seconds: os.utime(tmp_path / LOCK))
     with pytest.raises(TrainingError, match="process 4321 on elsewhere"), run_lock(tmp_path):
         pass
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
 
 
 @pytest.mark.parametrize("age", [0, 7200])

@@ -62,6 +62,47 @@ def test_problems_name_the_override(tmp_path, override, problem):
     assert problem in caught.value.problems
 
 
+NO_MULTIPLE = "stages.0.batch_tokens: {} is not a multiple of seq_len * micro_batch ({} * {}); use"
+BATCHED = {**small()["stages"][0], "batch_tokens": 65536}
+
+
+@pytest.mark.parametrize(
+    ("stage", "overrides", "problem"),
+    [
+        ({}, ["stages.0.seq_len=100"], "--set stages.0.seq_len=100: " + NO_MULTIPLE.format(65536, 100, 1)),
+        (
+            {},
+            ["model=x", "stages.align.micro_batch=3", "train.seed=2"],
+            "--set stages.align.micro_batch=3: " + NO_MULTIPLE.format(65536, 512, 3),
+        ),
+        (
+            {},
+            ["stages.0.seq_len=100", "stages.0.micro_batch=3"],
+            "--set stages.0.seq_len=100: " + NO_MULTIPLE.format(65536, 100, 3),
+        ),
+        ({}, ["layers.pattern=[full]"], "--set layers.pattern=[full]: layers: every layer stays 'full'"),
+        ({"batch_tokens": 1000}, ["stages.0.micro_batch=3"], "line 17: " + NO_MULTIPLE.format(1000, 512, 3)),
+        ({"batch_tokens": 1000, "lr": "fast"}, ["stages.0.lr=0.1"], "line 17: " + NO_MULTIPLE.format(1000, 512, 1)),
+    ],
+)
+def test_a_problem_that_follows_from_an_override_names_it(tmp_path, stage, overrides, problem):
+    recipe = small(stages=[{**BATCHED, **stage}])
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, recipe), overrides)
+    (found,) = caught.value.problems
+    assert found.startswith(problem)
+
+
+def test_what_the_file_lacks_because_of_an_override_names_it(tmp_path):
+    recipe = {key: value for key, value in small().items() if key not in ("stages", "data")}
+    stages = "stages=[{name: x, loss: kl, tokens: 64K, seq_len: 512, lr: 0.1}]"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, recipe), [stages])
+    (found,) = caught.value.problems
+    assert found.startswith(f"--set {stages[:80]}")
+    assert "data.train: training stages need a source of text" in found
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -117,6 +117,20 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     assert "it does not fit 1 GPU of 24 GiB" in "\n".join(api.recipes_new(tmp_path, tmp_path / "new.yaml").lines())
 
 
+@pytest.mark.parametrize(("positions", "window"), [(64, 8), (512, 64), (1000, 64), (1024, 128), (40960, 128)])
+def test_a_short_context_has_a_window_that_rows_look_beyond(tmp_path, monkeypatch, positions, window):
+    monkeypatch.setattr(module, "machine_here", lambda: None)
+    config = json.loads((CONFIGS / "qwen3-0.6b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    api.recipes_new(tmp_path, tmp_path / "new.yaml")
+    recipe = load_recipe(tmp_path / "new.yaml")
+    mixer = recipe.mixers["sse+sliding"]
+    assert mixer.window == window
+    assert ("rows, window.\n" in (tmp_path / "new.yaml").read_text()) == (window < 128)
+    assert min(stage.seq_len for stage in recipe.stages) > mixer.window + mixer.sinks
+    assert not any("learns nothing" in note for note in api.plan(tmp_path / "new.yaml").notes)
+
+
 @pytest.mark.parametrize("option", ["--text", "--held-out"])
 def test_a_folder_that_is_not_there_is_no_hub_dataset(tmp_path, monkeypatch, capsys, option):
     monkeypatch.chdir(tmp_path)

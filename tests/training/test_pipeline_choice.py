@@ -10,7 +10,6 @@ from accelerate import PartialState, debug_launcher
 from torch.multiprocessing import ProcessExitedException
 
 from sse_convert import api, pipeline
-from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.errors import DataError, RecipeError, TrainingError, UsageError
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import choosing, load_recipe
@@ -79,19 +78,19 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch, capsys
 def test_the_recipe_beside_the_steps_runs_on_in_them(recipe, tmp_path, monkeypatch):
     run_recipe(recipe())
     stages = tmp_path / "out.stages"
-    before = {path.name for path in stages.iterdir()} - {LOCK}
+    before = {path.name for path in stages.iterdir()}
     monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
     written = load_recipe(stages / "recipe.yaml")
     report = run_recipe(written)
     assert [(step["name"], step["already_done"]) for step in report.steps] == [
         (name, True) for name in ("select", "convert", "uptrain", "export")
     ]
-    assert {path.name for path in stages.iterdir()} - {LOCK} == before
+    assert {path.name for path in stages.iterdir()} == before
     (kept,) = written.layers.select.chosen
     other = chosen_recipe(written, [(kept + 1) % 3])
     with pytest.raises(TrainingError, match=rf"select\.chosen was \[{kept}\], is \[{(kept + 1) % 3}\]"):
         run_recipe(other)
-    assert {path.name for path in stages.iterdir()} - {LOCK} == before
+    assert {path.name for path in stages.iterdir()} == before
 
 
 def forked(recipe):
