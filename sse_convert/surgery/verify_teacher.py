@@ -1,46 +1,28 @@
 """Whether a converted checkpoint has the weights of the model that it was converted from, as far as it can tell."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
 from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
-from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.provenance import UNTRAINED, Provenance
 from sse_convert.checkpoints.teacher import Teacher, source_view
-from sse_convert.checkpoints.tensor_data import named_chunks
 from sse_convert.checkpoints.weights import same_tensors, some
 from sse_convert.console import progress
-from sse_convert.errors import CheckpointError, HubError
+from sse_convert.errors import CheckpointError
 from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.surgery.originals import Original, tensor_digest
 
 Trained = Literal["mixers", "more"] | None
 """converted layers alone, more than those, or not recorded"""
 
 
-def open_given(teacher: Path | str) -> CheckpointFiles:
-    """Open the model that a user named as the teacher, with its weights.
-
-    Raises:
-        CheckpointError, HubError: see `open_checkpoint`; it says that `--teacher` is to be corrected.
-    """
-    try:
-        return download(open_checkpoint(teacher))
-    except HubError as error:
-        fix = "correct --teacher" + (f", or {error.fix}" if error.fix else "")
-        raise HubError(error.what, expected=error.expected, fix=fix) from error
-    except CheckpointError as error:
-        raise CheckpointError(error.what, expected=error.expected, fix="correct --teacher") from error
-
-
-def compare_with_teacher(
-    files: CheckpointFiles, theirs: CheckpointFiles, config: Any, provenance: Provenance | None
-) -> str:
+def compare_with_teacher(files: CheckpointFiles, original: Original, config: Any, provenance: Provenance | None) -> str:
     """Compare a converted checkpoint with a model.
 
     Args:
         files: the checkpoint.
-        theirs: the model, with its weights.
+        original: the model.
         config: the checkpoint's configuration object.
         provenance: the checkpoint's, if it has one.
 
@@ -50,7 +32,7 @@ def compare_with_teacher(
     Raises:
         CheckpointError: the model is evidently another, or what was not trained differs from it.
     """
-    view = source_view(files)
+    view, theirs = source_view(files), original.files
     kept = list(view.files.tensors)
     if unlike := _unlike(view, theirs):
         raise CheckpointError(
@@ -61,7 +43,7 @@ def compare_with_teacher(
     if provenance is None or provenance.stage in UNTRAINED:
         _refuse(different, f"of {len(kept)} tensors", theirs)
         return f"{len(kept)} of {len(kept)} tensors identical to {theirs.name}"
-    return _compare_trained(view, theirs, config, different, _trained(files, provenance.stage))
+    return _compare_trained(view, original, config, different, _trained(files, provenance.stage))
 
 
 def _unlike(view: Teacher, theirs: CheckpointFiles) -> list[str]:
@@ -79,12 +61,10 @@ def _unlike(view: Teacher, theirs: CheckpointFiles) -> list[str]:
     ]
 
 
-def _compare_trained(
-    view: Teacher, theirs: CheckpointFiles, config: Any, different: list[str], trained: Trained
-) -> str:
+def _compare_trained(view: Teacher, original: Original, config: Any, different: list[str], trained: Trained) -> str:
     """The same of a checkpoint of which a part was trained; values count there, and not the dtype."""
-    kept, files = view.files.tensors, view.files
-    cast = {name for name in different if name in theirs.tensors and _same_values(files, theirs, name)}
+    kept, theirs = view.files.tensors, original.files
+    cast = {name for name in different if name in theirs.tensors and _same_values(view.files, original, name)}
     different = [name for name in different if name not in cast]
     if trained == "mixers":
         converted = _converted(view, config)
@@ -107,21 +87,12 @@ def _converted(view: Teacher, config: Any) -> tuple[str, ...]:
     return tuple(view.attention_tensor(layer, "") for layer, mixer in mixers if mixer is not None)
 
 
-def _same_values(files: CheckpointFiles, theirs: CheckpointFiles, name: str) -> bool:
+def _same_values(files: CheckpointFiles, original: Original, name: str) -> bool:
     """Whether a tensor is another model's, stored in another dtype."""
-    ours, other = files.tensors[name], theirs.tensors[name]
+    ours, other = files.tensors[name], original.files.tensors[name]
     if ours.dtype == other.dtype or ours.shape != other.shape:
         return False
-    return _digest(named_chunks(files.folder, name, ours)) == _digest(
-        named_chunks(theirs.folder, name, other, ours.dtype)
-    )
-
-
-def _digest(chunks: Any) -> str:
-    found = hashlib.sha256()
-    for _, data in chunks:
-        found.update(data)
-    return found.hexdigest()
+    return tensor_digest(files, name, ours.dtype) == original.digest(name, ours.dtype)
 
 
 def _trained(files: CheckpointFiles, stage: str) -> Trained:
