@@ -1,5 +1,6 @@
 """Whether a converted checkpoint has the weights of the model that it was converted from, as far as it can tell."""
 
+import dataclasses as dc
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,8 @@ from sse_convert.errors import CheckpointError
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.surgery.originals import Original, tensor_digest
 
-Trained = Literal["mixers", "more"] | None
-"""converted layers alone, more than those, or not recorded"""
+Trained = Literal["nothing", "mixers", "more"] | None
+"""nothing, converted layers alone, more than those, or not recorded"""
 
 
 def compare_with_teacher(files: CheckpointFiles, original: Original, config: Any, provenance: Provenance | None) -> str:
@@ -32,33 +33,54 @@ def compare_with_teacher(files: CheckpointFiles, original: Original, config: Any
     Raises:
         CheckpointError: the model is evidently another, or what was not trained differs from it.
     """
-    view, theirs = source_view(files), original.files
-    kept = list(view.files.tensors)
-    if unlike := _unlike(view, theirs):
-        raise CheckpointError(
-            f"{len(unlike)} of {len(kept)} tensors are missing or of another shape in {theirs.name}: {some(unlike)}"
-        )
-    with progress("comparing with the teacher", len(kept)) as bar:
-        different = same_tensors(files, theirs, kept, bar)
-    if provenance is None or provenance.stage in UNTRAINED:
-        _refuse(different, f"of {len(kept)} tensors", theirs)
-        return f"{len(kept)} of {len(kept)} tensors identical to {theirs.name}"
-    return _compare_trained(view, original, config, different, _trained(files, provenance.stage))
+    view, other = source_view(files), source_view(original.files)
+    size, before = view.text.vocab_size, other.text.vocab_size
+    known = view if size <= before else _without_new_tokens(view, other)
+    _refuse_unlike(known, other)
+    found = _compare(known, original, config, _trained(files, provenance))
+    return found if known is view else f"{found}; the vocabulary grew from {before} to {size}"
 
 
-def _unlike(view: Teacher, theirs: CheckpointFiles) -> list[str]:
-    """Kept tensors that another model has in another shape, and those of attention that it lacks.
+def _without_new_tokens(view: Teacher, other: Teacher) -> Teacher:
+    """A checkpoint without the rows of tokens that its vocabulary has more than another model's.
+
+    They are the last ones of tensors with a row for each token: the embedding, and a head of its own.
+    """
+    size, before, theirs = view.text.vocab_size, other.text.vocab_size, other.files.tensors
+    tensors = dict(view.files.tensors)
+    for name in tensors.keys() & theirs.keys():
+        shape = theirs[name].shape
+        if shape[:1] == (before,) and tensors[name].shape == (size, *shape[1:]):
+            tensors[name] = dc.replace(tensors[name], shape=shape)
+    return dc.replace(view, files=dc.replace(view.files, tensors=tensors))
+
+
+def _refuse_unlike(view: Teacher, other: Teacher) -> None:
+    """Refuse a model that has kept tensors in another shape, or lacks those of attention.
 
     Training may store others under newer names, such as those of experts.
     """
     attention = tuple(view.attention_tensor(layer, "") for layer in range(view.num_layers))
-    prefix = source_view(theirs).stored_prefix
-    lacked = attention if prefix == view.stored_prefix else ()
-    return [
+    lacked = attention if other.stored_prefix == view.stored_prefix else ()
+    kept, theirs = view.files.tensors, other.files.tensors
+    unlike = [
         name
-        for name, info in view.files.tensors.items()
-        if (theirs.tensors[name].shape != info.shape if name in theirs.tensors else name.startswith(lacked))
+        for name, info in kept.items()
+        if (theirs[name].shape != info.shape if name in theirs else name.startswith(lacked))
     ]
+    if unlike:
+        which = f"{len(unlike)} of {len(kept)} tensors"
+        raise CheckpointError(f"{which} are missing or of another shape in {other.files.name}: {some(unlike)}")
+
+
+def _compare(view: Teacher, original: Original, config: Any, trained: Trained) -> str:
+    kept, theirs = list(view.files.tensors), original.files
+    with progress("comparing with the teacher", len(kept)) as bar:
+        different = same_tensors(view.files, theirs, kept, bar)
+    if trained != "nothing":
+        return _compare_trained(view, original, config, different, trained)
+    _refuse(different, f"of {len(kept)} tensors", theirs)
+    return f"{len(kept)} of {len(kept)} tensors identical to {theirs.name}"
 
 
 def _compare_trained(view: Teacher, original: Original, config: Any, different: list[str], trained: Trained) -> str:
@@ -95,8 +117,11 @@ def _same_values(files: CheckpointFiles, original: Original, name: str) -> bool:
     return tensor_digest(files, name, ours.dtype) == original.digest(name, ours.dtype)
 
 
-def _trained(files: CheckpointFiles, stage: str) -> Trained:
-    """What the stages up to `stage` trained, by the record beside the checkpoint and the recipe in its config.json."""
+def _trained(files: CheckpointFiles, provenance: Provenance | None) -> Trained:
+    """What stages up to the checkpoint's trained, by the record beside it and the recipe in its config.json."""
+    if provenance is None or provenance.stage in UNTRAINED:
+        return "nothing"
+    stage = provenance.stage
     recorded = _entries(files.config, "sse", "recipe", "stages")
     names = [entry.get("name") for entry in recorded]
     done = recorded[: names.index(stage) + 1] if stage in names else recorded
