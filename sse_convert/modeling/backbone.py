@@ -133,53 +133,56 @@ class SSEBaseMixin(SSEMixin):
             HardwareError: the model is spread over devices in a way that is not offered.
         Where rows are split over ranks (`context.sharded`), every argument is of this rank's tokens.
         """
-        tokens = input_ids if input_ids is not None else inputs_embeds
-        if tokens is None:
-            raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
-        shape = tokens.shape[0], tokens.shape[1]
+        tokens = _tokens_of(input_ids, inputs_embeds)
         made: Any = None
         if PADDING in kwargs:
             made, attention_mask = attention_mask, kwargs.pop(PADDING)
         offsets = kwargs.pop(OFFSETS, None)
         if position_ids is None:
             position_ids = _positions_of(tokens, offsets, kwargs.get("cu_seq_lens_q"))
+        given = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         if (shard := current_shard()) is not None:
             check_part(shard, tokens, attention_mask, position_ids, past_key_values)
-            return super().forward(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                inputs_embeds=inputs_embeds,
-                use_cache=False,
-                **{**kwargs, **split_arguments(shard, self._sse_running_windows())},
-            )
-        look = offsets is None
+            kwargs.update(split_arguments(shard, self._sse_running_windows()))
+            return super().forward(**given, use_cache=False, **kwargs)
+        shape, look = (tokens.shape[0], tokens.shape[1]), offsets is None
         mask, starts = self._sse_layout(attention_mask, position_ids, past_key_values, use_cache, shape, look=look)
         if starts is not None:
-            made = made if attention_mask is None else None  # with a padding mask, transformers sees no documents
+            assert position_ids is not None, "documents start where positions do"
+            made = self._sse_masks_of_documents(made, attention_mask, position_ids)
             attention_mask, use_cache = None, False
-        if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        self.sse_install(past_key_values)
+        past_key_values, use_cache = self._sse_cache(past_key_values, use_cache)
         weights = kwargs.get("output_attentions", self.config.output_attentions)
-        if starts is not None and position_ids is not None:
-            apart = source_spec(self.config.model_type).separates_documents
-            made = made if apart else document_masks(self, position_ids)
         kwargs.update(
             self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
         )
         if self._sse_counts:
             kwargs[POSITIONS] = self._sse_positions(position_ids, attention_mask, past_key_values, tokens)
+        attention_mask = attention_mask if made is None else made
         return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask if made is None else made,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
+            **given, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **kwargs
         )
+
+    def _sse_cache(self, cache: Any, use_cache: bool | None) -> tuple[Any, bool]:
+        """The cache with the layers that converted ones need, made if there is to be one; and whether there is."""
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        self.sse_install(cache)
+        return cache, use_cache
+
+    def _sse_masks_of_documents(self, made: Any, attention_mask: Any, position_ids: Tensor) -> Any:
+        """The masks of packed documents that the source is handed; None where it makes them.
+
+        Args:
+            made: masks that were made outside.
+            attention_mask: of padding, with which transformers sees no documents.
+            position_ids: which restart with each document.
+        """
+        if not source_spec(self.config.model_type).separates_documents:
+            return document_masks(self, position_ids)
+        return made if attention_mask is None else None
 
     def _sse_layout(
         self,
@@ -321,6 +324,14 @@ class SSEBaseMixin(SSEMixin):
                 fix="pass use_cache=False, or one document per row",
             )
         return starts
+
+
+def _tokens_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """What has a row for each sequence and a column for each token."""
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    if tokens is None:
+        raise UsageError("neither input_ids nor inputs_embeds", expected="one of the two")
+    return tokens
 
 
 def _positions_of(tokens: Tensor, offsets: Tensor | None, cu_seq_lens: Tensor | None) -> Tensor | None:

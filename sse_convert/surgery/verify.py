@@ -29,7 +29,8 @@ from sse_convert.errors import CheckpointError, SSEConvertError, VerificationErr
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
 from sse_convert.report import FieldsReport
-from sse_convert.surgery.verify_teacher import compare_with_teacher, open_given
+from sse_convert.surgery.originals import Originals
+from sse_convert.surgery.verify_teacher import compare_with_teacher
 
 PROBE_TOKENS = 32
 Shapes = dict[str, tuple[int, ...]]
@@ -68,13 +69,26 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
 
     Arguments and errors as of `api.verify`.
     """
+    return verify_beside(checkpoint, Originals(teacher))
+
+
+def verify_beside(checkpoint: Path | str, originals: Originals) -> VerifyReport:
+    """The same with a teacher that other checkpoints are compared with too.
+
+    Args:
+        checkpoint: the folder.
+        originals: what it is compared with.
+
+    Raises:
+        VerificationError, CheckpointError: see `api.verify`.
+    """
     try:
         files = open_checkpoint(checkpoint)
         _require_converted(files)
     except CheckpointError as error:
         _require_as_recorded(Path(checkpoint), error)
         raise
-    given = None if teacher is None else open_given(teacher)
+    originals.named()  # a wrong name is no fault of the checkpoint
     register()
     scan = scan_weights(files)
     recorded = run_check("files", lambda: check_files(files.folder, scan.digests))
@@ -85,7 +99,7 @@ def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = No
         "weights": lambda: _check_weights(files, scan),
         "code": lambda: _check_code(files),
         "logits": lambda: _check_logits(files),
-        _TEACHER: lambda: _check_teacher(files, given),
+        _TEACHER: lambda: _check_teacher(files, originals),
     }
     if not recorded.passed and f"{CONFIG} " in recorded.detail:
         steps = {name: step for name, step in steps.items() if name not in _FROM_CONFIG}
@@ -256,9 +270,9 @@ def _check_logits(files: CheckpointFiles) -> str:
     return f"finite on a {length}-token input"
 
 
-def _check_teacher(files: CheckpointFiles, given: CheckpointFiles | None) -> str:
+def _check_teacher(files: CheckpointFiles, originals: Originals) -> str:
     provenance = read_provenance(files.folder)
-    folder = "" if provenance is None else provenance.teacher_folder
-    if given is None and not (folder and Path(folder).is_dir()):
+    original = originals.of(provenance)
+    if original is None:
         return "not compared: the teacher's folder is not at hand (give --teacher)"
-    return compare_with_teacher(files, given or open_checkpoint(folder), _config(files), provenance)
+    return compare_with_teacher(files, original, _config(files), provenance)

@@ -7,19 +7,18 @@ from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE
 from sse_convert.errors import CheckpointError, VerificationError
 from sse_convert.modeling.remote_code import CODE_FOLDER, MODELING_FILE
-from sse_convert.surgery.verify import Check, VerifyReport, check_files, failure, run_check, verify_checkpoint
-from sse_convert.surgery.verify_teacher import open_given
+from sse_convert.surgery.originals import Originals
+from sse_convert.surgery.verify import Check, VerifyReport, check_files, failure, run_check, verify_beside
 
 
 def verify_folder(folder: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
     """Verify a checkpoint, or all steps of a run. Arguments and errors as of `api.verify`."""
-    root = Path(folder)
+    root, originals = Path(folder), Originals(teacher)
     steps = [] if _is_checkpoint(root) else _steps(root)
     if not steps:
-        return verify_checkpoint(folder, teacher=teacher)
-    if teacher is not None:
-        open_given(teacher)  # a wrong name is no fault of any step
-    checks = [check for step in steps for check in _checked(step, root, teacher)]
+        return verify_beside(folder, originals)
+    originals.named()  # a wrong name is no fault of any step
+    checks = [check for step in steps for check in _checked(step, root, originals)]
     if any(not check.passed for check in checks):
         raise failure(checks)
     return VerifyReport(str(folder), checks)
@@ -36,11 +35,11 @@ def _steps(root: Path) -> list[Path]:
     return [root] if root in found else sorted(found)
 
 
-def _checked(step: Path, root: Path, teacher: Path | str | None) -> list[Check]:
+def _checked(step: Path, root: Path, originals: Originals) -> list[Check]:
     """The checks of one step, their names beginning with the step's."""
     if _is_checkpoint(step):
         try:
-            checks = verify_checkpoint(step, teacher=teacher).checks
+            checks = verify_beside(step, originals).checks
         except (VerificationError, CheckpointError) as error:
             checks = [Check("checkpoint", False, error.what)]
     else:

@@ -1,46 +1,29 @@
 """Whether a converted checkpoint has the weights of the model that it was converted from, as far as it can tell."""
 
-import hashlib
+import dataclasses as dc
 from pathlib import Path
 from typing import Any, Literal
 
 from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed
-from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.provenance import UNTRAINED, Provenance
 from sse_convert.checkpoints.teacher import Teacher, source_view
-from sse_convert.checkpoints.tensor_data import named_chunks
 from sse_convert.checkpoints.weights import same_tensors, some
 from sse_convert.console import progress
-from sse_convert.errors import CheckpointError, HubError
+from sse_convert.errors import CheckpointError
 from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.surgery.originals import Original, tensor_digest
 
-Trained = Literal["mixers", "more"] | None
-"""converted layers alone, more than those, or not recorded"""
-
-
-def open_given(teacher: Path | str) -> CheckpointFiles:
-    """Open the model that a user named as the teacher, with its weights.
-
-    Raises:
-        CheckpointError, HubError: see `open_checkpoint`; it says that `--teacher` is to be corrected.
-    """
-    try:
-        return download(open_checkpoint(teacher))
-    except HubError as error:
-        fix = "correct --teacher" + (f", or {error.fix}" if error.fix else "")
-        raise HubError(error.what, expected=error.expected, fix=fix) from error
-    except CheckpointError as error:
-        raise CheckpointError(error.what, expected=error.expected, fix="correct --teacher") from error
+Trained = Literal["nothing", "mixers", "more"] | None
+"""nothing, converted layers alone, more than those, or not recorded"""
 
 
-def compare_with_teacher(
-    files: CheckpointFiles, theirs: CheckpointFiles, config: Any, provenance: Provenance | None
-) -> str:
+def compare_with_teacher(files: CheckpointFiles, original: Original, config: Any, provenance: Provenance | None) -> str:
     """Compare a converted checkpoint with a model.
 
     Args:
         files: the checkpoint.
-        theirs: the model, with its weights.
+        original: the model.
         config: the checkpoint's configuration object.
         provenance: the checkpoint's, if it has one.
 
@@ -50,41 +33,60 @@ def compare_with_teacher(
     Raises:
         CheckpointError: the model is evidently another, or what was not trained differs from it.
     """
-    view = source_view(files)
-    kept = list(view.files.tensors)
-    if unlike := _unlike(view, theirs):
-        raise CheckpointError(
-            f"{len(unlike)} of {len(kept)} tensors are missing or of another shape in {theirs.name}: {some(unlike)}"
-        )
-    with progress("comparing with the teacher", len(kept)) as bar:
-        different = same_tensors(files, theirs, kept, bar)
-    if provenance is None or provenance.stage in UNTRAINED:
-        _refuse(different, f"of {len(kept)} tensors", theirs)
-        return f"{len(kept)} of {len(kept)} tensors identical to {theirs.name}"
-    return _compare_trained(view, theirs, config, different, _trained(files, provenance.stage))
+    view, other = source_view(files), source_view(original.files)
+    size, before = view.text.vocab_size, other.text.vocab_size
+    known = view if size <= before else _without_new_tokens(view, other)
+    _refuse_unlike(known, other)
+    found = _compare(known, original, config, _trained(files, provenance))
+    return found if known is view else f"{found}; the vocabulary grew from {before} to {size}"
 
 
-def _unlike(view: Teacher, theirs: CheckpointFiles) -> list[str]:
-    """Kept tensors that another model has in another shape, and those of attention that it lacks.
+def _without_new_tokens(view: Teacher, other: Teacher) -> Teacher:
+    """A checkpoint without the rows of tokens that its vocabulary has more than another model's.
+
+    They are the last ones of tensors with a row for each token: the embedding, and a head of its own.
+    """
+    size, before, theirs = view.text.vocab_size, other.text.vocab_size, other.files.tensors
+    tensors = dict(view.files.tensors)
+    for name in tensors.keys() & theirs.keys():
+        shape = theirs[name].shape
+        if shape[:1] == (before,) and tensors[name].shape == (size, *shape[1:]):
+            tensors[name] = dc.replace(tensors[name], shape=shape)
+    return dc.replace(view, files=dc.replace(view.files, tensors=tensors))
+
+
+def _refuse_unlike(view: Teacher, other: Teacher) -> None:
+    """Refuse a model that has kept tensors in another shape, or lacks those of attention.
 
     Training may store others under newer names, such as those of experts.
     """
     attention = tuple(view.attention_tensor(layer, "") for layer in range(view.num_layers))
-    prefix = source_view(theirs).stored_prefix
-    lacked = attention if prefix == view.stored_prefix else ()
-    return [
+    lacked = attention if other.stored_prefix == view.stored_prefix else ()
+    kept, theirs = view.files.tensors, other.files.tensors
+    unlike = [
         name
-        for name, info in view.files.tensors.items()
-        if (theirs.tensors[name].shape != info.shape if name in theirs.tensors else name.startswith(lacked))
+        for name, info in kept.items()
+        if (theirs[name].shape != info.shape if name in theirs else name.startswith(lacked))
     ]
+    if unlike:
+        which = f"{len(unlike)} of {len(kept)} tensors"
+        raise CheckpointError(f"{which} are missing or of another shape in {other.files.name}: {some(unlike)}")
 
 
-def _compare_trained(
-    view: Teacher, theirs: CheckpointFiles, config: Any, different: list[str], trained: Trained
-) -> str:
+def _compare(view: Teacher, original: Original, config: Any, trained: Trained) -> str:
+    kept, theirs = list(view.files.tensors), original.files
+    with progress("comparing with the teacher", len(kept)) as bar:
+        different = same_tensors(view.files, theirs, kept, bar)
+    if trained != "nothing":
+        return _compare_trained(view, original, config, different, trained)
+    _refuse(different, f"of {len(kept)} tensors", theirs)
+    return f"{len(kept)} of {len(kept)} tensors identical to {theirs.name}"
+
+
+def _compare_trained(view: Teacher, original: Original, config: Any, different: list[str], trained: Trained) -> str:
     """The same of a checkpoint of which a part was trained; values count there, and not the dtype."""
-    kept, files = view.files.tensors, view.files
-    cast = {name for name in different if name in theirs.tensors and _same_values(files, theirs, name)}
+    kept, theirs = view.files.tensors, original.files
+    cast = {name for name in different if name in theirs.tensors and _same_values(view.files, original, name)}
     different = [name for name in different if name not in cast]
     if trained == "mixers":
         converted = _converted(view, config)
@@ -107,25 +109,19 @@ def _converted(view: Teacher, config: Any) -> tuple[str, ...]:
     return tuple(view.attention_tensor(layer, "") for layer, mixer in mixers if mixer is not None)
 
 
-def _same_values(files: CheckpointFiles, theirs: CheckpointFiles, name: str) -> bool:
+def _same_values(files: CheckpointFiles, original: Original, name: str) -> bool:
     """Whether a tensor is another model's, stored in another dtype."""
-    ours, other = files.tensors[name], theirs.tensors[name]
+    ours, other = files.tensors[name], original.files.tensors[name]
     if ours.dtype == other.dtype or ours.shape != other.shape:
         return False
-    return _digest(named_chunks(files.folder, name, ours)) == _digest(
-        named_chunks(theirs.folder, name, other, ours.dtype)
-    )
+    return tensor_digest(files, name, ours.dtype) == original.digest(name, ours.dtype)
 
 
-def _digest(chunks: Any) -> str:
-    found = hashlib.sha256()
-    for _, data in chunks:
-        found.update(data)
-    return found.hexdigest()
-
-
-def _trained(files: CheckpointFiles, stage: str) -> Trained:
-    """What the stages up to `stage` trained, by the record beside the checkpoint and the recipe in its config.json."""
+def _trained(files: CheckpointFiles, provenance: Provenance | None) -> Trained:
+    """What stages up to the checkpoint's trained, by the record beside it and the recipe in its config.json."""
+    if provenance is None or provenance.stage in UNTRAINED:
+        return "nothing"
+    stage = provenance.stage
     recorded = _entries(files.config, "sse", "recipe", "stages")
     names = [entry.get("name") for entry in recorded]
     done = recorded[: names.index(stage) + 1] if stage in names else recorded

@@ -102,7 +102,7 @@ def test_training_may_change_kept_tensors(unrecorded):
 def others(tmp_path_factory):
     """Models that nothing was converted from: with other weights, fewer layers, and a wider embedding."""
     folder = tmp_path_factory.mktemp("others")
-    for name, options in (("weights", {}), ("layers", {"num_hidden_layers": 2}), ("vocabulary", {"vocab_size": 80})):
+    for name, options in (("weights", {}), ("layers", {"num_hidden_layers": 2}), ("vocabulary", {"vocab_size": 120})):
         torch.manual_seed(7)
         save_source(folder / name, shard_size="5GB", **options)
     rewrite(folder / "weights" / "model.safetensors", lambda tensors: [t.add_(0.5) for t in tensors.values()])
