@@ -1,17 +1,11 @@
 """Tables of the page on costs, from what `plan` works out and from the peaks that were measured."""
 
 import functools
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.training.estimates import Row, rows
-from docs.examples import ROOT
 from docs.markdown import table
-from sse_convert.checkpoints.config_only import with_shapes
-from sse_convert.checkpoints.open import CheckpointFiles
-from sse_convert.checkpoints.teacher import as_teacher
 from sse_convert.recipe import load_recipe
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery.costs import Way
@@ -20,6 +14,8 @@ from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.speed import measured_line
+from tests.model_configs import model_config
+from tests.surgery.synthetic import teacher_from_config
 from tools.measured_speed import SOURCES
 
 QWEN3_32B = {"num_hidden_layers": 64, "max_window_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
@@ -42,10 +38,7 @@ MACHINES = ((1, 24), (1, 80), (8, 80), (8, 141))
 def planned(model: str) -> Plan:
     """The plan of a model by its configuration alone."""
     name, changes = MODELS[model]
-    path = ROOT / f"tests/fixtures/configs/{name}.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | changes
-    files = CheckpointFiles(name=model, folder=Path(), config=config, tensors={}, shard_bytes={})
-    return make_plan(load_recipe(name), teacher=as_teacher(with_shapes(files)))
+    return make_plan(load_recipe(name), teacher=teacher_from_config(model_config(name, changes), model))
 
 
 def machines() -> str:

@@ -5,14 +5,11 @@
 Each is what `sse-convert recipes new` writes for its model; configurations are those in tests/fixtures/configs.
 """
 
-import json
-from pathlib import Path
-
 from sse_convert.recipe.presets import presets_folder
 from sse_convert.surgery.new_recipe import Wanted, new_recipe
+from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
 
-CONFIGS = Path(__file__).parents[1] / "tests" / "fixtures" / "configs"
 _GATED = "The weights are gated: accept the licence on the hub and log in with `hf auth login`."
 _MXFP4 = "The published weights are in mxfp4. Make a bfloat16 copy first; `plan` on the original says with which call."
 _HALO = "HALO (arXiv:2601.22156) chose these for this model: --set 'layers.select={{keep: {n}, chosen: {chosen}}}'"
@@ -41,7 +38,7 @@ MODELS = {
 def packaged_text(name: str) -> str:
     """The text of a packaged recipe as it should be."""
     model, title, license_, note = MODELS[name]
-    teacher = teacher_from_config(json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8")), model)
+    teacher = teacher_from_config(model_config(name), model)
     wanted = Wanted(model=model, name=name, title=title, command=name, license=license_, note=note)
     return new_recipe(teacher, wanted).text
 

@@ -8,7 +8,6 @@ linked and their digests deferred, as a teacher in the hub's cache is, and as `c
 
 import argparse
 import dataclasses as dc
-import json
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from benchmarks.checkpoints.memory import LARGEST, conditions, measured
 from sse_convert import api
 from sse_convert.cli.runner import reporting_errors
 from sse_convert.files import write_json
+from tests.model_configs import model_config
 from tests.surgery.synthetic import checkpoint
 
 RECIPE = "llama-3.1-8b"
@@ -28,12 +28,6 @@ RECIPE = "llama-3.1-8b"
 SHAPE = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
 """what Llama 3.1 70B has instead of 405B"""
 SHARDS = 30
-
-
-def config(changes: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a Llama 3.1."""
-    data: dict[str, Any] = json.loads(LARGEST.read_text("utf-8"))
-    return data | changes
 
 
 def measure(folder: Path, changes: dict[str, Any], shards: int) -> dict[str, Any]:
@@ -44,7 +38,7 @@ def measure(folder: Path, changes: dict[str, Any], shards: int) -> dict[str, Any
         changes: the shape.
         shards: files of the checkpoint.
     """
-    source = checkpoint(folder / "teacher", config(changes), shards=shards)
+    source = checkpoint(folder / "teacher", model_config(LARGEST, changes), shards=shards)
     recipe = yaml.safe_load(Path(f"recipes/{RECIPE}.yaml").read_text("utf-8"))
     recipe["layers"] = {"pattern": ["sse+sliding*3", "full"]}  # a choice would read weights and text
     recipe |= {"model": str(source), "export": {"dir": str(folder / "exported")}}

@@ -31,11 +31,11 @@ from sse_convert.checkpoints.tensor_data import CHUNK_BYTES, tensor_bytes
 from sse_convert.cli.runner import reporting_errors
 from sse_convert.files import write_json
 from sse_convert.surgery.convert import layout_bytes, write_index
+from tests.model_configs import config_path, model_config
 from tests.surgery.synthetic import checkpoint, llama_layout
 
 GB = 1e9
-CONFIGS = Path(__file__).parents[2] / "tests/fixtures/configs"
-CONFIG, LARGEST = CONFIGS / "llama-3.2-3b.json", CONFIGS / "llama-3.1-405b.json"
+CONFIG, LARGEST = config_path("llama-3.2-3b"), "llama-3.1-405b"
 SHARD_BYTES = 2e9
 _CHILD = """
 import re, sys
@@ -108,7 +108,7 @@ def measure(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     check_space(folder, 4 * size)
     random_checkpoint(folder / "teacher", config)
     recipe, largest = _recipe(folder, "teacher"), _recipe(folder, "largest")
-    checkpoint(folder / "largest", json.loads(LARGEST.read_text("utf-8")), shards=191)
+    checkpoint(folder / "largest", model_config(LARGEST), shards=191)
     commands = {
         "plan of 405B": ("plan", largest),
         "convert": ("convert", recipe, "-o", folder / "converted"),

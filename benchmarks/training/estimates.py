@@ -15,9 +15,6 @@ from typing import Any
 
 import yaml
 
-from sse_convert.checkpoints.config_only import with_shapes
-from sse_convert.checkpoints.open import CheckpointFiles
-from sse_convert.checkpoints.teacher import as_teacher
 from sse_convert.mixers import FULL
 from sse_convert.recipe import recipe_from_dict, resolve
 from sse_convert.recipe.presets import preset_text
@@ -27,8 +24,9 @@ from sse_convert.surgery.memory import Processes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.speed import gpu_hours, training_flops
 from sse_convert.surgery.stage_memory import stage_memory
+from tests.model_configs import model_config
+from tests.surgery.synthetic import teacher_from_config
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PEAKS = HERE / "peaks.json"
 THROUGHPUT = {"qwen3-0.6b": "qwen3-0.6b", "qwen3-1.7b": "qwen3-0.6b", "qwen3-8b": "qwen3-8b"}
@@ -117,7 +115,7 @@ class Row:
     @property
     def all_layers(self) -> int:
         """Decoder layers of the recipe's model."""
-        return int(_config(self.record["recipe"])["num_hidden_layers"])
+        return int(model_config(self.record["recipe"])["num_hidden_layers"])
 
     @property
     def has_experts(self) -> bool:
@@ -162,10 +160,7 @@ class Row:
         preset = yaml.safe_load(preset_text(self.record["recipe"]))
         measured = {key: self.record[key] for key in ("layers", "mixers")}
         recipe = recipe_from_dict({**preset, **measured, "stages": [self.record["stage"]]})
-        raw = _config(self.record["recipe"]) | self.record["config"]
-        config = {key: value for key, value in raw.items() if value is not None}
-        files = CheckpointFiles(name=self.name, folder=Path(), config=config, tensors={}, shard_bytes={})
-        teacher = as_teacher(with_shapes(files))
+        teacher = teacher_from_config(model_config(self.record["recipe"], self.record["config"]), self.name)
         names, mixers = resolve(recipe, teacher.num_layers)
         layers = [None if name == FULL else mixers[name] for name in names]
         return _Planned(recipe, recipe.stages[0], geometry_of(teacher), layers)
@@ -191,11 +186,6 @@ def rows() -> list[Row]:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _config(recipe: str) -> dict[str, Any]:
-    found: dict[str, Any] = _read(ROOT / f"tests/fixtures/configs/{recipe}.json")
-    return found
 
 
 def _recipe(name: str) -> Any:

@@ -1,7 +1,6 @@
 """Every packaged recipe loads, and plans against the published configuration of its model, without a download."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,10 @@ from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
+from tests.model_configs import CONFIGS, config_path, model_config
 from tests.surgery.synthetic import saved_layout, write_zeros
 from tools.packaged_recipes import MODELS, packaged_text
 
-CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 LARGEST = "llama-3.1-405b"
 """planned for its size; no recipe is"""
 LOCAL = ("teacher-qwen3-32m", "teacher-qwen3-32m-pure")
@@ -45,7 +44,7 @@ def model(tmp_path):
     def make(name):
         folder = tmp_path / name
         folder.mkdir()
-        text = (CONFIGS / f"{name}.json").read_text()
+        text = config_path(name).read_text()
         (folder / "config.json").write_text(text)
         write_zeros(folder / "model.safetensors", saved_layout(json.loads(text)))
         return folder
@@ -109,7 +108,7 @@ def test_local_ones_plan(name, monkeypatch):
 
 @pytest.mark.parametrize(("name", "kept"), [("paper-2b", [5, 11, 17]), ("paper-12b", list(range(4, 40, 5)))])
 def test_the_papers_layouts(name, kept):
-    layers = json.loads((CONFIGS / f"{name}.json").read_text())["num_hidden_layers"]
+    layers = model_config(name)["num_hidden_layers"]
     names, mixers = resolve(load_recipe(name), layers)
     assert [i for i, mixer in enumerate(names) if mixer == "full"] == kept
     assert mixers["paper"] == SSEMixer(kind="paper")
@@ -117,7 +116,7 @@ def test_the_papers_layouts(name, kept):
 
 @pytest.mark.parametrize("name", ["paper-2b", "paper-12b"])
 def test_the_papers_recipes_plan_on_8_gpus_by_config_alone(tmp_path, name):
-    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    (tmp_path / "config.json").write_text(config_path(name).read_text())
     plan = api.plan(name, overrides=[f"model={tmp_path}"])
     assert plan.costs.way(8, 80) is not None
     assert any("holds no weights" in note for note in plan.notes)
@@ -128,7 +127,7 @@ def test_the_papers_recipes_plan_on_8_gpus_by_config_alone(tmp_path, name):
 
 def test_the_papers_600m_trains_from_random_weights(tmp_path):
     """Its parameters are those of the paper's table, half of them embeddings, and a small GPU is enough."""
-    (tmp_path / "config.json").write_text((CONFIGS / "paper-600m.json").read_text())
+    (tmp_path / "config.json").write_text(config_path("paper-600m").read_text())
     plan = api.plan("paper-600m", overrides=[f"model={tmp_path}"])
     assert [row.mixer for row in plan.layers] == ["paper"] * 24
     assert plan.parameters == pytest.approx(600e6, rel=0.03)

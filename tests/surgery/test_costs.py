@@ -1,5 +1,4 @@
 import dataclasses as dc
-import json
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,16 @@ from sse_convert.surgery.costs import GPUS
 from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, launch_command, time_in_words, usual_way
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE
 from sse_convert.surgery.plan import make_plan
+from tests.model_configs import config_path, model_config
 from tests.surgery import synthetic
 
-CONFIGS = Path(__file__).parent.parent / "fixtures/configs"
 MEASURED = Path(__file__).parents[2] / "benchmarks/training"
 """recipes with the layers and stages that were measured"""
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "paper-2b", "paper-12b")
 
 
 def costs_of(name, overrides=(), **changes):
-    config = json.loads((CONFIGS / f"{name}.json").read_text()) | changes
+    config = model_config(name, changes)
     fixed = MEASURED / f"{name}.yaml"
     recipe = load_recipe(fixed if fixed.is_file() else name, list(overrides))
     return make_plan(recipe, teacher=synthetic.teacher_from_config(config, name)).costs
@@ -121,7 +120,7 @@ def test_memory_of_the_host():
 
 
 def test_the_next_command_ends_the_plan(tmp_path):
-    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
+    (tmp_path / "config.json").write_text(config_path("qwen3-0.6b").read_text())
     told = f"model={tmp_path}"
     plan = api.plan("qwen3-0.6b", overrides=[told])
     command = f"sse-convert run qwen3-0.6b --set {told}"
@@ -130,15 +129,14 @@ def test_the_next_command_ends_the_plan(tmp_path):
 
 
 def test_where_nothing_fits_no_command_is_named(tmp_path):
-    raw = json.loads((CONFIGS / "llama-3.1-405b.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "config.json").write_text(config_path("llama-3.1-405b").read_text())
     plan = api.plan("llama-3.1-8b", overrides=[f"model={tmp_path}"])
     assert plan.costs.ways == []
     assert plan.lines()[-1] == "next: no command, since none of 1, 2, 8 GPUs will do, for the reasons above"
 
 
 def test_a_recipe_that_run_refuses_says_why(tmp_path):
-    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
+    (tmp_path / "config.json").write_text(config_path("qwen3-0.6b").read_text())
     plan = api.plan("qwen3-0.6b", overrides=[f"model={tmp_path}", "data.valid=[]"])
     said = "`run` refuses this recipe: eval needs held-out text; add a source or set eval.perplexity: false, no needle"
     assert said in plan.notes

@@ -1,6 +1,5 @@
 """`sse-convert recipes new`: the recipe that the rule gives, for a model, a machine and a text."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +16,15 @@ from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, time_in
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe, sizes_of
 from sse_convert.surgery.speed import nearest_speed
+from tests.model_configs import config_path, model_config
 from tests.surgery.synthetic import teacher_from_config
 
 ROOT = Path(__file__).parents[2]
 TEACHER = ROOT / "demo" / "teacher"
-CONFIGS = ROOT / "tests" / "fixtures" / "configs"
 
 
 def made(name, machine=None, **more):
-    teacher = teacher_from_config(json.loads((CONFIGS / f"{name}.json").read_text()), name)
+    teacher = teacher_from_config(model_config(name), name)
     wanted = Wanted(model=f"X/{name}", name=name, title=name, command=name, **more)
     return teacher, new_recipe(teacher, wanted, machine)
 
@@ -106,14 +105,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 
 def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "machine_here", lambda: None)
-    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-0.6b.json").read_text())
+    (tmp_path / "config.json").write_text(config_path("qwen3-0.6b").read_text())
     api.recipes_new(tmp_path, tmp_path / "new.yaml")
     assert api.plan(tmp_path / "new.yaml").choice.keep == 7
 
 
 def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "machine_here", lambda: Machine(1, 24))
-    (tmp_path / "config.json").write_text((CONFIGS / "qwen3-8b.json").read_text())
+    (tmp_path / "config.json").write_text(config_path("qwen3-8b").read_text())
     assert "it does not fit 1 GPU of 24 GiB" in "\n".join(api.recipes_new(tmp_path, tmp_path / "new.yaml").lines())
 
 

@@ -1,6 +1,5 @@
 import json
 import time
-from pathlib import Path
 
 import pytest
 from transformers import Gemma4TextConfig
@@ -15,10 +14,10 @@ from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.costs_report import time_in_words
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import training_flops
+from tests.model_configs import model_config
 from tests.surgery import models, synthetic
 
-CONFIGS = Path(__file__).parent.parent / "fixtures/configs"
-QWEN3 = json.loads((CONFIGS / "qwen3-0.6b.json").read_text())
+QWEN3 = model_config("qwen3-0.6b")
 STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 1e-4, "batch_tokens": 65536}
 
 
@@ -31,7 +30,7 @@ def plan_of(config, **changes):
 
 def test_405_billion_parameters(tmp_path):
     """By the headers of 191 sparse shards: under 3 s, and nothing but shapes is made."""
-    config = json.loads((CONFIGS / "llama-3.1-405b.json").read_text())
+    config = model_config("llama-3.1-405b")
     source = synthetic.checkpoint(tmp_path / "teacher", config, shards=191)
     recipe = models.recipe(
         source,
@@ -113,7 +112,7 @@ def test_layers_to_be_chosen():
 
 def test_of_experts_a_token_meets_a_few():
     """128 experts, 8 for each token: the published 30.5 billion parameters, 3.3 billion of them active."""
-    config = json.loads((CONFIGS / "qwen3-30b-a3b.json").read_text())
+    config = model_config("qwen3-30b-a3b")
     plan = plan_of(config, layers={"pattern": ["sse", "full"]}, mixers={"sse": {"kind": "sse"}})
     idle = 48 * 120 * 3 * 2048 * 768
     assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 30_532_122_624 - idle)

@@ -14,10 +14,11 @@ from sse_convert import api
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.surgery.inspect import inspect_checkpoint
+from tests.model_configs import model_config
 from tests.surgery import models, synthetic
 
 GB = 10**9
-QWEN3 = json.loads((Path(__file__).parent.parent / "fixtures/configs/qwen3-0.6b.json").read_text())
+QWEN3 = model_config("qwen3-0.6b")
 COMMAND = """
 import re
 from pathlib import Path
