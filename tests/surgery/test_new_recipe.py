@@ -1,5 +1,6 @@
 """`sse-convert recipes new`: the recipe that the rule gives, for a model, a machine and a text."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,8 +120,8 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("positions", "window"), [(64, 8), (512, 64), (1000, 64), (1024, 128), (40960, 128)])
 def test_a_short_context_has_a_window_that_rows_look_beyond(tmp_path, monkeypatch, positions, window):
     monkeypatch.setattr(module, "machine_here", lambda: None)
-    config = json.loads((CONFIGS / "qwen3-0.6b.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    config = model_config("qwen3-0.6b", {"max_position_embeddings": positions})
+    (tmp_path / "config.json").write_text(json.dumps(config))
     api.recipes_new(tmp_path, tmp_path / "new.yaml")
     recipe = load_recipe(tmp_path / "new.yaml")
     mixer = recipe.mixers["sse+sliding"]
