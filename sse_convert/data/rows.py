@@ -106,7 +106,7 @@ def text_digests(sources: Sequence[Source]) -> list[dict[str, str]]:
         DataError: a source does not exist.
     """
     return [
-        {SEAL: WatchedFiles(find_files(Path(source.path or "").expanduser())).digest()} if is_local(source) else {}
+        {SEAL: WatchedFiles(find_files(Path(source.path or ""))).digest()} if is_local(source) else {}
         for source in sources
     ]
 

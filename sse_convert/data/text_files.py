@@ -54,12 +54,12 @@ def unit_bytes(seq_len: int) -> int:
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file itself, or the text files of a folder and its subfolders in name order.
+    """The file itself, or the text files of a folder and its subfolders in name order; `~` is the user's own folder.
 
     Raises:
         DataError: the path does not exist, the folder has no file of a known kind, or a file is empty.
     """
-    files = _named(path)
+    files = _named(path.expanduser())
     for file in files:
         with contextlib.suppress(OSError):  # reading it will say why
             if file.stat().st_size == 0:

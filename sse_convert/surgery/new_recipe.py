@@ -180,7 +180,7 @@ def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
                 fix="correct the path",
             )
         if here:
-            find_files(Path(path).expanduser())
+            find_files(Path(path))
         found.append({"path": path.rstrip("/") or "/"} if here else {"path": path, "streaming": True})
     return tuple(found)
 

@@ -96,3 +96,11 @@ def test_large_text_is_left_to_run(tmp_path, monkeypatch):
     monkeypatch.setattr(text_files, "check_text", lambda path: pytest.fail("read"))
     (note,) = text_notes(data([same], [same]))
     assert note == "208 B of local text are not read here: `run` looks for mistakes, and for what data.valid shares"
+
+
+def test_text_in_the_users_own_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "books.txt", f"{LONG}\n\n" * 20)
+    own = data(["~/books.txt"], ["~/books.txt"])
+    check_sources([*own.train, *own.valid])
+    assert text_notes(own) == overlap(own.train, own.valid) != []
