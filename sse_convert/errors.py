@@ -3,6 +3,7 @@
 Exit codes: 0 success, 1 bug (traceback), then one code per class below; 128 and the signal's number after a signal.
 """
 
+import copyreg
 from typing import Any
 
 
@@ -31,6 +32,10 @@ class SSEConvertError(Exception):
         if self.fix:
             lines.append(f"fix: {self.fix}")
         return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As pickle needs it, by which other processes get it."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, Any]:
         """The error as JSON-ready data."""

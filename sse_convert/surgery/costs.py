@@ -97,9 +97,7 @@ class Costs:
     disk_bytes: int
     """a run's folders at their largest, the files of model and teachers not counted"""
     host_bytes: int
-    """of the host's memory for each process, while it reads what the largest stage trains"""
-    sharded_host_bytes: int
-    """the same under FSDP2, where the student waits for its teacher there"""
+    """of the host's memory for each process that reads what the largest stage trains; under FSDP2 that is the first"""
 
     def way(self, gpus: int, gib: int) -> Way | None:
         """The way for so many GPUs of so much memory; None if nothing fits."""
@@ -144,7 +142,7 @@ def costs_of(
         weight_bytes=sum(map(_weight_bytes, needed)),
         download_bytes=sum(_weight_bytes(one) for one in needed if one.files.remote or not one.files.shard_bytes),
         disk_bytes=_disk_bytes(recipe, geometry, layers, own, added * ITEM_BYTES[teacher.dtype]),
-        **_host_bytes(recipe, geometry, layers, sizes),
+        host_bytes=_host_bytes(recipe, geometry, layers, sizes),
     )
 
 
@@ -194,9 +192,9 @@ def _float32_bytes(geometry: Geometry, layers: Mixers) -> int:
     return 4 * (geometry.parameters + added_elements(geometry, layers))
 
 
-def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> dict[str, int]:
+def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> int:
     """What a process holds before its GPU does: the student in float32, then the teacher as it computes. By then the
-    student of a `kl` stage is on the GPU, unless weights are shared out."""
+    student of a `kl` stage is on the GPU, or where weights are shared out on all of them."""
     student = _float32_bytes(geometry, layers) if recipe.stages else 0
     element = 4 if recipe.train.mixed_precision == "no" else 2
 
@@ -204,8 +202,7 @@ def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mappi
         of_loss = (stage.name for stage in recipe.stages if stage.loss == loss)
         return element * max((sizes.get(name, geometry).parameters for name in of_loss), default=0)
 
-    beside, after = teacher("layer_mse"), teacher("kl")
-    return {"host_bytes": max(student + beside, after), "sharded_host_bytes": student + max(beside, after)}
+    return max(student + teacher("layer_mse"), teacher("kl"))
 
 
 @dc.dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _storage_lines(costs: Costs) -> list[str]:
     ]
     if costs.stages:
         lines.append(
-            f"host memory while models are read: {format_bytes(costs.host_bytes)} for each process, "
-            f"{format_bytes(costs.sharded_host_bytes)} with FSDP2"
+            f"host memory while models are read: {format_bytes(costs.host_bytes)} for each process, with FSDP2 for all "
+            "of them"
         )
     return lines

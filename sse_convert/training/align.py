@@ -26,7 +26,8 @@ from sse_convert.training.checkpoint import full_state
 from sse_convert.training.layer_error import LayerError, error_sums
 from sse_convert.training.objective import Batch, Call, Calls, Objective, Part, frozen_teacher
 from sse_convert.training.optimizer import make_optimizer
-from sse_convert.training.setup import converted_attention, decoder_layers, shard_by
+from sse_convert.training.setup import converted_attention, decoder_layers
+from sse_convert.training.sharding import prepared, receive, share_out
 
 
 class Align(Objective):
@@ -58,6 +59,8 @@ class Align(Objective):
         self._teacher = frozen_teacher(teacher, accelerator, layers)
         self._calls = Calls({i: getattr(layers[i], path.rsplit(".", 1)[-1]) for i, path in self._paths.items()})
         errors = {i: LayerError(student.get_submodule(path)) for i, path in self._paths.items()}
+        for error in errors.values():
+            receive(error, accelerator)
         self._memory = memory or self._measure(errors, first)
         self.parts = [self._part(i, error) for i, error in errors.items()]
 
@@ -123,7 +126,7 @@ class Align(Objective):
         return {"layers": {i: {"before": initial[i], "after": error} for i, error in after.items()}}
 
     def _part(self, index: int, error: LayerError) -> Part:
-        shard_by(self.accelerator, None)
+        share_out([error], self.accelerator, trained=True)
         optimizer, rates = make_optimizer(
             error.named_parameters(),
             self._stage,
@@ -131,8 +134,7 @@ class Align(Objective):
             is_inner=lambda name: True,
             fused=self.accelerator.device.type == "cuda",
         )
-        module, prepared = self.accelerator.prepare(error, optimizer)
-        return Part(f"layer_{index}", module, prepared, rates)
+        return Part(f"layer_{index}", *prepared(error, optimizer, self.accelerator), rates)
 
     @torch.no_grad()
     def _teacher_calls(self, batch: Batch) -> dict[int, Call]:

@@ -17,7 +17,7 @@ from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
 from sse_convert.recipe.schema import Stage
-from sse_convert.training.setup import is_sharded
+from sse_convert.training.sharding import is_sharded
 
 ROW_POSITIONS = "row_positions"
 """key of a batch: int64 [R, T], positions of whole rows, where the batch has this process's tokens of them"""

@@ -20,7 +20,8 @@ from sse_convert.training.frozen_matrices import share
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import Student, WholeModel, held_out_sums, hidden_and_balance
 from sse_convert.training.objective import Frozen, frozen_teacher
-from sse_convert.training.setup import compile_layers, decoder_layers, is_sharded
+from sse_convert.training.setup import compile_layers, decoder_layers
+from sse_convert.training.sharding import is_sharded
 
 
 class DistillLoss(nn.Module):

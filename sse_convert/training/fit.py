@@ -22,7 +22,7 @@ from sse_convert.surgery.memory import USABLE, Processes, even_parts, most_rows
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.setup import is_sharded
+from sse_convert.training.sharding import is_sharded
 
 FILE = "chosen.json"
 ENOUGH_TOKENS = 8192

@@ -27,11 +27,10 @@ from sse_convert.training.setup import (
     compile_layers,
     converted_attention,
     decoder_layers,
-    is_sharded,
     prepare_parameters,
     recompute_activations,
-    shard_by,
 )
+from sse_convert.training.sharding import is_sharded, prepared, share_out
 
 _STUDENT = "student."
 
@@ -41,7 +40,7 @@ class Student:
     """A student with what is not trained frozen."""
 
     model: PreTrainedModel
-    """on the device, unless it is sharded"""
+    """on the device; where it is sharded, what lies around its layers is still on the first process's host"""
     originals: dict[str, Tensor]
     """of the main process: matrices as they were, where the lower dtype does not hold their values"""
 
@@ -50,13 +49,14 @@ class Student:
         """Freeze, and free the host's memory, before a teacher is loaded.
 
         Args:
-            model: the converted model, in float32 on the CPU.
+            model: from `load_student`.
             accelerator: of the stage.
             stage: says what is trained.
             train: LoRA settings.
         """
         prepare_parameters(model, stage, train)
         if is_sharded(accelerator):
+            share_out(decoder_layers(model), accelerator, trained=True)
             return Student(model, {})
         low = autocast_dtype(accelerator)
         originals = {} if low is None else hold_low(model, low)
@@ -86,6 +86,7 @@ class WholeModel(Objective):
             compile_layers(self.student)
         layers = f"{_STUDENT}{source_spec(self.student.config.model_type).layers_path}."
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(self.student).values())
+        share_out([loss], accelerator, trained=True)
         optimizer, rates = make_optimizer(
             loss.named_parameters(),
             stage,
@@ -93,9 +94,7 @@ class WholeModel(Objective):
             is_inner=lambda name: name.startswith(layers),
             fused=accelerator.device.type == "cuda",
         )
-        shard_by(accelerator, type(decoder_layers(self.student)[0]).__name__)
-        module, prepared = accelerator.prepare(loss, optimizer)
-        self.parts = [Part("model", module, prepared, rates)]
+        self.parts = [Part("model", *prepared(loss, optimizer, accelerator), rates)]
         self._recorded = self._recorder(stage) if train.cuda_graphs else None
 
     def count(self, batch: Batch) -> int:

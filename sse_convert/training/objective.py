@@ -21,7 +21,7 @@ from sse_convert.modeling.layer_arguments import LAYOUT
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
 from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.training.context import ROW_POSITIONS
-from sse_convert.training.setup import is_sharded
+from sse_convert.training.sharding import is_sharded, share_out
 
 if TYPE_CHECKING:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -181,12 +181,7 @@ def _layout(input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | No
 def frozen_teacher(model: "PreTrainedModel", accelerator: Accelerator, layers: nn.ModuleList) -> Frozen:
     """A teacher ready for use; under FSDP sharded like the student, layer by layer."""
     teacher = Frozen(model)
-    if is_sharded(accelerator):
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in layers:
-            fully_shard(layer)
-        fully_shard(teacher)
+    share_out([*layers, teacher], accelerator, trained=False)
     return teacher
 
 

@@ -31,6 +31,7 @@ from sse_convert.recipe.schema import Stage, Train
 from sse_convert.recipe.stage_teacher import StageTeacher
 from sse_convert.surgery.positions import stretch
 from sse_convert.training.lora import add_lora, lora_targets
+from sse_convert.training.sharding import empty_model, is_sharded, read_once
 
 WAIT = dt.timedelta(hours=12)
 """how long processes wait for one that converts, samples, evaluates or saves alone"""
@@ -58,7 +59,7 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
             raise DependencyError(
                 f"train.trackers names {tracker!r}, which is not installed", fix=f"pip install {tracker}"
             )
-    # with this on, transformers leaves the weights of all but the first process empty, the teacher's too
+    # `sharding.py` sees to it that one process reads a model; transformers and Accelerate do that for some models alone
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     try:
         accelerator = Accelerator(
@@ -97,11 +98,6 @@ def _precision(train: Train) -> str:
 def autocast_dtype(accelerator: Accelerator) -> torch.dtype | None:
     """In which matrix products run; None for the weights' own."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-
-
-def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether processes share out the weights (FSDP2)."""
-    return bool(accelerator.distributed_type == DistributedType.FSDP)
 
 
 def _on_gpu() -> bool:
@@ -146,23 +142,17 @@ def _configure_fsdp(accelerator: Accelerator) -> None:
     plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 
 
-def shard_by(accelerator: Accelerator, layer_class: str | None) -> None:
-    """Under FSDP, make each module of this class a unit of its own; None makes the whole module one unit."""
-    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    if is_sharded(accelerator):
-        plugin: Any = accelerator.state.fsdp_plugin
-        plugin.auto_wrap_policy = None if layer_class is None else transformer_auto_wrap_policy
-        plugin.transformer_cls_names_to_wrap = None if layer_class is None else [layer_class]
-
-
-def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> PreTrainedModel:
-    """The converted model in float32 on the CPU, in training mode, with the recipe's operator backend.
+def load_student(
+    checkpoint: str | Path, backend: str, sse: dict[str, Any], accelerator: Accelerator
+) -> PreTrainedModel:
+    """The converted model in float32 on the CPU, in training mode, with the recipe's operator backend. Under FSDP the
+    first process alone has its weights.
 
     Args:
         checkpoint: its folder.
         backend: of the operator.
         sse: layers and mixers, as `match_recipe` gives them.
+        accelerator: of the stage.
 
     Raises:
         CheckpointError: the folder holds no checkpoint, or weights that are not finite.
@@ -171,12 +161,30 @@ def load_student(checkpoint: str | Path, backend: str, sse: dict[str, Any]) -> P
     from sse_convert.kernels.dispatch import require_backend
 
     require_backend(backend)
-    model: Any = load_pretrained(checkpoint, dtype=torch.float32, sse=sse)
+    model: Any = _read(checkpoint, checkpoint, torch.float32, accelerator, sse=sse)
     for layer in model.sse_layers().values():
         layer.backend = backend
     student: PreTrainedModel = model.train()
-    require_finite(student, checkpoint)
     return student
+
+
+def _read(
+    folder: str | Path,
+    name: str | Path,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    *,
+    device: torch.device | None = None,
+    sse: dict[str, Any] | None = None,
+) -> PreTrainedModel:
+    """A model whose weights are finite, read once where they are shared out. Errors call it `name`."""
+
+    def read() -> PreTrainedModel:
+        model = load_pretrained(folder, dtype=dtype, device=device, sse=sse)
+        require_finite(model, name)
+        return model
+
+    return read_once(read, lambda: empty_model(folder, dtype, sse), accelerator)
 
 
 def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
@@ -191,7 +199,7 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
 
 
 def load_teacher(source: StageTeacher, accelerator: Accelerator) -> PreTrainedModel:
-    """A stage's teacher, frozen, on this process's device; on the CPU under FSDP, which shards it.
+    """A stage's teacher, frozen, on this process's device; under FSDP, which shards it, on the first process's CPU.
 
     Raises:
         CheckpointError: it cannot be loaded, or has weights that are not finite.
@@ -199,11 +207,8 @@ def load_teacher(source: StageTeacher, accelerator: Accelerator) -> PreTrainedMo
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
     folder = download(open_checkpoint(source.name, source.revision)).folder
-    sharded = is_sharded(accelerator)
-    model = load_pretrained(
-        folder, dtype=torch.bfloat16 if low else torch.float32, device=None if sharded else accelerator.device
-    )
-    require_finite(model, source.name)
+    device = None if is_sharded(accelerator) else accelerator.device
+    model = _read(folder, source.name, torch.bfloat16 if low else torch.float32, accelerator, device=device)
     return model.requires_grad_(False)
 
 

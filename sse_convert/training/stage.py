@@ -396,7 +396,7 @@ class _StageRun:
         return choose_attention(model, self.stage, self.accelerator, traced=train.compile is True or recorded)
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
-        model = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse)
+        model = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse, self.accelerator)
         layers = model.sse_layers().values()
         reason = next(filter(None, (layer.trains_on_torch(self.accelerator.device) for layer in layers)), None)
         if reason is not None and self.accelerator.is_main_process:

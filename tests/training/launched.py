@@ -5,9 +5,11 @@ else, that the process group it has made is one of accelerators; all that follow
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
+import re
 import sys
 from functools import partial, partialmethod
 from pathlib import Path
@@ -22,10 +24,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.errors import CheckpointError
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.schema import Train
 from sse_convert.training import loop
-from sse_convert.training.setup import make_accelerator
+from sse_convert.training.setup import load_student, make_accelerator
+from sse_convert.training.sharding import receive
 from sse_convert.training.stage import run_stage
 
 STOPPED = "stopped"
@@ -36,6 +41,8 @@ OLDEST = "oldest"
 """the recipe of this name meets the oldest torch and transformers that are allowed, as far as they differ in FSDP2"""
 
 
+M_MMAP_THRESHOLD = -3
+"""of mallopt, as malloc.h has it"""
 COMPILED = "compiled"
 """in the recipe of this name torch.compile traces as ever, and hands its graphs to no compiler, which takes a minute"""
 
@@ -95,6 +102,48 @@ def forked_gradients(folder):
     places = [tensor.grad.untyped_storage().data_ptr() for tensor in linear.parameters()]
     Path(folder, f"gradients-{accelerator.process_index}").write_text(json.dumps(places))
     PartialState().destroy_process_group()
+
+
+def forked_memory(recipe, stage, checkpoint, out):
+    """How many bytes a process grows by at most until the first step of a stage."""
+    PartialState._reset_state()
+    fresh_accelerate()
+    torch.set_num_threads(1)  # before the threads that read weights: all at once, they fail at what fork broke
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed is given back, and leaves no holes
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    with interrupted_after(0):
+        run_stage(recipe, stage, checkpoint, out)
+    grown = resident("VmHWM") - before
+    Path(f"{out}-memory-{PartialState().process_index}").write_text(str(grown))
+    PartialState().destroy_process_group()
+
+
+def forked_copies(checkpoints, out):
+    """What each process has of models that the first one reads, or why it has none."""
+    PartialState._reset_state()
+    torch.set_num_threads(1)
+    fresh_accelerate()
+    accelerator = make_accelerator(Train(), out)
+    for name, folder in checkpoints.items():
+        path = out / f"{name}-{accelerator.process_index}"
+        try:
+            model = load_student(folder, "auto", open_checkpoint(folder).config["sse"], accelerator)
+        except CheckpointError as error:
+            path.write_text(str(error))
+            continue
+        empty = sum(p.is_meta for p in model.parameters())
+        for key, parameter in model.named_parameters():
+            if "norm" in key and accelerator.is_main_process:
+                parameter.requires_grad_(False)
+        receive(model, accelerator)
+        torch.save((empty, accelerator.num_processes, model.state_dict(keep_vars=True)), path)
+    PartialState().destroy_process_group()
+
+
+def resident(field):
+    """Bytes of this process's memory, as Linux counts them."""
+    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
 def forked_stages(recipe, checkpoint, out):

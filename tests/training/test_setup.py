@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from sse_convert.checkpoints.open import open_checkpoint
@@ -70,8 +71,9 @@ def test_backends_are_checked(converted, monkeypatch):
     sse = open_checkpoint(converted).config["sse"]
     monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: "the kernels are on strike")
     with pytest.raises(HardwareError, match="'triton': not available: the kernels are on strike"):
-        load_student(converted, "triton", sse)
-    assert {layer.backend for layer in load_student(converted, "masked", sse).sse_layers().values()} == {"masked"}
+        load_student(converted, "triton", sse, Accelerator())
+    student = load_student(converted, "masked", sse, Accelerator())
+    assert {layer.backend for layer in student.sse_layers().values()} == {"masked"}
 
 
 def test_bf16_autocast_keeps_float32_weights(make, train):
