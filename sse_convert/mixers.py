@@ -150,6 +150,9 @@ class SSEMixer:
     """how partitions are kept in use: loss term, selection bias, or nothing"""
     balance_coef: float = 0.01
     """weight of the balance loss, or the bias step when balance is `bias`"""
+    router: Literal["hidden", "keys"] = "hidden"
+    """what chooses partitions: a projection of the hidden state, for all heads, to write and to read (the paper's); or
+    each head's own key, which writes where it is near a partition's centroid, and query, which reads where it is near"""
     partition_gate: str = "softmax"
     """e as a function of the router logits; other names must be registered with `register_partition_gate`"""
 
@@ -187,6 +190,7 @@ class SSEMixer:
             ),
             (self.balance_coef < 0, f"balance_coef is {self.balance_coef}, expected 0 or more"),
             *self._gate_checks(read),
+            *self._router_checks(),
             (
                 self.update == "delta" and self.k_feature_map not in ("l2", "softmax"),
                 f"k_feature_map is '{self.k_feature_map}' with update: delta, whose states grow without bound unless "
@@ -195,6 +199,21 @@ class SSEMixer:
             (
                 self.shared_queries and self.shared_params,
                 "shared_queries is true but shared_params is true: there are no offsets to leave out",
+            ),
+        ]
+
+    def _router_checks(self) -> list[tuple[bool, str]]:
+        """What is not built beside keys that choose partitions."""
+        expected = {"balance": "none", "router_bias": False, "partition_gate": "softmax", "shared_params": True}
+        by_keys = self.router == "keys"
+        return [
+            (by_keys and self.num_partitions == 1, "router is 'keys' with one partition: there is nothing to choose"),
+            *(
+                (
+                    by_keys and getattr(self, name) != value,
+                    f"{name} is {getattr(self, name)!r}, with router: keys expected {value!r}",
+                )
+                for name, value in expected.items()
             ),
         ]
 

@@ -112,7 +112,7 @@ def measure_layers(
             quantity.add(seen)
 
     for ids, index in text.batches(_rows_per_pass(text)):
-        with watching(layers, index, add):
+        with watching({i: layers[i] for i, applies in found.items() if applies}, index, add):
             backbone_of(student)(input_ids=ids.to(student.device), use_cache=False)
         bar.update(len(ids))
     return found

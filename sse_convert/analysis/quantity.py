@@ -33,6 +33,8 @@ class Quantity(ABC):
     @classmethod
     def absent(cls, mixer: SSEMixer) -> str | None:
         """Why the quantity does not apply to a layer; None where it does."""
+        if mixer.router == "keys":
+            return "partitions are chosen by keys: not built"
         gate = partition_gate(mixer.partition_gate)
         missing: dict[Need, tuple[bool, str]] = {
             "routing": (gate is not None and gate.needs_state, "the partition gate reads the state: no routes before"),

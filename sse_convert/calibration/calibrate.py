@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
+from sse_convert.calibration.centroids import KeyCollector
 from sse_convert.calibration.initial_values import branch_windows, decay_values, half_lives, output_scale
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.load_model import pick_device
@@ -106,6 +107,10 @@ def calibrate_checkpoint(
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
     statistics = _measured(model, teacher, mixers, batches, "the teacher")
     values = {i: decay_values(mixer, teacher.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
+    if routed := [i for i, mixer in mixers.items() if mixer.router == "keys"]:
+        layers = {i: _student(model, teacher, files, i, mixers[i], values[i]) for i in routed}
+        for i, centroids in _centroids(model, teacher, batches, layers).items():
+            values[i]["sse_centroids"] = centroids
     if (kind := recipe.calibrate.output_scale) != "none":
         students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
         found = _measured(model, teacher, mixers, batches, "the new layers", students=students)
@@ -149,6 +154,18 @@ def _measured(
             collector.run(batch)
             bar.update()
     return collector.statistics
+
+
+def _centroids(
+    model: PreTrainedModel, teacher: Teacher, batches: list[dict[str, Tensor]], layers: dict[int, SSEAttention]
+) -> dict[int, Tensor]:
+    """Of the keys of new layers over the batches."""
+    collector = KeyCollector(model, teacher.spec, layers)
+    with progress("measuring keys", len(batches)) as bar:
+        for batch in batches:
+            collector.run(batch)
+            bar.update()
+    return collector.centroids()
 
 
 def _summary(

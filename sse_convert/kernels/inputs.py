@@ -42,7 +42,9 @@ class Inputs:
     write_strength: Tensor | None
     """[T, H], beta of the delta rule; None for gated linear attention"""
     router_logits: Tensor
-    """[T, N]"""
+    """[T, N], or [T, H, N] of writing where every head chooses for itself"""
+    read_logits: Tensor | None = None
+    """[T, H, N] of reading, where every head chooses for itself"""
     shared: SharedInputs | None
     """the shared partition, or None"""
     scale: float
@@ -86,7 +88,12 @@ class Inputs:
     @property
     def num_partitions(self) -> int:
         """N, without the shared partition."""
-        return self.router_logits.shape[1]
+        return self.router_logits.shape[-1]
+
+    @property
+    def by_head(self) -> bool:
+        """Whether every head chooses its partitions, those it reads apart from those it writes."""
+        return self.read_logits is not None
 
     @property
     def num_sequences(self) -> int:
@@ -118,6 +125,7 @@ class Inputs:
             "log_decay": self.log_decay,
             "write_strength": self.write_strength,
             "router_logits": self.router_logits,
+            "read_logits": self.read_logits,
             "initial_state": self.initial_state,
             "router_bias": self.router_bias,
             "k_scale": self.k_scale,
@@ -166,6 +174,8 @@ class Inputs:
             v=self.v[:, :, own],
             log_decay=self.log_decay[:, own],
             write_strength=None if self.write_strength is None else self.write_strength[:, own],
+            router_logits=self.router_logits[:, own] if self.by_head else self.router_logits,
+            read_logits=None if self.read_logits is None else self.read_logits[:, own],
             shared=shared,
             k_scale=None if self.k_scale is None else self.k_scale[own],
         )

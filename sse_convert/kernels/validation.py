@@ -41,16 +41,22 @@ def build_inputs(
     router_bias: Tensor | None = None,
     partition_gate: PartitionGate | None = None,
     positions: Tensor | None = None,
+    read_logits: Tensor | None = None,
 ) -> Inputs:
     """The inputs of `sse_attention`, whose docstring says what each argument is. Copies nothing.
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree; lists every disagreement.
-        UsageError: top_k, read_top_k, max_seqlen, k_map or decay_normalizer is out of range, or there is a
-            shared_write_strength without write_strength or shared partition.
+        UsageError: top_k, read_top_k, max_seqlen, k_map or decay_normalizer is out of range, there is a
+            shared_write_strength without write_strength or shared partition, or with read_logits something that is
+            not built for them.
     """
-    _check_ranks({"q": (q, (3, 4)), "k": (k, (3, 4)), "v": (v, (3, 4)), "router_logits": (router_logits, (2,))})
-    T, N = router_logits.shape
+    by_head = read_logits is not None
+    sets = (3,) if by_head else (3, 4)
+    _check_ranks({"q": (q, sets), "k": (k, sets), "v": (v, sets), "router_logits": (router_logits, (2 + by_head,))})
+    T, N = router_logits.shape[0], router_logits.shape[-1]
+    if by_head:
+        _check_by_head({"router_bias": router_bias, "partition_gate": partition_gate})
     read_top_k = top_k if read_top_k is None else read_top_k
     _check_settings(N, top_k, read_top_k, k_map, decay_normalizer)
     offsets = torch.arange(2, device=q.device) * T if cu_seqlens is None else cu_seqlens
@@ -58,6 +64,7 @@ def build_inputs(
     if max_seqlen is not None and longest is not None and max_seqlen < longest:
         raise UsageError(f"max_seqlen is {max_seqlen}", expected=f"at least the longest sequence ({longest})")
     tensors = _expected_shapes(q, k, v, log_decay, router_logits, shared)
+    tensors["read_logits"] = (read_logits, (T, k.shape[-2], N))
     (H, D), V, M = k.shape[-2:], v.shape[-1], N + (shared is not None)
     rows = _state_rows(initial_state, state_slots, offsets.shape[0] - 1)
     tensors["initial_state"] = (initial_state, (rows, M, H, D, V))
@@ -78,6 +85,7 @@ def build_inputs(
         log_decay=log_decay,
         write_strength=write_strength,
         router_logits=router_logits,
+        read_logits=read_logits,
         shared=None
         if shared is None
         else _shared_inputs(shared, v, write_strength if shared_write_strength is None else shared_write_strength),
@@ -112,6 +120,15 @@ def _state_rows(state: Tensor | None, slots: Tensor | None, sequences: int) -> i
     return state.shape[0]
 
 
+def _check_by_head(given: dict[str, object]) -> None:
+    """Make sure of what is built where every head chooses its partitions."""
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is given with read_logits", expected=f"no {name} where every head chooses its partitions"
+            )
+
+
 def _per_partition(x: Tensor) -> Tensor:
     return x[:, None] if x.dim() == 3 else x
 
@@ -126,7 +143,7 @@ def _expected_shapes(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, router_logits: Tensor, shared: tuple[Tensor, ...] | None
 ) -> Tensors:
     """Every tensor of tokens by name, with the shape it should have."""
-    (T, N), Hq, (H, D), V = router_logits.shape, q.shape[-2], k.shape[-2:], v.shape[-1]
+    (T, *_, N), Hq, (H, D), V = router_logits.shape, q.shape[-2], k.shape[-2:], v.shape[-1]
     if H == 0 or Hq % H:
         raise ShapeError(f"q has {Hq} heads and k has {H}", expected="the heads of q a multiple of the heads of k")
     tensors: Tensors = {
@@ -134,7 +151,7 @@ def _expected_shapes(
         "k": (k, (T, H, D) if k.dim() == 3 else (T, N, H, D)),
         "v": (v, (T, H, V) if v.dim() == 3 else (T, N, H, V)),
         "log_decay": (log_decay, (T, H, D)),
-        "router_logits": (router_logits, (T, N)),
+        "router_logits": (router_logits, (T, N) if router_logits.dim() == 2 else (T, H, N)),
     }
     if shared is not None:
         _check_shared(shared, v)

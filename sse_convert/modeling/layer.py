@@ -153,7 +153,8 @@ class SSEAttention(RoutedLayer):
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
-        self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
+        if inputs["read_logits"] is None:
+            self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
         o = self.run_operator(inputs, sse_layout, kept, length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
 
@@ -216,7 +217,7 @@ class SSEAttention(RoutedLayer):
             shared = (shared_q, shared_k, shared_decay)
             if not mixer.shared_params:
                 shared = (*shared, self.values(flat_v))
-        logits = self._router_logits(precise)
+        logits, read_logits = self.choice_logits(precise, q, k)
         v = self.values(offset_v)
         if mixer.num_partitions > 1 and not (mixer.gate.write or mixer.gate.read):
             v = v + (0 * logits.sum()).to(v.dtype)  # e is not used: a zero gradient for the router, which DDP waits for
@@ -226,6 +227,7 @@ class SSEAttention(RoutedLayer):
             "v": v,
             "log_decay": log_decay,
             "router_logits": logits,
+            "read_logits": read_logits,
             "shared": shared,
             "write_strength": self._write_strength(precise, "sse_write_strength"),
             "shared_write_strength": self._write_strength(precise, "sse_shared_write_strength"),
@@ -397,12 +399,6 @@ class SSEAttention(RoutedLayer):
         """beta [T, H] of the delta rule; None where the layer has none, or none of its own."""
         projection = getattr(self, name, None)
         return None if projection is None else torch.sigmoid(projection(x))
-
-    def _router_logits(self, x: Tensor) -> Tensor:
-        if self.mixer.num_partitions == 1:
-            return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x))
-        logits: Tensor = self.sse_router(x)
-        return logits
 
     def mapping_options(self) -> dict[str, Any]:
         """What the operator does to keys and decays; nothing where the layer did it."""

@@ -3,15 +3,17 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
 from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.compat import in_backward
-from sse_convert.modeling.initialise import NewTensors, PreciseProjection
+from sse_convert.modeling.initialise import NewTensors, PreciseProjection, precise_dtype
 from sse_convert.modeling.tracing import traced
 
 
@@ -46,12 +48,39 @@ class RoutedLayer(NewTensors):
     """
 
     sse_router: PreciseProjection
+    sse_centroids: Tensor
+    sse_route_scale: Tensor
     sse_router_bias: Tensor
 
     def __init__(self, dims: AttentionDims, mixer: SSEMixer, layer_idx: int) -> None:
         super().__init__(dims, mixer)
         self.layer_idx = layer_idx
         self.trace = RouterTrace()
+
+    def choice_logits(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Router logits of what tokens write, and of what they read where that is chosen apart, else None: [T, N] and
+        None, or by keys and queries each [T, H, N].
+
+        Args:
+            x: [T, hidden], in the router's precision.
+            q: [T, Hq, D], of the sparse partitions.
+            k: [T, H, D], before feature map and scale.
+        """
+        if self.mixer.router == "keys":
+            asked = q.unflatten(1, (k.shape[1], -1)).sum(2)
+            return self._nearness(k), self._nearness(asked)
+        if self.mixer.num_partitions == 1:
+            return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x)), None
+        logits: Tensor = self.sse_router(x)
+        return logits, None
+
+    def _nearness(self, heads: Tensor) -> Tensor:
+        """Scaled cosines [T, H, N] between heads [T, H, D] and centroids, in float32 (float64)."""
+        with without_autocast(heads.device.type):
+            directions = F.normalize(heads.to(precise_dtype(heads)), dim=-1)
+            centroids = F.normalize(self.sse_centroids.to(directions.dtype), dim=-1)
+            scale = self.sse_route_scale.to(directions.dtype)
+            return torch.einsum("thd,hnd->thn", directions, centroids * scale[:, None, None])
 
     def remember(self, logits: Tensor, positions: Tensor | None, real: Tensor | None) -> None:
         """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.

@@ -46,7 +46,10 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     partitions, hidden, heads = mixer.num_partitions, dims.hidden, state_heads(dims, mixer)
     query, key, output = dims.query_heads * dims.head_dim, heads * dims.head_dim, dims.query_heads * dims.value_dim
     tensors: list[TensorSpec] = []
-    if partitions > 1:
+    if mixer.router == "keys":
+        tensors.append(TensorSpec("sse_centroids", (heads, partitions, dims.head_dim)))
+        tensors.append(TensorSpec("sse_route_scale", (heads,)))
+    elif partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
         tensors += [TensorSpec("sse_router.bias", (partitions,))] if mixer.router_bias else []
         if mixer.balance == "bias":

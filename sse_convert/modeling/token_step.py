@@ -26,7 +26,8 @@ def takes_steps(layer: Any, x: Tensor, layout: SequenceLayout, state: Tensor) ->
     if not alone or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     mixer = layer.mixer
-    plain = mixer.shared_params and mixer.partition_gate == SOFTMAX and mixer.read_top_k in (None, mixer.top_k)
+    plain = mixer.router == "hidden" and mixer.shared_params and mixer.partition_gate == SOFTMAX
+    plain = plain and mixer.read_top_k in (None, mixer.top_k)
     kept = state.is_contiguous() and state.dtype == precise_dtype(x) and not torch.is_autocast_enabled("cpu")
     return plain and kept and mixer.num_partitions > 1 and layer.backend in ("auto", "recurrent")
 

@@ -180,7 +180,8 @@ def window_heads(
 
 
 PER_TOKEN = (
-    "q", "k", "v", "log_decay", "router_logits", "shared", "write_strength", "shared_write_strength", "positions",
+    "q", "k", "v", "log_decay", "router_logits", "read_logits", "shared", "write_strength", "shared_write_strength",
+    "positions",
 )  # fmt: skip
 """arguments of the operator that have a row for each token"""
 

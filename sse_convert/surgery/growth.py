@@ -78,6 +78,8 @@ class Growth:
                 expected="a larger --num-partitions or --top-k",
             )
         grows = partitions > old.num_partitions
+        if grows and old.router != "hidden":
+            raise UsageError(f"{where}: router is {old.router!r}", expected="hidden, to add partitions")
         if grows and old.partition_gate != "softmax":
             raise UsageError(
                 f"{where}: partition_gate is {old.partition_gate!r}", expected="softmax, to add partitions"

@@ -25,11 +25,12 @@ from tests.modeling.tiny import BESIDE, FAMILIES, SSE, VOCAB, prompts, tiny_mode
 LENGTH = 96
 DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
 """the first row's last one begins at a rank's edge, the second row's spans all ranks, and the third's cross edges"""
-LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "rows")
+LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "rows", "keys")
 SIZES: dict[str, Any] = {"num_hidden_layers": len(LAYERS), "num_attention_heads": 4, "num_key_value_heads": 2}
 EACH = {"shared_params": False, "decay_params": "separate", "decay": "scalar", "top_k": 2, "balance": "bias"}
 MIXERS = {
     "each": {**SSE, **EACH, "output_gate": True},
+    "keys": {**SSE, "router": "keys", "balance": "none", "top_k": 2},
     "rows": {**SSE, "row_top_k": 4, "decay": "none", "rope": "keep", "state_heads": "query"},
 }
 
@@ -140,7 +141,7 @@ def test_two_ranks_find_what_one_process_finds():
 
 def test_four_ranks_find_what_one_process_finds():
     """More ranks than key-value heads; once with one document per row, once with learned sinks and windows."""
-    windows = {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]}
+    windows = {"layer_types": ["sliding_attention", "full_attention"] * 4}
     sinks = case("gpt_oss", DOCUMENTS, **windows)
     assert any(name.endswith("sinks") and bool(g.abs().min() > 0) for name, g in sinks[-1].gradients.items())
     cases = [case("qwen3", DOCUMENTS), case("llama", [[LENGTH]] * len(DOCUMENTS)), sinks]

@@ -19,6 +19,7 @@ MIXERS = {
     "offsets": SSEMixer(shared_params=False, row_top_k=3, qk_rank=0),
     "beside a window": SSESlidingMixer(**DELTA, qk_rank=4, window=5, sinks=2),
     "no sinks": SSESlidingMixer(qk_rank=4, window=4, sinks=0),
+    "keys": SSESlidingMixer(**DELTA, router="keys", balance="none", qk_rank=4, window=5, sinks=2, top_k=2),
     "window": SlidingMixer(window=5, sinks=2),
 }
 LENGTHS = (23, 9, 1)

@@ -37,6 +37,7 @@ SIZES = {
     "head_dim": 32,
     "max_position_embeddings": 2048,
 }
+KEYS = {"router": "keys", "balance": "none", "shared_partition": False, "qk_rank": 0}
 MIXERS = [
     None,
     {"kind": "sse"},
@@ -47,6 +48,8 @@ MIXERS = [
     {"kind": "gdn"},
     {"kind": "mom"},
     {"kind": "sse", "update": "delta", "k_feature_map": "l2"},
+    {"kind": "sse", **KEYS},
+    {"kind": "sse", **KEYS, "update": "delta", "k_feature_map": "l2", "top_k": 2, "state_heads": "query"},
     {"kind": "sliding", "window": 64},
     {"kind": "sse+sliding", "window": 64},
 ]
