@@ -152,7 +152,8 @@ class SSEMixer:
     """weight of the balance loss, or the bias step when balance is `bias`"""
     router: Literal["hidden", "keys"] = "hidden"
     """what chooses partitions: a projection of the hidden state, for all heads, to write and to read (the paper's); or
-    each head's own key, which writes where it is near a partition's centroid, and query, which reads where it is near"""
+    each head's own key and query, a token writing to the partitions whose centroids its key is near, and reading from
+    those whose centroids its query is near"""
     partition_gate: str = "softmax"
     """e as a function of the router logits; other names must be registered with `register_partition_gate`"""
 

@@ -31,7 +31,7 @@ def run_by_head(
     """
     H = x.k.shape[2]
     o, folded = run(_folded(x))
-    read = o.unflatten(0, (H, x.num_tokens, 2))[:, :, 1].transpose(0, 1).flatten(1, 2)
+    read = o.view(H, x.num_tokens, 2, *o.shape[1:])[:, :, 1].transpose(0, 1).flatten(1, 2)
     final = None if folded is None else _unfolded_states(folded, H)
     if inplace_state and final is not None and x.initial_state is not None:
         final = x.initial_state.copy_(final)
@@ -82,7 +82,7 @@ def _writes(x: Tensor, rest: float = 0.0) -> Tensor:
 
 def _reads(q: Tensor, heads: int) -> Tensor:
     """[H * T * 2, G, D] of queries [T, Hq, D] with zeros where tokens write."""
-    grouped = q.unflatten(1, (heads, -1))
+    grouped = q.reshape(q.shape[0], heads, -1, q.shape[-1])
     return _pairs(torch.zeros_like(grouped), grouped)
 
 
@@ -104,4 +104,5 @@ def _folded_states(states: Tensor) -> Tensor:
 
 def _unfolded_states(states: Tensor, heads: int) -> Tensor:
     """[H * S, M, 1, D, V] as [S, M, H, D, V]."""
-    return states.squeeze(2).unflatten(0, (heads, -1)).permute(1, 2, 0, 3, 4).contiguous()
+    by_head = states.squeeze(2).view(heads, -1, states.shape[1], *states.shape[3:])
+    return by_head.permute(1, 2, 0, 3, 4).contiguous()

@@ -1,4 +1,4 @@
-"""Partitions that every head chooses for itself, by a loop over sequences, heads and tokens, which is the definition."""
+"""Partitions that every head chooses for itself, by a loop over sequences, tokens and heads: the definition."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,7 @@
 """One new token for each sequence where every head chooses its partitions: only those chosen are touched.
 
-Shape letters: B sequences, H state heads, K partitions of a head, D key dim, V value dim, G query heads of a state head,
-M partitions in the state.
+Shape letters: B sequences, H state heads, G query heads of each, K partitions that a head uses, D key dim, V value dim,
+P pages: the states of all sequences, partitions and heads.
 """
 
 import torch
@@ -39,7 +39,7 @@ def sse_attention_step_by_head(x: Inputs, *, inplace_state: bool) -> tuple[Tenso
 
 def _chosen(x: Inputs, logits_BHN: Tensor, top_k: int, gated: bool) -> tuple[Tensor, Tensor]:
     """Pages of the state, and the weight of each."""
-    B, H, N = logits_BHN.shape
+    B, H = logits_BHN.shape[:2]
     e_RK, order_RK = best_partitions(logits_BHN.flatten(0, 1), top_k)
     if x.renormalise:
         e_RK = e_RK / e_RK.sum(1, keepdim=True)
@@ -92,7 +92,8 @@ def _read(pages_PDV: Tensor, x: Inputs, page_BHK: Tensor, weight_BHK: Tensor) ->
 def _looked_up(pages_PDV: Tensor, page_BHK: Tensor, weight_BHK: Tensor, q: Tensor, x: Inputs) -> Tensor:
     held_BHKDV = pages_PDV.index_select(0, page_BHK.flatten()).view(*page_BHK.shape, *pages_PDV.shape[1:])
     together_BHDV = (held_BHKDV * weight_BHK[..., None, None]).sum(2)
-    return q.to(x.dtype).unflatten(1, (page_BHK.shape[1], -1)) * x.scale @ together_BHDV
+    q_BHGD = q.to(x.dtype).view(*page_BHK.shape[:2], -1, q.shape[-1])
+    return q_BHGD * x.scale @ together_BHDV
 
 
 def _shared_pages(x: Inputs) -> Tensor:
