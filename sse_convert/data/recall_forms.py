@@ -112,11 +112,14 @@ _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 def _facts(draw: Draw) -> list[Item]:
     """Sentences; asked for in their own words, after a question or without one, in other words, or by a question."""
-    noun = draw.rng.choice(templates.NOUNS)
-    said, asked = templates.sentence(draw.rng) if draw.rng.random() < SENTENCES else _listed(draw.rng)
-    items = [_item(draw, [said], asked, {"k": key, "v": draw.value(), "n": noun}) for key in draw.keys(draw.count)]
-    times = draw.rng.randint(1, MOST_ASKED)
-    return [dc.replace(item, asked=item.asked * times) for item in items]
+    rng, items = draw.rng, []
+    noun, times = rng.choice(templates.NOUNS), rng.randint(1, MOST_ASKED)
+    said, wordings = (templates.sentence if rng.random() < SENTENCES else _listed)(rng, MOST_ASKED)
+    for key in draw.keys(draw.count):
+        values = {"k": key, "v": draw.value(), "n": noun}
+        parts = token_ids(draw.tokenizer, [said.format(**values)])
+        items.append(Item(parts, [_asked(draw, rng.choice(wordings), values) for _ in range(times)]))
+    return items
 
 
 def _numbered(draw: Draw) -> list[Item]:
@@ -175,11 +178,17 @@ def _questions(draw: Draw) -> list[Item]:
     return items
 
 
-def _listed(rng: random.Random) -> tuple[str, str]:
-    """A statement of the list, and a question about it with its answer."""
-    said, question = rng.choice(templates.FACTS), rng.choice(templates.QUESTIONS)
-    other, short = rng.choice(templates.FACTS), rng.choice(templates.SHORT_QUESTIONS)
-    return said, rng.choice((said, said, question + said, question + other, short))
+def _listed(rng: random.Random, questions: int) -> tuple[str, list[str]]:
+    """A statement of the list, and questions about it with their answers."""
+    said, asked = rng.choice(templates.FACTS), []
+    for _ in range(questions):
+        question, other = rng.choice(templates.QUESTIONS), rng.choice(templates.FACTS)
+        asked.append(
+            rng.choice(
+                (templates.AGAIN + said, question + said, question + other, rng.choice(templates.SHORT_QUESTIONS))
+            )
+        )
+    return said, asked
 
 
 FORMS: dict[str, Callable[[Draw], list[Item]]] = {

@@ -22,8 +22,12 @@ ADJECTIVES = (
     "usual", "wild", "wise",
 )  # fmt: skip
 OPENINGS = (" The", " One", " A certain", " Our", " This", " Note: the", " Here the", " Another", "\nThe", " (The")
+GROUPS = (" Among the", " To the", " With all", "\nBeside other", " Of many")
+"""openings of statements about one of several"""
 PREPOSITIONS = ("of", "from", "with", "to", "about", "behind", "under", "at", "held by", "given to", "known to", "in")
 VERBS = ("is", "was", "reads", "equals", "will be", "is now", "says", "=", "remains", "became", "are", "has been")
+AGAIN = "\nOnce more."
+"""stands before a statement that comes again"""
 ASKS = (
     "\nName the {t}.",
     "\nWhich {t}?",
@@ -35,7 +39,7 @@ ASKS = (
     "\nWhich was the {t}?",
     "\nFind the {t} and repeat it.",
     "\nWho remembers the {t}?",
-    "",
+    AGAIN,
 )
 """what stands before a sentence with the answer; {t} is the thing asked for"""
 FACTS = (
@@ -102,12 +106,33 @@ CHAINS = (
 """a variable gets a value, a variable gets that of the variable {a}, a question"""
 QUOTES = ("", "\n", ' "', "\nAs was said: ", "\nTo quote the passage: ", "\n> ", " [...] ")
 """what stands before words that come again"""
+SEVERAL = 0.25
+"""share of statements made of words that are about one of several"""
+RESTATED = 0.5
+"""share of questions about them that say it in other words"""
 CONTINUATIONS = ('\nHow does the sentence with "{c}" go on?', '\nQ: Words after "{c}"?\nA: ', '\nComplete "{c}":')
 """questions about the row's own text: {c} are some words of a sentence, the answer is those that follow there"""
 
 
-def sentence(rng: random.Random) -> tuple[str, str]:
-    """A statement made of words, and a question about it with its answer."""
-    thing = " ".join([*rng.sample(ADJECTIVES, rng.randint(0, 3)), "{n}", rng.choice(PREPOSITIONS), "{k}"])
-    rest = f"{thing} {rng.choice(VERBS)}{rng.choice(('', ':'))} {{v}}."
-    return f"{rng.choice(OPENINGS)} {rest}", f"{rng.choice(ASKS).replace('{t}', thing)} The {rest}"
+def sentence(rng: random.Random, questions: int) -> tuple[str, list[str]]:
+    """A statement made of words, and questions about it with their answers, half of them in other words."""
+    adjectives, preposition = rng.sample(ADJECTIVES, rng.randint(0, 3)), rng.choice(PREPOSITIONS)
+    ending = _ending(rng)
+    thing = " ".join([*adjectives, "{n}", preposition, "{k}"])
+    said = f"{rng.choice(OPENINGS)} {thing}{ending}"
+    if rng.random() < SEVERAL:
+        said = f"{rng.choice(GROUPS)} {thing.replace('{n}', '{n}s')}{ending}"
+    asked = []
+    for _ in range(questions):
+        if rng.random() < RESTATED:
+            kept = [word for word in adjectives if rng.random() < 0.5]
+            other = rng.choice((preposition, rng.choice(PREPOSITIONS)))
+            again, end = " ".join([*kept, "{n}", other, "{k}"]), _ending(rng)
+        else:
+            again, end = thing, ending
+        asked.append(f"{rng.choice(ASKS).replace('{t}', again)} The {again}{end}")
+    return said, asked
+
+
+def _ending(rng: random.Random) -> str:
+    return f" {rng.choice(VERBS)}{rng.choice(('', ':'))} {{v}}."

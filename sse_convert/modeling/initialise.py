@@ -112,8 +112,9 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
     """Set the new tensors of a layer that were not loaded from a checkpoint.
 
     Router rows are small, random and never zero (equal logits would tie); centroids are random directions; the low-rank
-    side path and the per-partition offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
-    spread over the heads; scales start at one (SSE's beside a window at `RESIDUAL_SCALE`), the output gate open.
+    side path and the per-partition offsets start as no change (their last factor is zero); decays start constant, with
+    half-lives of 16 to 4096 tokens spread over the heads; scales start at one (SSE's beside a window at
+    `RESIDUAL_SCALE`), the output gate open.
 
     Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones would be
     nearly gated linear attention, since a scale of all writes cancels in the output norm.
