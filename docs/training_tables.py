@@ -21,6 +21,7 @@ PACKAGED = {
     "0.6b-kl": "",
     "8b-kl": "",
     "8b-kl-fsdp": ", FSDP2 on two GPUs",
+    "8b-kl-fsdp-h200": ", FSDP2 on two GPUs",
     "30b-quarter-kl": ", 12 of 48 layers, steps of 32K tokens, not compiled",
     "gpt-oss-third-kl": ", 8 of 24 layers, steps of 32K tokens, not compiled",
 }

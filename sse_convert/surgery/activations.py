@@ -7,6 +7,7 @@ d is the width, m that of the feed-forward layer, q = Hq*D, kv = Hkv*D, a = 2 un
     window (w, s sinks)     4 a q + (2 a q s / w) + a (2 w + s) beside that: two copies of keys and values, and the mask
                             of a block, which is once more kept for all layers, with a byte for each entry
     SSE                     see `_sse_bytes`
+A frozen matrix needs no input for the backward pass, and a frozen norm not what it scales; `spared_by_layer`.
 The constants were fitted to what autograd saves (tests/surgery/test_memory.py holds them to it).
 """
 
@@ -26,6 +27,17 @@ def kept_by_layer(geometry: Geometry, mixer: Mixer | None, element: int) -> floa
     """Activation bytes per token of a whole decoder layer."""
     norms = (24 + 2 * (element == 2)) * geometry.dims.hidden
     return norms + 4 * element * geometry.intermediate + kept_by_attention(geometry, mixer, element)
+
+
+def spared_by_layer(geometry: Geometry, mixer: Mixer | None, element: int) -> float:
+    """Of these, what a layer does not keep where nothing of it is trained but converted attention: what norms scale,
+    and inputs of matrices, which autocast copies for each."""
+    hidden, dims = geometry.dims.hidden, geometry.dims
+    spared = 12.0 * hidden + element * geometry.intermediate
+    if mixer is None:
+        normed = geometry.qk_norm * (dims.query_heads + dims.kv_heads) * dims.head_dim
+        spared += (6 if element == 2 else 4) * hidden + element * normed
+    return spared
 
 
 def _norm_bytes(geometry: Geometry) -> float:

@@ -14,13 +14,15 @@ parameter, which the peaks of benchmarks/training show. FSDP2 shares out all but
 whole, for as long as it needs them: embedding and head, 2 bytes for each of student and teacher and 4 for the sum of
 their gradients; two layers (the next is gathered while one works), 2 bytes each; and one layer's gradient, 2 and 4.
 
-Activations are those of `activations`, layer by layer. With gradient checkpointing a layer keeps its input (4 d) and
-one layer's activations exist at a time, when the loss and its chunk of logits are done with: the larger of the two
-counts. `layer_mse` keeps each layer's input and target (2 a d) and one layer's activations. CUDA graphs, where there
-are any, have activations of their own, beside those of plain passes. Where several processes hold a row, each keeps its
-part of all this, but for the windows' masks, which are of whole rows, and the mask of pairs, which nobody has. Under
-FSDP weights have the compute dtype, and so has the residual stream: 10 d less of a layer, 20 d of SSE beside a window,
-2 d of a layer's kept input.
+Activations are those of `activations`, layer by layer; where converted layers alone are trained, less what frozen
+matrices do not need, but for layers that are compiled, computed twice or have experts: there the measured peaks show
+nothing less. With gradient checkpointing a layer keeps its input (4 d) and one layer's activations exist at a time,
+when the loss and its chunk of logits are done with: the larger of the two counts. `layer_mse` keeps each layer's input
+and target (2 a d) and one layer's activations. CUDA graphs, where there are any, have activations of their own, beside
+those of plain passes. Where several processes hold a row, each keeps its part of all this, but for the windows' masks,
+which are of whole rows, and the mask of pairs, which nobody has. Under FSDP weights have the compute dtype, and so has
+the residual stream: 10 d less of a layer, 20 d of SSE beside a window, 2 d of a layer's kept input. Of this, 6 d of a
+converted layer and 10 d of another are what frozen matrices do not need anyway.
 """
 
 import dataclasses as dc
@@ -31,7 +33,7 @@ from typing import Any
 from sse_convert.mixers import SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES
 from sse_convert.recipe.schema import Lora, Stage, Train
-from sse_convert.surgery.activations import SCORE_BYTES, block_keys, kept_by_attention, kept_by_layer
+from sse_convert.surgery.activations import SCORE_BYTES, block_keys, kept_by_attention, kept_by_layer, spared_by_layer
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 from sse_convert.surgery.memory import StageMemory
 
@@ -161,6 +163,12 @@ class _Estimate:
         """Converted layers' attention is all that runs."""
         return self.stage.loss == "layer_mse"
 
+    @property
+    def frozen(self) -> bool:
+        """Layers keep less, since converted attention is all that is trained; see the top of this file."""
+        as_before = self.alone or self.checkpointing or self.compiled or self.geometry.has_experts
+        return self.stage.train == "mixers" and not as_before
+
     def memory(self) -> StageMemory:
         """All of it."""
         whole = self.stage.train == "all" and not self.alone
@@ -205,9 +213,15 @@ class _Estimate:
         kept, again = _activations(
             self.geometry, self.mixers, self.element, alone=self.alone, checkpointing=again_only, share=share
         )
+        if self.frozen:
+            kept -= sum(
+                spared_by_layer(self.geometry.at(i), mixer, self.element) for i, mixer in enumerate(self.mixers)
+            )
         narrower = 0.0
         if self.bf16 and not self.alone:
-            narrower = (1 if again_only else share) * _narrower(self.geometry, self.mixers, checkpointing=again_only)
+            narrower = (1 if again_only else share) * _narrower(
+                self.geometry, self.mixers, checkpointing=again_only, frozen=self.frozen
+            )
         if self.other is not None and not self.own:  # its pass comes first; of it the last hidden states stay
             again = max(again, kept_by_layer(self.other.at(0), None, self.element) - kept)
             kept += self.element * self.other.dims.hidden
@@ -268,12 +282,13 @@ def _activations(
     return (4.0 * hidden * len(layers), share * max(layers)) if checkpointing else (share * sum(layers), 0.0)
 
 
-def _narrower(geometry: Geometry, mixers: Mixers, *, checkpointing: bool) -> float:
+def _narrower(geometry: Geometry, mixers: Mixers, *, checkpointing: bool, frozen: bool) -> float:
     """`StageMemory.narrower` of the student in one process, where nothing is compiled."""
     if checkpointing:
         return 2.0 * geometry.dims.hidden * len(mixers)
     both = sum(isinstance(mixer, SSEMixer) and isinstance(mixer, WindowMixer) for mixer in mixers)
-    return 10.0 * geometry.dims.hidden * (len(mixers) + both)
+    gone = sum(10 if mixer is None else 6 for mixer in mixers) if frozen else 0
+    return geometry.dims.hidden * (10.0 * (len(mixers) + both) - gone)
 
 
 def _copied(geometry: Geometry, added: int, weights: int, trained: int, *, checkpointing: bool) -> int:

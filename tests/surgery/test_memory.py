@@ -76,12 +76,14 @@ def saved_bytes(config, length, bf16, train="all", weights=torch.float32, family
 
 
 def per_token_and_layer(mixer, bf16, train="all", weights=torch.float32):
-    """The slope in length of the slope in layers: weights and what is there once cancel."""
+    """The slope in length of the slope in layers: weights and what is there once cancel. A first layer is converted:
+    below it nothing frozen keeps anything."""
     values = []
     for layers in (1, 2):
-        source = tiny_config("qwen3", **SIZES, num_hidden_layers=layers)
-        mixers = {} if mixer is None else {"m": mixer}
-        config = build_config(source, {"layers": ["m" if mixers else "full"] * layers, "mixers": mixers})
+        source = tiny_config("qwen3", **SIZES, num_hidden_layers=1 + layers)
+        mixers = {"first": {"kind": "gla"}} | ({} if mixer is None else {"m": mixer})
+        names = ["first", *["full" if mixer is None else "m"] * layers]
+        config = build_config(source, {"layers": names, "mixers": mixers})
         values.append([saved_bytes(config, length, bf16, train, weights) for length in (256, 512)])
     (a, b), (c, d) = values
     return ((d - c) - (b - a)) / 256
@@ -140,6 +142,41 @@ def test_activations_per_token_beside_lora():
     settings = {"kind": "sse+sliding", "window": 64}
     one, two = (memory([mixer_from_dict(settings)] * n, train="lora") for n in (1, 2))
     assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, True, "lora"), rel=0.15)
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("settings", [None, {"kind": "gla"}, MIXERS[-1]], ids=str)
+def test_frozen_matrices_need_no_input(settings, bf16):
+    mixer = None if settings is None else mixer_from_dict(settings)
+    every, frozen = (
+        (memory([mixer] * 2, train=train, bf16=bf16).per_token - memory([mixer], train=train, bf16=bf16).per_token)
+        for train in ("all", "mixers")
+    )
+    kept, less = (per_token_and_layer(settings, bf16, train) for train in ("all", "mixers"))
+    assert every - frozen == pytest.approx(kept - less, rel=0.15)
+
+
+@pytest.mark.parametrize("settings", [None, {"kind": "gla"}, MIXERS[-1]], ids=str)
+def test_what_frozen_matrices_do_not_need_is_not_spared_again_by_weights_in_the_compute_dtype(settings):
+    mixer = None if settings is None else mixer_from_dict(settings)
+    one, two = (memory([mixer] * layers, train="mixers") for layers in (1, 2))
+    wide, narrow = (
+        per_token_and_layer(settings, True, "mixers", weights) for weights in (torch.float32, torch.bfloat16)
+    )
+    assert two.narrower - one.narrower == pytest.approx(wide - narrow, rel=0.35)
+
+
+def test_where_peaks_show_nothing_less_for_frozen_matrices():
+    mixers = [mixer_from_dict({"kind": "sse"}), None]
+    every, frozen = (memory(mixers, train=train, loss="kl") for train in ("all", "mixers"))
+    assert frozen.per_token < every.per_token
+    for how in ({"compiled": True}, {"checkpointing": True}):
+        every, frozen = (memory(mixers, train=train, loss="kl", **how) for train in ("all", "mixers"))
+        assert (frozen.per_token, frozen.again, frozen.narrower) == (every.per_token, every.again, every.narrower)
+    experts = dc.replace(geometry(), has_experts=True)
+    options = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    every, frozen = (stage_memory(experts, mixers, stage(train=train), **options) for train in ("all", "mixers"))
+    assert (frozen.per_token, frozen.narrower) == (every.per_token, every.narrower)
 
 
 def test_weights():
