@@ -14,7 +14,7 @@ from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import prompts, tiny_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{name: KNOBS[name] for name in ("paper", "gdn", "mom", "delta, separate")},
+    **{name: KNOBS[name] for name in ("paper", "gdn", "mom", "delta, separate", "keys, delta")},
     "own projections, of nearly all": {
         "shared_params": False, "read_top_k": 3, "decay": "scalar", "rope": "keep", "output_gate": True
     },

@@ -32,7 +32,7 @@ TEACHERS = {
     "qwen": Teacher("teacher-qwen3-32m", False, {"none": (), "blind": (4, 9), "select": (0, 7), "even": (4, 9)}),
     "llama": Teacher("teacher-llama-30m", True, {"none": (), "blind": (2, 8), "select": (0, 4)}),
 }
-REST = {KEPT: (1.0e-4, 3.0e-5), PURE: (5.0e-5, 2.0e-5)}
+REST = {KEPT: (1.0e-4, 3.0e-5), PURE: (2.0e-4, 8.0e-5)}
 """rates of what is not converted, by recipe and stage, where that is trained"""
 
 
@@ -53,8 +53,7 @@ _FACTS = (
     "data.needles.share=0.9",
     "data.needles.answers=row",
     "data.needles.forms={facts: 2, table: 1}",
-    "data.needles.kinds=[number, word, code]",
-    "stages.0.lr={mixers: 1.0e-3, new: 6.0e-3, rest: 2.0e-4}",
+    "data.needles.kinds=[number, code]",
 )
 VARIANTS = {
     "row": Variant(_ROW),
@@ -159,11 +158,10 @@ def overrides(part: Part, place: Place, samples: dict[int, int]) -> tuple[str, l
         f"data.train=[{{path: {place.books}/train}}]",
         f"data.valid=[{{path: {place.books}/valid}}]",
         f"data.needles.words={place.checkpoints / WORDS}",
-        "data.needles.keys=" + ("[1, 8, 32]" if recipe == KEPT else "[8, 32]"),
+        *(("data.needles.keys=[1, 8, 32]",) if recipe == KEPT else ()),
         *_trained(recipe, frozen=variant.frozen),
         *variant.changes,
         *(f"stages.{i}.tokens={n}" for i, n in enumerate(part.stages)),
-        *(f"stages.{i}.optimizer=adamw" for i in range(2)),
         *(f"stages.{i}.checkpoint_steps=500" for i in range(2)),
         "train.cuda_graphs=true",
         "train.compile=false",  # a minute for each part, which graphs of a small model hardly gain back
