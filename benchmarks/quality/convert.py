@@ -38,7 +38,7 @@ def commit() -> str:
 
 def measure(recipe_file: str, overrides: list[str], *, untrained: bool = True) -> dict[str, Any]:
     """Run the recipe; plan, steps, and the figures of teacher, trained and, if `untrained`, untrained student."""
-    recipe = load_recipe(recipe_file, overrides)
+    recipe, version = load_recipe(recipe_file, overrides), commit()
     plan = api.plan(recipe).to_dict()
     start = time.monotonic()
     run = api.run(recipe)
@@ -53,7 +53,7 @@ def measure(recipe_file: str, overrides: list[str], *, untrained: bool = True) -
     return {
         "schema": 1,
         "command": " ".join(["python", *sys.argv]),
-        "commit": commit(),
+        "commit": version,
         "date": time.strftime("%Y-%m-%d"),
         "hardware": after["conditions"]["device"],
         "python": platform.python_version(),
