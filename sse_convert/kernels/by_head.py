@@ -82,7 +82,7 @@ def _writes(x: Tensor, rest: float = 0.0) -> Tensor:
 
 def _reads(q: Tensor, heads: int) -> Tensor:
     """[H * T * 2, G, D] of queries [T, Hq, D] with zeros where tokens write."""
-    grouped = q.reshape(q.shape[0], heads, -1, q.shape[-1])
+    grouped = q.reshape(q.shape[0], heads, q.shape[1] // heads, q.shape[2])
     return _pairs(torch.zeros_like(grouped), grouped)
 
 
@@ -104,5 +104,5 @@ def _folded_states(states: Tensor) -> Tensor:
 
 def _unfolded_states(states: Tensor, heads: int) -> Tensor:
     """[H * S, M, 1, D, V] as [S, M, H, D, V]."""
-    by_head = states.squeeze(2).view(heads, -1, states.shape[1], *states.shape[3:])
+    by_head = states.squeeze(2).view(heads, states.shape[0] // heads, states.shape[1], *states.shape[3:])
     return by_head.permute(1, 2, 0, 3, 4).contiguous()

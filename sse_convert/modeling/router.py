@@ -67,7 +67,7 @@ class RoutedLayer(NewTensors):
             k: [T, H, D], before feature map and scale.
         """
         if self.mixer.router == "keys":
-            asked = q.reshape(k.shape[0], k.shape[1], -1, k.shape[2]).sum(2)
+            asked = q.reshape(len(k), k.shape[1], q.shape[1] // k.shape[1], k.shape[2]).sum(2)
             return self._nearness(k), self._nearness(asked)
         if self.mixer.num_partitions == 1:
             return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x)), None

@@ -88,6 +88,16 @@ def test_states_in_slots() -> None:
     assert not pages[[1, 3]].any()
 
 
+@pytest.mark.parametrize("backend", ["auto", "varlen", "recurrent"])
+@torch.no_grad()
+def test_no_tokens(backend: str) -> None:
+    case = dc.replace(USUAL, lengths=(0, 0))
+    x = inputs_of(case)
+    o, state = run(case, backend, x)
+    assert o.shape == (0, case.heads * case.groups, case.value_dim)
+    torch.testing.assert_close(state, x["initial_state"])
+
+
 @torch.no_grad()
 def test_heads_in_turn() -> None:
     """A few heads at a time, as where states are large, have their own choices."""
