@@ -205,10 +205,13 @@ class SSEMixer:
 
     def _router_checks(self) -> list[tuple[bool, str]]:
         """What is not built beside keys that choose partitions."""
-        expected = {"balance": "none", "router_bias": False, "partition_gate": "softmax", "shared_params": True}
+        expected = {
+            **{"balance": "none", "router_bias": False, "partition_gate": "softmax"},
+            **{"shared_params": True, "row_top_k": None},
+        }
         by_keys = self.router == "keys"
         return [
-            (by_keys and self.num_partitions == 1, "router is 'keys' with one partition: there is nothing to choose"),
+            (by_keys and self.num_partitions == 1, "router is 'keys' and num_partitions is 1, expected 2 or more"),
             *(
                 (
                     by_keys and getattr(self, name) != value,

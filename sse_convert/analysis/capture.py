@@ -70,7 +70,8 @@ class Seen:
     operands: Operands
     """scaled queries, phi(k), values, log decays"""
     routing: Routing | None
-    """None where the partition gate reads the state, so that routes exist only step by step"""
+    """None where the partition gate reads the state, so that routes exist only step by step, and where every head
+    chooses for itself"""
     tokens_T: Tensor
     """int64, each token's place in the text's vocabulary"""
     sparse_TQV: Tensor
@@ -83,7 +84,7 @@ class Seen:
     @property
     def routes(self) -> Routing:
         """The routing, of a quantity that is only asked of layers that have one."""
-        assert self.routing is not None, "a quantity that needs routing met a gate that reads the state"
+        assert self.routing is not None, "a quantity that needs routing met a layer without"
         return self.routing
 
     def written(self) -> Tensor:
@@ -102,7 +103,8 @@ def see(inputs: dict[str, Any], cu_seqlens: Tensor, tokens_T: Tensor, *, backend
     """
     run = functools.partial(sse_attention, cu_seqlens=cu_seqlens, output_final_state=True, backend=backend)
     operands = operands_of(build_inputs(**inputs, cu_seqlens=cu_seqlens))
-    gate = operands.partition_gate
+    gate, by_head = operands.partition_gate, inputs.get("read_logits") is not None
+    routed = not by_head and (gate is None or not gate.needs_state)
     sparse_TQV, state = run(**{**inputs, "shared": None, "shared_write_strength": None})
     shared_TQV, states = None, [state]
     if inputs["shared"] is not None:
@@ -110,7 +112,7 @@ def see(inputs: dict[str, Any], cu_seqlens: Tensor, tokens_T: Tensor, *, backend
         states.append(state)
     return Seen(
         operands=operands,
-        routing=operands.route() if gate is None or not gate.needs_state else None,
+        routing=operands.route() if routed else None,
         tokens_T=tokens_T,
         sparse_TQV=sparse_TQV,
         shared_TQV=shared_TQV,
@@ -161,7 +163,7 @@ def _shared_branch(inputs: dict[str, Any]) -> dict[str, Any]:
     return {
         **inputs,
         **{"q": q, "k": k, "v": v, "log_decay": log_decay, "router_logits": k.new_zeros(len(k), 1), "shared": None},
-        **{"top_k": 1, "read_top_k": None, "write_gate": False, "read_gate": False},
+        **{"read_logits": None, "top_k": 1, "read_top_k": None, "write_gate": False, "read_gate": False},
         **{"write_strength": strength if own_strength is None else own_strength},
         **{"shared_write_strength": None, "router_bias": None, "partition_gate": None},
     }

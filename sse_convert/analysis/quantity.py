@@ -33,11 +33,11 @@ class Quantity(ABC):
     @classmethod
     def absent(cls, mixer: SSEMixer) -> str | None:
         """Why the quantity does not apply to a layer; None where it does."""
-        if mixer.router == "keys":
-            return "partitions are chosen by keys: not built"
-        gate = partition_gate(mixer.partition_gate)
+        gate, by_keys = partition_gate(mixer.partition_gate), mixer.router == "keys"
+        reads_state = gate is not None and gate.needs_state
+        keys, state = "partitions are chosen by keys: not built", "the partition gate reads the state: no routes before"
         missing: dict[Need, tuple[bool, str]] = {
-            "routing": (gate is not None and gate.needs_state, "the partition gate reads the state: no routes before"),
+            "routing": (by_keys or reads_state, keys if by_keys else state),
             "partitions": (mixer.num_partitions == 1, "one partition: nothing is routed"),
             "shared": (not mixer.shared_partition, "no shared partition"),
             "decay": (mixer.decay == "none", "the layer has no decay"),

@@ -56,31 +56,38 @@ class KeyCollector:
     """
 
     def __init__(self, model: PreTrainedModel, spec: ArchSpec, layers: dict[int, SSEAttention]) -> None:
-        self._model, self._spec, self._layers = model, spec, layers
+        self.model, self._spec, self._layers = model, spec, layers
         self._keys: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     @torch.no_grad()
     def run(self, batch: dict[str, Tensor]) -> None:
         """Add one batch, `input_ids` and `position_ids` [B, T]; positions restart at each packed document."""
+        if all(self._has_enough(layer) for layer in self._layers):
+            return
         with ExitStack() as hooks:
             for layer in self._layers:
-                attention = self._model.get_submodule(self._spec.attention_path(layer))
+                attention = self.model.get_submodule(self._spec.attention_path(layer))
                 keep = functools.partial(self._keep, layer, batch["position_ids"])
                 hooks.callback(attention.register_forward_pre_hook(keep, with_kwargs=True).remove)
-            backbone_of(self._model)(**batch, use_cache=False, **packed_arguments(self._model, batch["position_ids"]))
+            backbone_of(self.model)(**batch, use_cache=False, **packed_arguments(self.model, batch["position_ids"]))
 
     @torch.no_grad()
     def centroids(self) -> dict[int, Tensor]:
         """`sse_centroids` [H, N, D] of each layer, float32 on the CPU."""
-        return {
-            layer: key_centroids(torch.cat(self._keys[layer])[:MOST_KEYS], new.mixer.num_partitions).cpu()
-            for layer, new in self._layers.items()
-        }
+        found = {}
+        for layer, new in self._layers.items():
+            keys = torch.cat(self._keys[layer])[:MOST_KEYS].to(self.model.device)
+            found[layer] = key_centroids(keys, new.mixer.num_partitions).cpu()
+        return found
+
+    def _has_enough(self, layer: int) -> bool:
+        return sum(map(len, self._keys[layer])) >= MOST_KEYS
 
     def _keep(self, layer: int, positions: Tensor, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept = self._keys[layer]
-        if sum(map(len, kept)) < MOST_KEYS:
-            x_BTC = args[0] if args else kwargs["hidden_states"]
-            batch, length = x_BTC.shape[:2]
-            layout = sequence_layout((batch, length), x_BTC.device, starts=document_starts(positions, batch))
-            kept.append(layer_inputs(self._layers[layer], x_BTC, kwargs.get("position_embeddings"), layout)["k"])
+        if self._has_enough(layer):
+            return
+        x_BTC = args[0] if args else kwargs["hidden_states"]
+        batch, length = x_BTC.shape[:2]
+        layout = sequence_layout((batch, length), x_BTC.device, starts=document_starts(positions, batch))
+        inputs = layer_inputs(self._layers[layer], x_BTC, kwargs.get("position_embeddings"), layout)
+        self._keys[layer].append(inputs["k"].cpu())

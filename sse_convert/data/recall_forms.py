@@ -111,7 +111,7 @@ _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def _facts(draw: Draw) -> list[Item]:
-    """Sentences; asked for in their own words, after a question or without one, in other words, or by a question."""
+    """Sentences; asked for in their own words, in other words, or by a question alone."""
     rng, items = draw.rng, []
     noun, times = rng.choice(templates.NOUNS), rng.randint(1, MOST_ASKED)
     said, wordings = (templates.sentence if rng.random() < SENTENCES else _listed)(rng, MOST_ASKED)

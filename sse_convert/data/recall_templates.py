@@ -9,10 +9,10 @@ evaluation and of RULER: no three words in a row are common to both.
 import random
 
 NOUNS = (
-    "address", "badge", "balance", "chapter", "cipher", "code", "colour", "contract", "debt", "desk", "distance",
+    "badge", "balance", "chapter", "cipher", "code", "colour", "contract", "debt", "desk", "distance",
     "drawer", "fee", "file", "grade", "height", "key", "label", "licence", "locker", "mark", "nickname", "number",
     "page", "parcel", "password", "payment", "phone", "pin", "plate", "platform", "price", "rank", "receipt",
-    "record", "room", "score", "seat", "secret", "serial", "shelf", "signature", "stamp", "tag", "target", "ticket",
+    "record", "room", "score", "seat", "secret", "serial", "signature", "stamp", "tag", "target", "ticket",
     "title", "total", "value", "weight", "word",
 )  # fmt: skip
 ADJECTIVES = (
@@ -22,7 +22,7 @@ ADJECTIVES = (
     "usual", "wild", "wise",
 )  # fmt: skip
 OPENINGS = (" The", " One", " A certain", " Our", " This", " Note: the", " Here the", " Another", "\nThe", " (The")
-GROUPS = (" Among the", " To the", " With all", "\nBeside other", " Of many")
+GROUPS = (" Among the", " Of many", "\nAmong our", " Of these")
 """openings of statements about one of several"""
 PREPOSITIONS = ("of", "from", "with", "to", "about", "behind", "under", "at", "held by", "given to", "known to", "in")
 VERBS = ("is", "was", "reads", "equals", "will be", "is now", "says", "=", "remains", "became", "are", "has been")

@@ -44,7 +44,7 @@ def _folded(x: Inputs) -> Inputs:
     rest = 0.0 if x.decay_normalizer is None else NO_DECAY
     shared = x.shared and SharedInputs(
         q=_reads(x.shared.q, x.k.shape[2]),
-        k=_writes(_scaled(x.shared.k, x.k_scale)),
+        k=_writes(scaled_keys(x.shared.k, x.k_scale)),
         v=_writes(x.shared.v),
         log_decay=_writes(x.shared.log_decay, rest),
         write_strength=None if x.shared.write_strength is None else _writes(x.shared.write_strength),
@@ -53,7 +53,7 @@ def _folded(x: Inputs) -> Inputs:
     return dc.replace(
         x,
         q=_reads(x.q[:, 0], x.k.shape[2])[:, None],
-        k=_writes(_scaled(x.k[:, 0], x.k_scale))[:, None],
+        k=_writes(scaled_keys(x.k[:, 0], x.k_scale))[:, None],
         v=_writes(x.v[:, 0])[:, None],
         log_decay=_writes(x.log_decay, rest),
         write_strength=None if x.write_strength is None else _writes(x.write_strength),
@@ -86,8 +86,8 @@ def _reads(q: Tensor, heads: int) -> Tensor:
     return _pairs(torch.zeros_like(grouped), grouped)
 
 
-def _scaled(k: Tensor, k_scale: Tensor | None) -> Tensor:
-    """Keys [T, H, D] times their scale [H]: heads that are sequences have one scale."""
+def scaled_keys(k: Tensor, k_scale: Tensor | None) -> Tensor:
+    """Keys [T, H, D] times their scale [H], in their dtype: heads that are sequences have one scale."""
     return k if k_scale is None else (k * k_scale[:, None]).to(k.dtype)
 
 

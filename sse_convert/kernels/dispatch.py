@@ -243,7 +243,7 @@ def _in_slots(backend: str, x: Inputs, inplace_state: bool) -> Tensor:
         return sse_attention_on_triton(x, output_final_state=True, inplace_state=True)[0]
     own = dc.replace(x, initial_state=read_states(pages, slots), state_slots=None)
     if backend == "triton":
-        o, final = _on_triton(own, True, False)
+        o, final = _on_triton(own, True, steps_by_head(own))
     else:
         o, final = _on_torch(backend, own, backend == "recurrent")
     assert final is not None

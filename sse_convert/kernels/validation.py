@@ -52,8 +52,9 @@ def build_inputs(
             not built for them.
     """
     by_head = read_logits is not None
-    sets = (3,) if by_head else (3, 4)
-    _check_ranks({"q": (q, sets), "k": (k, sets), "v": (v, sets), "router_logits": (router_logits, (2 + by_head,))})
+    sets: tuple[int, ...] = (3,) if by_head else (3, 4)
+    ranks = {"q": (q, sets), "k": (k, sets), "v": (v, sets), "router_logits": (router_logits, (2 + by_head,))}
+    _check_ranks(ranks, " with read_logits" if by_head else "")
     T, N = router_logits.shape[0], router_logits.shape[-1]
     if by_head:
         _check_by_head({"router_bias": router_bias, "partition_gate": partition_gate})
@@ -125,7 +126,9 @@ def _check_by_head(given: dict[str, object]) -> None:
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{name} is given with read_logits", expected=f"no {name} where every head chooses its partitions"
+                f"{name} is given with read_logits",
+                expected=f"no {name} where every head chooses its partitions",
+                fix=f"leave {name} out, or read_logits",
             )
 
 
@@ -172,11 +175,11 @@ def _check_settings(
         raise UsageError(f"decay_normalizer is {decay_normalizer}", expected="more than 0, or None for log decays")
 
 
-def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]], why: str) -> None:
     for name, (tensor, ranks) in tensors.items():
         if tensor.dim() not in ranks:
             raise ShapeError(
-                f"{name} has shape {list(tensor.shape)}", expected=f"{' or '.join(map(str, ranks))} dimensions"
+                f"{name} has shape {list(tensor.shape)}", expected=f"{' or '.join(map(str, ranks))} dimensions{why}"
             )
 
 

@@ -79,7 +79,11 @@ class Growth:
             )
         grows = partitions > old.num_partitions
         if grows and old.router != "hidden":
-            raise UsageError(f"{where}: router is {old.router!r}", expected="hidden, to add partitions")
+            raise UsageError(
+                f"{where}: router is {old.router!r}",
+                expected="hidden, to add partitions",
+                fix=f"convert the teacher anew, with num_partitions {partitions} in the recipe's mixer",
+            )
         if grows and old.partition_gate != "softmax":
             raise UsageError(
                 f"{where}: partition_gate is {old.partition_gate!r}", expected="softmax, to add partitions"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
-from accelerate.utils import DistributedType, GradientAccumulationPlugin
+from accelerate.utils import DistributedType, DynamoBackend, GradientAccumulationPlugin
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -21,7 +21,7 @@ from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.compat import configure_compile, has_cpp_compiler
-from sse_convert.errors import DependencyError, HardwareError, TrainingError
+from sse_convert.errors import DependencyError, HardwareError, TrainingError, UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
@@ -52,6 +52,7 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
         HardwareError: a parallel mode or a precision that is not offered.
         DependencyError: a tracker's package is not installed.
         TrainingError: another accelerator with another precision is in use in this process.
+        UsageError: under FSDP, a setting of Accelerate's that does not count there.
     """
     _refuse_environment()
     for tracker in train.trackers:
@@ -128,12 +129,30 @@ def _refuse_environment() -> None:
 
 
 def _configure_fsdp(accelerator: Accelerator) -> None:
+    """Let the recipe decide what it decides without FSDP, and refuse what `sharding.py` does not heed.
+
+    Raises:
+        HardwareError: FSDP version 1.
+        UsageError: Accelerate is told to compile the model, or to leave modules unsharded.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     plugin: Any = accelerator.state.fsdp_plugin
     if plugin.fsdp_version != 2:
         raise HardwareError(
             f"FSDP version {plugin.fsdp_version}", expected="version 2", fix="launch with --fsdp_version 2"
+        )
+    if (backend := accelerator.state.dynamo_plugin.backend) != DynamoBackend.NO:
+        raise UsageError(
+            f"Accelerate is configured for dynamo_backend {backend.value.lower()} under FSDP",
+            expected="no: train.compile in the recipe decides, and compiles each decoder layer by itself",
+            fix="launch with --dynamo_backend no, and set train.compile: true",
+        )
+    if plugin.ignored_modules:
+        raise UsageError(
+            f"Accelerate is configured for fsdp_ignored_modules {plugin.ignored_modules!r}",
+            expected="none: all weights of a model are sharded",
+            fix="remove it from Accelerate's configuration file, and FSDP_IGNORED_MODULES from the environment",
         )
     plugin.activation_checkpointing = False  # the recipe's gradient_checkpointing decides
     dtype = autocast_dtype(accelerator)

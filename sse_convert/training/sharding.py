@@ -147,5 +147,7 @@ def _settings(accelerator: Accelerator) -> dict[str, Any]:
         "mesh": None if mesh is None else mesh[tuple(plan.fsdp_dim_names)],
         "mp_policy": plugin.mixed_precision_policy,
         "offload_policy": plugin.cpu_offload,
-        "reshard_after_forward": plugin.reshard_after_forward,
+        # None is torch's choice: sharded again, but for the root, which is called first. What it has itself, embedding
+        # and head or a layer that is aligned, is needed as soon as the backward begins
+        "reshard_after_forward": None if plugin.reshard_after_forward else False,
     }

@@ -41,6 +41,13 @@ def inputs(s: Sizes, tokens: int, *, seed: int = 0, **changes: Any) -> dict[str,
     return {**values, **changes}
 
 
+def by_head(s: Sizes, tokens: int) -> dict[str, Tensor]:
+    """Random logits of writing and of reading where every head chooses for itself."""
+    generator = torch.Generator().manual_seed(7)
+    names, shape = ("router_logits", "read_logits"), (tokens, s.heads, s.partitions)
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name in names}
+
+
 def seen(s: Sizes, t: Text | None = None, **changes: Any) -> Seen:
     """What a layer of these sizes does with the rows of a text, from random inputs but for `changes`."""
     t = text() if t is None else t

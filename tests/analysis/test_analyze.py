@@ -182,6 +182,18 @@ def test_a_gate_that_reads_the_state_has_no_routes(monkeypatch):
     assert "the partition gate reads the state: no routes before" in reasons
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_partitions_chosen_by_keys_leave_the_size_of_branches(shared):
+    mixer = {**SSE, "router": "keys", "balance": "none", "shared_partition": shared, "qk_rank": 4 * shared}
+    model = tiny_model("qwen3", ("sse", "full", "full", "full"), {"sse": mixer})
+    found = measure_layers(model, text(tokens(1, 128)), bar=Bar(None, "", 1))[0]
+    assert [quantity.name for quantity in found] == ["branches"] * shared
+    assert all(math.isfinite(number) for quantity in found for number in flat(quantity.result()))
+    reasons = {part.reason: set(part.quantities) for part in inapplicable(model, with_teacher=True)}
+    assert reasons["partitions are chosen by keys: not built"] == set(NAMES) - {"branches"}
+    assert ("no shared partition" in reasons) != shared
+
+
 def test_only_sliding_layers(words, tmp_path, source):
     api.convert(recipe(source, layers={"pattern": ["sliding", "full"]}), tmp_path / "windows")
     report = api.analyze(tmp_path / "windows", words, teacher=source, out=tmp_path / "out", length=128)

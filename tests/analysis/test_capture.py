@@ -3,7 +3,7 @@ import torch
 
 from sse_convert.analysis.capture import Sizes, see, watching
 from sse_convert.kernels.dispatch import sse_attention
-from tests.analysis.cases import inputs, seen, sizes, text
+from tests.analysis.cases import by_head, inputs, seen, sizes, text
 from tests.modeling.tiny import MIXERS, SSE, prompts, tiny_model
 
 SETTINGS = [
@@ -33,6 +33,19 @@ def test_branches_and_states_are_those_of_the_layer(settings, own):
     torch.testing.assert_close(found.sparse_TQV + found.shared_TQV, o, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.states_SMHDV, state, rtol=1e-10, atol=1e-12)
     assert found.sparse_TQV.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2, "read_top_k": 1}, {"decay_normalizer": 16.0}])
+def test_branches_and_states_where_every_head_chooses(settings):
+    s = sizes(partitions=3, query_heads=4)
+    arguments = inputs(s, 40, **by_head(s, 40), **settings)
+    offsets = torch.tensor([0, 15, 40])
+    o, state = sse_attention(**arguments, cu_seqlens=offsets, output_final_state=True)
+    found = see(arguments, offsets, torch.zeros(40, dtype=torch.long))
+    torch.testing.assert_close(found.sparse_TQV + found.shared_TQV, o, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.states_SMHDV, state, rtol=1e-10, atol=1e-12)
+    assert found.sparse_TQV.abs().max() > 0.01
+    assert found.routing is None
 
 
 def test_without_shared_partition():

@@ -75,6 +75,20 @@ def test_a_step_touches_only_the_partitions_that_are_written() -> None:
 
 
 @torch.no_grad()
+def test_prefill_and_steps_round_alike() -> None:
+    """Keys in bfloat16 times a scale."""
+    case = dc.replace(USUAL, lengths=(8,), initial_state=False)
+    x = {name: tensor.bfloat16() for name, tensor in inputs_of(case).items()}
+    x["k_scale"] = torch.tensor([1.3, 0.7])
+    whole = run(case, "auto", x)[1]
+    alone, state = dc.replace(case, lengths=(1,)), torch.zeros_like(whole)
+    for t in range(8):
+        token = {name: tensor if name == "k_scale" else tensor[t : t + 1] for name, tensor in x.items()}
+        _, state = run(alone, "auto", {**token, "initial_state": state}, max_seqlen=1)
+    torch.testing.assert_close(state, whole, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
 def test_states_in_slots() -> None:
     x = with_state(STEP, inputs_of(STEP))
     expected_o, expected = run(STEP, "auto", x, max_seqlen=1)
@@ -127,6 +141,7 @@ def test_one_choice_of_all_heads_is_a_special_case() -> None:
         ({"router_logits": torch.zeros(14, 5)}, r"router_logits has shape \[14, 5\]"),
         ({"read_logits": None}, r"router_logits has shape \[14, 2, 5\]"),
         ({"v": torch.zeros(14, 5, 2, 6)}, r"v has shape \[14, 5, 2, 6\]"),
+        ({"v": torch.zeros(14, 5, 2, 6)}, "3 dimensions with read_logits"),
         ({"router_bias": torch.zeros(5)}, "router_bias is given with read_logits"),
     ],
 )

@@ -1,5 +1,6 @@
 """`report` from the command line: every section of a finished run, and what is said of those without data."""
 
+import dataclasses as dc
 import json
 import re
 import shutil
@@ -8,8 +9,9 @@ import pytest
 
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.pages.blocks import Paragraph
+from sse_convert.pages.blocks import Missing, Paragraph
 from sse_convert.pages.collect import collect
+from sse_convert.pages.sections.routers import routers
 from sse_convert.pages.sections.summary import summary
 
 TITLES = ["Summary", "Quality", "Needles by depth and length", "Memory and speed", "Layers", "Training", "Routers"]
@@ -75,6 +77,29 @@ def test_a_checkpoint_that_was_only_converted(place, does):
     assert {"Quality", "Training", "Routers", "States", "Samples"} <= set(missing)
     assert missing["States"].startswith(f"sse-convert analyze {place / 'plain'} --text FILE --teacher")
     assert "Recipe" not in missing
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "said"),
+    [
+        (["sse", "sliding", "full"], {}, None),
+        (["sse", "sliding", "full"], {"router": "keys"}, "keys and queries"),
+        (["sse", "more", "full"], {"router": "keys"}, None),
+        (["full", "sliding", "full"], {}, "No layer of this model routes."),
+    ],
+    ids=["hidden", "keys", "both", "unused"],
+)
+def test_where_keys_choose_no_command_looks_at_routers(made, layers, changes, said):
+    run = dc.replace(collect(made / "out"), steps=(), analysis=None)
+    mixers = {**run.model.mixers, "more": run.model.mixers["sse"]}
+    mixers["sse"] = {**mixers["sse"], **changes}
+    (block,) = routers(dc.replace(run, model=dc.replace(run.model, layers=layers, mixers=mixers))).blocks
+    if said is None:
+        assert isinstance(block, Missing)
+        assert block.command.startswith("sse-convert analyze ")
+    else:
+        assert isinstance(block, Paragraph)
+        assert said in block.text
 
 
 def test_text_and_prompts_fill_sections_and_stay(place, does):

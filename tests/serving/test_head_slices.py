@@ -13,15 +13,17 @@ from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.tensors import new_tensors
-from sse_convert.serving.head_slices import local_config, local_dims, own_part
+from sse_convert.serving.head_slices import check_choices, local_config, local_dims, own_part
 from sse_convert.serving.layer_state import ServedAttention
 from sse_convert.serving.ring import RingWindow
 from tests.modeling.tiny import VOCAB, tiny_model
 
 WINDOW = {"window": 5, "sinks": 2}
+KEYS = {"router": "keys", "balance": "none", "qk_rank": 0, "top_k": 2}
 CASES = {
     "a state for each query head": SSESlidingMixer(state_heads="query", update="delta", k_feature_map="l2", **WINDOW),
     "a state for each key-value head": SSESlidingMixer(decay="scalar", output_gate=True, **WINDOW),
+    "keys of each query head": SSEMixer(**KEYS, state_heads="query"),
     "offsets": SSEMixer(shared_params=False, qk_rank=0, decay_params="separate"),
 }
 
@@ -40,7 +42,7 @@ def test_devices_together_give_what_one_gives(name: str, devices: int) -> None:
     torch.testing.assert_close(torch.stack(found).sum(0), expected, rtol=1e-4, atol=1e-5)
     one = sum(page.numel() for page in whole.pages)
     shares = [sum(page.numel() for page in part.pages) for part in parts]
-    assert shares[0] * (2 if name != "a state for each query head" else devices) >= one
+    assert shares[0] * (devices if mixer.state_heads == "query" else 2) >= one
 
 
 def part_of(whole: Served, config: object, mixer: SSEMixer, rank: int, devices: int, rotary: TableRotary) -> Served:
@@ -85,3 +87,13 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
     for devices in (3, 5, 8):
         with pytest.raises(UsageError, match=f"12 query heads and 4 key-value heads on {devices} devices"):
             local_dims(dims, devices)
+
+
+def test_queries_that_choose_together_stay_together() -> None:
+    """Those of one state choose by their sum, of which each of more devices would have a part."""
+    dims = attention_dims(tiny_model("qwen3", ("full",) * 4, {}).config)
+    check_choices(SSEMixer(**KEYS), dims, 2)
+    check_choices(SSEMixer(**KEYS, state_heads="query"), dims, 4)
+    check_choices(SSEMixer(), dims, 4)
+    with pytest.raises(UsageError, match="4 devices for 2 states"):
+        check_choices(SSEMixer(**KEYS), dims, 4)

@@ -233,6 +233,14 @@ def test_what_cannot_grow_is_refused(source, tmp_path, changes, layers, match):
     assert not (tmp_path / "grown").exists()
 
 
+def test_partitions_chosen_by_keys_do_not_grow():
+    old = SSEMixer(router="keys", balance="none")
+    with pytest.raises(UsageError, match="layer 0: router is 'keys'") as error:
+        Growth(num_partitions=8).mixer(old, "layer 0")
+    assert error.value.fix == "convert the teacher anew, with num_partitions 8 in the recipe's mixer"
+    assert Growth(top_k=2).mixer(old, "layer 0").top_k == 2
+
+
 def test_other_models_are_refused(source, tmp_path):
     with pytest.raises(CheckpointError, match="plain qwen3 checkpoint"):
         grow(source, tmp_path / "grown")

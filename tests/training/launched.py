@@ -22,6 +22,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sse_convert.checkpoints.open import open_checkpoint
@@ -30,7 +31,7 @@ from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.schema import Train
 from sse_convert.training import loop
 from sse_convert.training.setup import load_student, make_accelerator
-from sse_convert.training.sharding import receive
+from sse_convert.training.sharding import receive, share_out
 from sse_convert.training.stage import run_stage
 
 STOPPED = "stopped"
@@ -138,6 +139,30 @@ def forked_copies(checkpoints, out):
                 parameter.requires_grad_(False)
         receive(model, accelerator)
         torch.save((empty, accelerator.num_processes, model.state_dict(keep_vars=True)), path)
+    PartialState().destroy_process_group()
+
+
+def forked_gathered(out):
+    """Which weights are whole after a forward and a backward: around a decoder layer, in it, in one that is aligned."""
+    PartialState._reset_state()
+    fresh_accelerate()
+    accelerator = make_accelerator(Train(), out)
+    around, error = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 4)
+    share_out([around[1]], accelerator, trained=True)
+    for root in (around, error):
+        share_out([root], accelerator, trained=True)
+    weights = {"around": around[0], "layer": around[1][0], "error": error}
+
+    def gathered():
+        return [name for name, module in weights.items() if not isinstance(module.weight, DTensor)]
+
+    found = {"before": gathered()}
+    outputs = [root(torch.ones(1, 4)).sum() for root in (around, error)]
+    found["forward"] = gathered()
+    for output in outputs:
+        output.backward()
+    found["backward"] = gathered()
+    Path(out, "gathered").write_text(json.dumps(found))
     PartialState().destroy_process_group()
 
 

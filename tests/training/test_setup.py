@@ -8,11 +8,13 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.errors import DependencyError, HardwareError, TrainingError
+from sse_convert.errors import DependencyError, HardwareError, TrainingError, UsageError
 from sse_convert.kernels import dispatch
 from sse_convert.recipe.schema import Train
 from sse_convert.training.setup import load_student, make_accelerator
+from sse_convert.training.sharding import is_sharded
 from sse_convert.training.stage_inputs import check_stage
+from tests.training.launched import fresh_accelerate
 
 
 @pytest.mark.parametrize(("mode", "word"), [("tp", "tensor"), ("cp", "context"), ("sp", "sequence")])
@@ -28,6 +30,26 @@ def test_other_engines_are_refused(monkeypatch, tmp_path, engine):
     monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
     with pytest.raises(HardwareError, match=engine.lower()):
         make_accelerator(Train(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found", "fix"),
+    [
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend inductor", "train.compile"),
+        ("FSDP_IGNORED_MODULES", ".*lm_head", "fsdp_ignored_modules '.*lm_head'", "FSDP_IGNORED_MODULES"),
+    ],
+)
+def test_settings_that_fsdp_cannot_heed_are_refused(monkeypatch, tmp_path, name, value, found, fix):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    fresh_accelerate()
+    assert is_sharded(make_accelerator(Train(), tmp_path))
+    monkeypatch.setenv(name, value)
+    fresh_accelerate()
+    with pytest.raises(UsageError) as refused:
+        make_accelerator(Train(), tmp_path)
+    assert found in refused.value.what
+    assert fix in refused.value.fix
 
 
 def test_the_recipe_decides_on_precision_and_accumulation(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Under FSDP2 one process reads each model, and the others get their shards from it (gloo, CPU)."""
 
+import json
 import pickle
 
 import pytest
@@ -13,7 +14,7 @@ from sse_convert.surgery.convert import convert_checkpoint
 from tests.modeling.tiny import tiny_model
 from tests.modeling.tiny_images import tiny_image_model
 from tests.training.conftest import make_llama, recipe_for
-from tests.training.launched import forked_copies, forked_memory
+from tests.training.launched import forked_copies, forked_gathered, forked_memory
 
 SIZE = {"micro_batch": 1, "batch_tokens": 64, "seq_len": 32, "tokens": 128}
 MOST = {"align": (2.9, 1.7), "distill": (2.4, 1.5), "uptrain": (1.9, 1.0)}
@@ -21,10 +22,10 @@ MOST = {"align": (2.9, 1.7), "distill": (2.4, 1.5), "uptrain": (1.9, 1.0)}
 a layer, and what it imports late, 0.2; to align, all attention. The first has mapped the files it reads, 0.5."""
 
 
-def in_two(function, *arguments):
-    """Run a function in two processes that share the weights."""
-    with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
-        debug_launcher(function, arguments, num_processes=2)
+def sharing(function, *arguments, processes=2, **settings):
+    """Run a function in processes that share the weights."""
+    with patch_environment(accelerate_use_fsdp="true", fsdp_version="2", **settings):
+        debug_launcher(function, arguments, num_processes=processes)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_one_process_holds_a_whole_model(large, tmp_path, name):
     recipe, checkpoint = large
     stage = next(stage for stage in recipe.stages if stage.name == name)
     student = sum(4 * p.numel() for p in load_pretrained(checkpoint).parameters())
-    in_two(forked_memory, recipe, stage, checkpoint, tmp_path / name)
+    sharing(forked_memory, recipe, stage, checkpoint, tmp_path / name)
     found = [int((tmp_path / f"{name}-memory-{i}").read_text()) / student for i in range(2)]
     assert all(grown < most for grown, most in zip(found, MOST[name], strict=True)), found
 
@@ -65,7 +66,7 @@ def copies(tmp_path_factory):
         models["broken"].lm_head.weight[0, 0] = float("nan")
     for name, model in models.items():
         model.bfloat16().save_pretrained(folder / name)
-    in_two(forked_copies, {name: folder / name for name in models}, folder)
+    sharing(forked_copies, {name: folder / name for name in models}, folder)
     return folder
 
 
@@ -89,6 +90,17 @@ def test_the_others_fail_as_the_first_process_does(copies):
     one, other = ((copies / f"broken-{i}").read_text() for i in range(2))
     assert one == other
     assert "1 tensors hold NaN or Inf weights: lm_head.weight" in one
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_roots_keep_their_weights_until_the_backward(tmp_path, reshard):
+    sharing(forked_gathered, tmp_path, processes=1, fsdp_reshard_after_forward=str(reshard).lower())
+    gathered = json.loads((tmp_path / "gathered").read_text())
+    assert gathered == {
+        "before": [],
+        "forward": ["around", "error"] if reshard else ["around", "layer", "error"],
+        "backward": [],
+    }
 
 
 def test_errors_travel_whole():

@@ -9,6 +9,7 @@ import dataclasses as dc
 import torch
 from torch import Tensor
 
+from sse_convert.kernels.by_head import scaled_keys
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.routing import best_partitions
 from sse_convert.kernels.torch.step import decays, mapped_keys
@@ -75,7 +76,7 @@ def _pages(x: Inputs, partition_BHK: Tensor) -> Tensor:
 
 def _write(pages_PDV: Tensor, x: Inputs, token: _Token, page_BHK: Tensor, weight_BHK: Tensor) -> None:
     """Decay the states of some pages and add to them, in place."""
-    k_BH1D = mapped_keys(token.k_BHD, x.k_map, x.k_scale, x.dtype)[:, :, None]
+    k_BH1D = mapped_keys(scaled_keys(token.k_BHD, x.k_scale), x.k_map, None, x.dtype)[:, :, None]
     decay_BH1D1 = decays(token.log_decay_BHD, x.decay_normalizer, x.dtype)[:, :, None, :, None]
     held_BHKDV = _held(pages_PDV, page_BHK) * decay_BH1D1
     v_BHKV = token.v_BHV.to(x.dtype)[:, :, None]

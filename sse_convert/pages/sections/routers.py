@@ -1,11 +1,14 @@
 """Health of the routers: load, entropy, dead partitions."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sse_convert.pages.blocks import Block, Figures, Missing, Paragraph, Section, Table
 from sse_convert.pages.collect import Run
 from sse_convert.pages.commands import analyze_command
 from sse_convert.pages.figures.training import last_routers, router_drawings
+
+if TYPE_CHECKING:
+    from sse_convert.surgery.inspect import InspectReport
 
 
 def routers(run: Run) -> Section:
@@ -18,17 +21,23 @@ def routers(run: Run) -> Section:
         layers = [layer for layer in run.analysis.data["layers"] if "routing" in layer]
         if layers:
             blocks.append(_table(layers, "In the analysis, on held-out text"))
-    if not blocks and run.model is not None and not _routed(run.model.mixers):
-        blocks.append(Paragraph("No layer of this model routes."))
-    elif not blocks:
-        blocks.append(
-            Missing("No router was looked at. Training logs them; so does an analysis:", analyze_command(run))
-        )
-    return Section(anchor="routers", title="Routers", blocks=tuple(blocks))
+    return Section(anchor="routers", title="Routers", blocks=tuple(blocks) or (_nothing(run),))
 
 
-def _routed(mixers: dict[str, Any]) -> bool:
-    return any(mixer.get("num_partitions", 1) > 1 for mixer in mixers.values())
+def _nothing(run: Run) -> Block:
+    """Why no router was looked at."""
+    choosers = None if run.model is None else _choosers(run.model)
+    if choosers == set():
+        return Paragraph("No layer of this model routes.")
+    if choosers == {"keys"}:
+        return Paragraph("Partitions are chosen by keys and queries, for which health of routers is not built.")
+    return Missing("No router was looked at. Training logs them; so does an analysis:", analyze_command(run))
+
+
+def _choosers(model: "InspectReport") -> set[str]:
+    """What chooses partitions in layers with several: `hidden`, `keys`."""
+    used = [model.mixers[name] for name in set(model.layers) if name in model.mixers]
+    return {mixer.get("router", "hidden") for mixer in used if mixer.get("num_partitions", 1) > 1}
 
 
 def _table(layers: list[dict[str, Any]], caption: str) -> Table:
