@@ -78,15 +78,21 @@ def run_stages(recipe, checkpoint, out):
             run_stage(recipe, stage, checkpoint, out / stage.name)
 
 
+def begin_anew():
+    """What a process that was forked off a test has to do first."""
+    PartialState._reset_state()  # the test's own
+    torch.set_num_threads(1)  # before the threads that read weights: all at once, they fail at what fork broke
+
+
 def forked_main(runs_file, out):
     """`main` in a process that `debug_launcher` forks off a test."""
-    PartialState._reset_state()  # the test's own
+    begin_anew()
     main(runs_file, out)
 
 
 def forked(recipe, stage, checkpoint, out):
     """What each process does that `debug_launcher` forks off a test."""
-    PartialState._reset_state()  # the test's own
+    begin_anew()
     fresh_accelerate()
     run_stage(recipe, stage, checkpoint, out)
     PartialState().destroy_process_group()
@@ -107,9 +113,8 @@ def forked_gradients(folder):
 
 def forked_memory(recipe, stage, checkpoint, out):
     """How many bytes a process grows by at most until the first step of a stage."""
-    PartialState._reset_state()
+    begin_anew()
     fresh_accelerate()
-    torch.set_num_threads(1)  # before the threads that read weights: all at once, they fail at what fork broke
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed is given back, and leaves no holes
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -122,8 +127,7 @@ def forked_memory(recipe, stage, checkpoint, out):
 
 def forked_copies(checkpoints, out):
     """What each process has of models that the first one reads, or why it has none."""
-    PartialState._reset_state()
-    torch.set_num_threads(1)
+    begin_anew()
     fresh_accelerate()
     accelerator = make_accelerator(Train(), out)
     for name, folder in checkpoints.items():
