@@ -107,12 +107,13 @@ def calibrate_checkpoint(
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
     statistics = _measured(model, teacher, mixers, batches, "the teacher")
     values = {i: decay_values(mixer, teacher.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
-    if routed := [i for i, mixer in mixers.items() if mixer.router == "keys"]:
-        layers = {i: _student(model, teacher, files, i, mixers[i], values[i]) for i in routed}
-        for i, centroids in _centroids(model, teacher, batches, layers).items():
+    kind, routed = recipe.calibrate.output_scale, [i for i, mixer in mixers.items() if mixer.router == "keys"]
+    needed = routed if kind == "none" else list(mixers)
+    students = {i: _student(model, teacher, files, i, mixers[i], values[i]) for i in needed}
+    if routed:
+        for i, centroids in _place_centroids(model, teacher, batches, {i: students[i] for i in routed}).items():
             values[i]["sse_centroids"] = centroids
-    if (kind := recipe.calibrate.output_scale) != "none":
-        students = {i: _student(model, teacher, files, i, mixer, values[i]) for i, mixer in mixers.items()}
+    if kind != "none":
         found = _measured(model, teacher, mixers, batches, "the new layers", students=students)
         for i, mixer in mixers.items():
             if found[i].measured:
@@ -156,16 +157,16 @@ def _measured(
     return collector.statistics
 
 
-def _centroids(
+def _place_centroids(
     model: PreTrainedModel, teacher: Teacher, batches: list[dict[str, Tensor]], layers: dict[int, SSEAttention]
 ) -> dict[int, Tensor]:
-    """Of the keys of new layers over the batches."""
+    """Those of the keys of new layers over the batches; see `KeyCollector.place`."""
     collector = KeyCollector(model, teacher.spec, layers)
     with progress("measuring keys", len(batches)) as bar:
         for batch in batches:
             collector.run(batch)
             bar.update()
-    return collector.centroids()
+    return collector.place()
 
 
 def _summary(

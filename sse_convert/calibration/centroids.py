@@ -72,12 +72,13 @@ class KeyCollector:
             backbone_of(self.model)(**batch, use_cache=False, **packed_arguments(self.model, batch["position_ids"]))
 
     @torch.no_grad()
-    def centroids(self) -> dict[int, Tensor]:
-        """`sse_centroids` [H, N, D] of each layer, float32 on the CPU."""
+    def place(self) -> dict[int, Tensor]:
+        """Give every layer its centroids; `sse_centroids` [H, N, D] of each, float32 on the CPU."""
         found = {}
         for layer, new in self._layers.items():
             keys = torch.cat(self._keys[layer])[:MOST_KEYS].to(self.model.device)
             found[layer] = key_centroids(keys, new.mixer.num_partitions).cpu()
+            new.sse_centroids.copy_(found[layer])
         return found
 
     def _has_enough(self, layer: int) -> bool:

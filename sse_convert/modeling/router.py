@@ -68,19 +68,21 @@ class RoutedLayer(NewTensors):
         """
         if self.mixer.router == "keys":
             asked = q.reshape(len(k), k.shape[1], q.shape[1] // k.shape[1], k.shape[2]).sum(2)
-            return self._nearness(k), self._nearness(asked)
+            return self._nearness(k, asked)
         if self.mixer.num_partitions == 1:
             return x.new_zeros(x.shape[0], 1, dtype=precise_dtype(x)), None
         logits: Tensor = self.sse_router(x)
         return logits, None
 
-    def _nearness(self, heads: Tensor) -> Tensor:
-        """Scaled cosines [T, H, N] between heads [T, H, D] and centroids, in float32 (float64)."""
-        with without_autocast(heads.device.type):
-            directions = F.normalize(heads.to(precise_dtype(heads)), dim=-1)
-            centroids = F.normalize(self.sse_centroids.to(directions.dtype), dim=-1)
-            scale = self.sse_route_scale.to(directions.dtype)
-            return torch.einsum("thd,hnd->thn", directions, centroids * scale[:, None, None])
+    def _nearness(self, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled cosines [T, H, N] of keys and of queries, each [T, H, D], with centroids, in float32 (float64)."""
+        dtype = precise_dtype(k)
+        with without_autocast(k.device.type):
+            centroids = (
+                F.normalize(self.sse_centroids.to(dtype), dim=-1) * self.sse_route_scale.to(dtype)[:, None, None]
+            )
+            written, read = (F.normalize(x.to(dtype), dim=-1) for x in (k, q))
+            return torch.einsum("thd,hnd->thn", written, centroids), torch.einsum("thd,hnd->thn", read, centroids)
 
     def remember(self, logits: Tensor, positions: Tensor | None, real: Tensor | None) -> None:
         """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.

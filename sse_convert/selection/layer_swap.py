@@ -161,8 +161,7 @@ def calibrated_layers(
     if mixer.router == "keys":
         keys = KeyCollector(model, spec, made)
         _run(keys, rows)
-        for i, centroids in keys.centroids().items():
-            made[i].load_state_dict({"sse_centroids": centroids}, strict=False)
+        keys.place()
     if (scaled := recipe.calibrate.output_scale) != "none":
         second = Collector(model, spec, list(layers), windows=windows, students=made)
         _run(second, rows)
