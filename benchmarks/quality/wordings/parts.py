@@ -48,7 +48,7 @@ class Variant:
 
 _ROW = ("data.needles.share=0.45", "data.needles.answers=row")
 _TEACHER = ("data.needles.share=0.45", "data.needles.answers=teacher")
-_TEXT = ("data.needles.share=0",)
+_TEXT = ("data.needles.share=0", "stages.1.needle_keys=null")
 _FACTS = (
     "data.needles.share=0.9",
     "data.needles.answers=row",
