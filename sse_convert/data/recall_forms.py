@@ -113,8 +113,11 @@ _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 def _facts(draw: Draw) -> list[Item]:
     """Sentences; asked for in their own words, in other words, or by a question alone."""
     rng, items = draw.rng, []
-    noun, times = rng.choice(templates.NOUNS), rng.randint(1, MOST_ASKED)
-    said, wordings = (templates.sentence if rng.random() < SENTENCES else _listed)(rng, MOST_ASKED)
+    noun, times = templates.noun(rng, draw.words), rng.randint(1, MOST_ASKED)
+    if rng.random() < SENTENCES:
+        said, wordings = templates.sentence(rng, MOST_ASKED, draw.words)
+    else:
+        said, wordings = _listed(rng, MOST_ASKED)
     for key in draw.keys(draw.count):
         values = {"k": key, "v": draw.value(), "n": noun}
         parts = token_ids(draw.tokenizer, [said.format(**values)])

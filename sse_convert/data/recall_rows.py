@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 REDRAWS = 8
 """tries to find an item of one question that is short enough"""
+REPEATED = 0.15
+"""share of the rows, but for those that ask about their text, whose text is one passage again and again"""
+PASSAGE = (12, 200)
+"""tokens of that passage, shortest and longest"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def recall_row(
     kind, count = rng.choice(needles.kinds), min(rng.choice(needles.keys), len(words.train))
     if (room := seq_len - len(beginning)) < 2:
         raise too_short(len(beginning) + 2, seq_len)
-    text = text_stretch(rng, haystack_ids, room, seq_len)
+    text = _haystack(rng, form, haystack_ids, room, seq_len)
     items, asked = _fitting(form, Draw(rng, count, kind, words.train, text, tokenizer), room)
     used = _size(items, asked)
     if (needed := used + max(items[i].after for i, _ in asked)) > room:
@@ -85,6 +89,15 @@ def crowding(seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase
         if (asked := len(_fitting(form, draw, room)[1])) < count / 2:
             return f"a row of {seq_len:,} tokens with {count:,} needles ({form}, {kind}) has room for {asked:,} of them"
     return None
+
+
+def _haystack(rng: random.Random, form: str, ids: Sequence[int], size: int, seq_len: int) -> list[int]:
+    """Running text to plant in: a stretch of it, or one passage of that again and again."""
+    text = text_stretch(rng, ids, size, seq_len)
+    if form in ABOUT_TEXT or rng.random() >= REPEATED:
+        return text
+    passage = text[: rng.randint(*PASSAGE)]
+    return list(itertools.islice(itertools.cycle(passage), size))
 
 
 @dc.dataclass(frozen=True, slots=True)

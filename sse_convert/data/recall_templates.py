@@ -7,6 +7,7 @@ evaluation and of RULER: no three words in a row are common to both.
 """
 
 import random
+from collections.abc import Sequence
 
 NOUNS = (
     "badge", "balance", "chapter", "cipher", "code", "colour", "contract", "debt", "desk", "distance",
@@ -21,9 +22,18 @@ ADJECTIVES = (
     "private", "quiet", "real", "red", "right", "royal", "second", "secret", "silent", "small", "strange", "true",
     "usual", "wild", "wise",
 )  # fmt: skip
-OPENINGS = (" The", " One", " A certain", " Our", " This", " Note: the", " Here the", " Another", "\nThe", " (The")
-GROUPS = (" Among the", " Of many", "\nAmong our", " Of these")
-"""openings of statements about one of several"""
+OPENINGS = (
+    " {d}", " {d}", " {d}", "\n{d}", " ({d}", " Note: {d}", " Here {d}", " And {d}", " In short, {d}", " Remember: {d}",
+    " Now {d}", " As we know, {d}", "\n- {d}", " It is told that {d}",
+)  # fmt: skip
+"""what stands before a statement; {d} are its determiners"""
+OWNERS = ("the", "our", "this", "that", "her", "his", "their", "its", "my", "your", "a certain", "another", "every")
+AMOUNTS = (
+    "among", "of many:", "some of", "one among", "two of", "three of", "many of", "most of", "each of",
+    "any of", "half of", "few of", "the rest of", "another of", "out of",
+)  # fmt: skip
+WHOSE = ("the", "our", "these", "those", "her", "his", "their", "your", "my", "all the", "such")
+"""`AMOUNTS` and these are determiners of statements about one of several"""
 PREPOSITIONS = ("of", "from", "with", "to", "about", "behind", "under", "at", "held by", "given to", "known to", "in")
 VERBS = ("is", "was", "reads", "equals", "will be", "is now", "says", "=", "remains", "became", "are", "has been")
 AGAIN = "\nOnce more."
@@ -106,22 +116,37 @@ CHAINS = (
 """a variable gets a value, a variable gets that of the variable {a}, a question"""
 QUOTES = ("", "\n", ' "', "\nAs was said: ", "\nTo quote the passage: ", "\n> ", " [...] ")
 """what stands before words that come again"""
-SEVERAL = 0.25
+SEVERAL = 0.4
 """share of statements made of words that are about one of several"""
 RESTATED = 0.5
 """share of questions about them that say it in other words"""
+PLAIN = 0.5
+"""share of the cues of questions that begin with `The`"""
+ANY_WORD = 0.3
+"""share of adjectives and nouns that are any words, so that what a fact is called matters less than its key"""
+EVALUATED = ("special", "magic")
+"""words of the evaluations, which are not among them"""
 CONTINUATIONS = ('\nHow does the sentence with "{c}" go on?', '\nQ: Words after "{c}"?\nA: ', '\nComplete "{c}":')
 """questions about the row's own text: {c} are some words of a sentence, the answer is those that follow there"""
 
 
-def sentence(rng: random.Random, questions: int) -> tuple[str, list[str]]:
+def noun(rng: random.Random, words: Sequence[str]) -> str:
+    """What kind of thing the values of a row are; `words` may stand in for it."""
+    return _drawn(rng, NOUNS, words)
+
+
+def sentence(rng: random.Random, questions: int, words: Sequence[str]) -> tuple[str, list[str]]:
     """A statement made of words, and questions about it with their answers, half of them in other words."""
-    adjectives, preposition = rng.sample(ADJECTIVES, rng.randint(0, 3)), rng.choice(PREPOSITIONS)
+    adjectives, preposition = (
+        [_drawn(rng, ADJECTIVES, words) for _ in range(rng.randint(0, 3))],
+        rng.choice(PREPOSITIONS),
+    )
     ending = _ending(rng)
     thing = " ".join([*adjectives, "{n}", preposition, "{k}"])
-    said = f"{rng.choice(OPENINGS)} {thing}{ending}"
+    said = f"{_opening(rng)} {thing}{ending}"
     if rng.random() < SEVERAL:
-        said = f"{rng.choice(GROUPS)} {thing.replace('{n}', '{n}s')}{ending}"
+        several = f"{rng.choice(AMOUNTS)} {rng.choice(WHOSE)}"
+        said = f"{_opening(rng, several)} {thing.replace('{n}', '{n}s')}{ending}"
     asked = []
     for _ in range(questions):
         if rng.random() < RESTATED:
@@ -130,9 +155,25 @@ def sentence(rng: random.Random, questions: int) -> tuple[str, list[str]]:
             again, end = " ".join([*kept, "{n}", other, "{k}"]), _ending(rng)
         else:
             again, end = thing, ending
-        asked.append(f"{rng.choice(ASKS).replace('{t}', again)} The {again}{end}")
+        cue = " The" if rng.random() < PLAIN else _opening(rng)
+        asked.append(f"{rng.choice(ASKS).replace('{t}', again)}{cue} {again}{end}")
     return said, asked
+
+
+def _opening(rng: random.Random, determiners: str | None = None) -> str:
+    """What stands before the thing that a sentence is about."""
+    before, after = rng.choice(OPENINGS).split("{d}")
+    chosen = determiners or rng.choice(OWNERS)
+    begins = not before.strip(" \n(-")
+    return before + (chosen[0].upper() + chosen[1:] if begins else chosen) + after
 
 
 def _ending(rng: random.Random) -> str:
     return f" {rng.choice(VERBS)}{rng.choice(('', ':'))} {{v}}."
+
+
+def _drawn(rng: random.Random, usual: Sequence[str], words: Sequence[str]) -> str:
+    """One of the usual words, or any that no evaluation uses."""
+    if rng.random() < ANY_WORD and (word := rng.choice(words)) not in EVALUATED:
+        return word
+    return rng.choice(usual)
