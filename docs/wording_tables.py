@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 
+from benchmarks.quality import collect
 from benchmarks.quality.rows import Row
 from docs import figures_in_words as say
 from docs.examples import ROOT
@@ -37,17 +38,22 @@ ALONE, ALL = "converted layers", "all weights"
 TEXT, PLANTED, ROW = "text", "text, planted rows", "text, planted rows and their answers"
 FACTS, QUOTES = "nine rows in ten of facts and tables, and their answers", "nine rows in ten of repeated passages"
 MUON = f"{ALL}, by Muon; {FACTS}"
-TAUGHT_BEST = "wordings_qwen-none-facts-21M"
+KEYS = f"{ALL}, by Muon, keys choose; {FACTS}"
+KEYS_TEXT = f"{ALL}, by Muon, keys choose; {TEXT}"
+MANY = f"{KEYS}, of many openings and in text that repeats"
+TAUGHT_BEST = "wordings_qwen-none-facts-keys"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
-    Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
-    Line(TAUGHT_BEST, "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
-    Line("wordings_llama-blind-facts-muon", *LLAMA_BLIND, MUON),
+    Line("wordings_llama-blind-facts-openings-10M", *LLAMA_BLIND, MANY),
+    Line("wordings_llama-none-facts-openings-10M", "Llama, 30M", "none", MANY),
+    Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS),
+    Line(TAUGHT_BEST, "Qwen3, 32M", "none", KEYS),
 )
 """what the README shows"""
 TRIALS = (
     LINES[0],
+    Line("wordings_qwen-select-frozentext-keys", *QWEN, f"{ALONE}, keys choose; {TEXT}"),
     Line("wordings_qwen-select-frozenteacher", *QWEN, f"{ALONE}; {PLANTED}"),
     Line("wordings_qwen-select-text", *QWEN, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-select-teacher", *QWEN, f"{ALL}; {PLANTED}"),
@@ -58,25 +64,39 @@ TRIALS = (
     Line("wordings_llama-select-frozenteacher", *LLAMA, f"{ALONE}; {PLANTED}"),
     Line("wordings_llama-select-row", *LLAMA, f"{ALL}; {ROW}"),
     Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
-    *LINES[2:],
-    Line("wordings_llama-blind-facts-muon-13M", *LLAMA_BLIND, MUON),
-    Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
-    Line("wordings_llama-blind-row-9M", *LLAMA_BLIND, f"{ALL}; {ROW}"),
-    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
     Line("wordings_llama-blind-frozentext-9M", *LLAMA_BLIND, f"{ALONE}; {TEXT}"),
+    Line("wordings_llama-blind-row-9M", *LLAMA_BLIND, f"{ALL}; {ROW}"),
+    Line("wordings_llama-blind-facts-muon", *LLAMA_BLIND, MUON),
+    Line("wordings_llama-blind-facts-keys", *LLAMA_BLIND, KEYS),
+    LINES[2],
+    Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
+    Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
+    Line("wordings_llama-none-facts-keys", "Llama, 30M", "none", KEYS),
+    LINES[3],
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
+    Line("wordings_qwen-blind-text-keys", *BLIND, KEYS_TEXT),
+    Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
+    LINES[4],
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
-    Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
-    Line("wordings_qwen-none-facts-muon", "Qwen3, 32M", "none", MUON),
+    Line("wordings_qwen-none-text-keys-9M", "Qwen3, 32M", "none", KEYS_TEXT),
+    Line("wordings_qwen-none-text-keys", "Qwen3, 32M", "none", KEYS_TEXT),
+    Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
     Line("wordings_qwen-none-quotes-11M", "Qwen3, 32M", "none", f"{ALL}; {QUOTES}"),
+    Line("wordings_qwen-none-facts-21M", "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
+    Line("wordings_qwen-none-facts-muon", "Qwen3, 32M", "none", MUON),
+    Line("wordings_qwen-none-facts-keys-10M", "Qwen3, 32M", "none", KEYS),
+    Line("wordings_qwen-none-facts-openings-10M", "Qwen3, 32M", "none", MANY),
+    Line("wordings_qwen-none-facts-keys-six", "Qwen3, 32M", "none", KEYS.replace("nine", "six")),
+    LINES[5],
 )
 """what the page shows"""
 SLOW, FAST = "0.0004, 0.004, 0.00005", "0.001, 0.006, 0.0002"
 BOTH = "facts and tables of numbers and words"
 ONCE, OFTEN = "facts of four kinds, asked once", f"{BOTH}, asked up to four times"
 CODES = "facts and tables of numbers, words and codes, asked up to four times"
+BY_KEYS = "facts and tables of numbers and codes, asked up to four times, half in other words"
 TAUGHT = {
     "wordings_qwen-none-facts-16M": ("none", ONCE, SLOW),
     "wordings_qwen-none-facts-12M-once": ("none", f"{BOTH}, asked once", SLOW),
@@ -85,21 +105,28 @@ TAUGHT = {
     "wordings_qwen-none-facts-21M": ("none", OFTEN, FAST),
     "wordings_qwen-none-facts-muon-14M": ("none", CODES, f"{FAST}, Muon"),
     "wordings_qwen-none-facts-muon": ("none", CODES, f"{FAST}, Muon"),
+    "wordings_qwen-none-facts-keys-10M": ("none", BY_KEYS, f"{FAST}, Muon, keys choose"),
+    "wordings_qwen-none-facts-openings-10M": ("none", f"{BY_KEYS}, many openings", f"{FAST}, Muon, keys choose"),
+    "wordings_qwen-none-facts-keys-six": ("none", f"{BY_KEYS}, in six rows of ten", f"{FAST}, Muon, keys choose"),
+    TAUGHT_BEST: ("none", BY_KEYS, f"{FAST}, Muon, keys choose"),
     "wordings_qwen-blind-facts-19M": ("4 and 9", ONCE, SLOW),
     "wordings_qwen-blind-facts-13M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-24M": ("4 and 9", OFTEN, FAST),
+    "wordings_qwen-blind-facts-keys": ("4 and 9", BY_KEYS, f"{FAST}, Muon, keys choose"),
 }
 """runs on rows of facts and tables: softmax layers, what was planted, and rates of mixers, new tensors and the rest"""
+ENDS = (TAUGHT_BEST, "wordings_qwen-blind-facts-keys")
+"""runs whose misses are looked at"""
 
 
 def quality() -> str:
-    """Five conversions, asked in wordings that training never saw."""
+    """Six conversions, asked in wordings that training never saw."""
     head = ("teacher", "softmax layers", "training tokens", "loss above teacher, 8K", "one needle, 2K (teacher)",
             "one of four or eight, 2K (teacher)", "cache at 128K (teacher)")  # fmt: skip
     notes = (
         "Loss is in nats per token on held-out books, with its 95% interval. One seed each, one NVIDIA H200 or H100.",
         f"Without a softmax layer the Qwen3-shaped one finds {_kind('number_x1')} of single numbers, and "
-        f"{_kind('code_x1')} of codes, which no training row held.",
+        f"{_kind('code_x1')} of codes.",
         "The Llama-shaped teacher is asked as RULER asks, the other one in our own wording. "
         "[More](docs/pages/results/wordings.md).",
     )
@@ -178,6 +205,18 @@ def taught() -> str:
     return "\n".join(table(head, lines))
 
 
+def ends() -> str:
+    """Of needles at 2K the share whose value is whole, and of those the share that ends with the full stop."""
+    asked = {(kind, keys): f"{kind}s, one of {keys}" for kind in ("number", "code") for keys in (1, 4, 8)}
+    kept, lines = collect.reports(), []
+    for run in ENDS:
+        found = {(one["kind"], one["keys"]): one for one in kept[run]["misses"]}
+        counts = [(found[one]["first_wrong"], found[one]["samples"]) for one in asked]
+        cells = (f"{(at['right'] + at.get('last', 0)) / of:.0%}, {at['right'] / of:.0%}" for at, of in counts)
+        lines.append((next(line.layers for line in TRIALS if line.run == run), *cells))
+    return "\n".join(table(("softmax layers", *asked.values()), lines))
+
+
 def retrieving_heads() -> str:
     """The teachers' strongest head in rows of each kind, and how far its keys stand out under each key map."""
     record = json.loads((ROOT / "benchmarks/quality/retrieving_heads.json").read_text(encoding="utf-8"))
@@ -198,5 +237,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "quality": quality,
     "wordings": wordings,
     "taught": taught,
+    "ends": ends,
     "retrieving-heads": retrieving_heads,
 }

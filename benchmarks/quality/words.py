@@ -42,7 +42,8 @@ def mixer(settings: Mapping[str, Any]) -> str:
     if kind == "sliding":
         return window
     place = f"SSE beside a {window}" if kind == "sse+sliding" else "SSE"
-    states = f"{settings['num_partitions']} partitions, {settings['top_k']} per token"
+    chosen = " chosen by keys" if settings.get("advanced", {}).get("router") == "keys" else ""
+    states = f"{settings['num_partitions']} partitions{chosen}, {settings['top_k']} per token"
     return f"{place}: {states}, {RULES[settings.get('update', 'gla')]}"
 
 

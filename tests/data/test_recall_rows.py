@@ -7,7 +7,7 @@ import pytest
 
 from sse_convert.data import recall_templates
 from sse_convert.data.needle import KeyWords, load_words, needle_text, question_text
-from sse_convert.data.recall_forms import FORMS, Draw
+from sse_convert.data.recall_forms import ABOUT_TEXT, FORMS, Draw
 from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.errors import DataError
 from sse_convert.evaluation.ruler import RULER_TASKS, Material, make_text
@@ -115,6 +115,17 @@ def test_most_keys_are_words(tokenizer):
     names = sum(all(key == key.upper() for key in keys) for keys in drawn)
     assert whole + pairs + names == 300
     assert (whole / 300, pairs / 300, names / 300) == pytest.approx((6 / 9, 2 / 9, 1 / 9), abs=0.07)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_some_rows_repeat_a_passage_for_their_text_unless_they_ask_about_it(row, tokenizer, form):
+    words = tokenizer(" ".join(f"n{i}" for i in range(3000)), add_special_tokens=False)["input_ids"]
+    fresh = len({tuple(words[i : i + 4]) for i in range(900)})
+    repeating = 0
+    for seed in range(60):
+        ids = row(seed, 900, text=words, forms={form: 1.0}, keys=[1], kinds=["number"]).token_ids
+        repeating += len({tuple(ids[i : i + 4]) for i in range(900)}) < 0.5 * fresh
+    assert repeating == 0 if form in ABOUT_TEXT else 2 <= repeating <= 20
 
 
 def test_weights_decide_how_often_a_form_is_drawn(row):
