@@ -224,6 +224,17 @@ def test_questions_are_asked_in_words_of_the_statement_and_in_others():
     assert 0.35 < same / total < 0.6
 
 
+def test_facts_are_called_by_any_words_but_those_of_evaluations():
+    words = [*recall_templates.EVALUATED, "zqany"]
+    texts = []
+    for seed in range(300):
+        rng = random.Random(seed)
+        texts += [recall_templates.noun(rng, words), *recall_templates.sentence(rng, 2, words)[1]]
+    said = re.findall(r"\w+", " ".join(texts))
+    assert said.count("zqany") > 20
+    assert not set(said) & {"special", "magic"}
+
+
 def test_no_template_has_the_wording_of_an_evaluation(evaluated):
     groups = [value for value in vars(recall_templates).values() if isinstance(value, tuple)]
     templates = [t for group in groups for one in group for t in ([one] if isinstance(one, str) else one)]

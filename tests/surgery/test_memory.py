@@ -62,13 +62,13 @@ def saved_bytes(config, length, bf16, train="all", weights=torch.float32, family
     held, sizes = [], {}
 
     def pack(tensor):
-        held.append(tensor)
+        """Keeps the memory, not the graph: a node that keeps its own output is never freed."""
+        held.append(tensor.detach())
         sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
 
     ids = torch.randint(3, 97, (1, length), generator=torch.Generator().manual_seed(0))
     with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None),
         torch.autocast("cpu", torch.bfloat16, enabled=bf16),
     ):
         model.get_decoder()(ids, use_cache=False)
