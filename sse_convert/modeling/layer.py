@@ -153,8 +153,7 @@ class SSEAttention(RoutedLayer):
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
-        if inputs["read_logits"] is None:
-            self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
+        self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
         o = self.run_operator(inputs, sse_layout, kept, length)
         return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
 

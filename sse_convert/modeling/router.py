@@ -16,13 +16,17 @@ from sse_convert.modeling.compat import in_backward
 from sse_convert.modeling.initialise import NewTensors, PreciseProjection, precise_dtype
 from sse_convert.modeling.tracing import traced
 
+SAMPLED = 16
+"""of so many tokens one is remembered where every head chooses for itself, which has logits for each head"""
+
 
 class RouterTrace:
     """What a layer remembers of its last forward. Left out of copies and pickles: it may hold an autograd graph."""
 
     def __init__(self) -> None:
         self.logits_TN: Tensor | None = None
-        """router logits of the last forward's real tokens, with their graph"""
+        """router logits of the last forward's real tokens, with their graph; of some tokens [T / 16, H, N], without,
+        where keys choose"""
         self.load_N: Tensor | None = None
         """tokens per partition, summed over training forwards since the last bias update"""
         self.positions_T: Tensor | None = None
@@ -88,7 +92,7 @@ class RoutedLayer(NewTensors):
         """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.
 
         Args:
-            logits: [T, N] of the real tokens.
+            logits: [T, N] of the real tokens, or [T, H, N] where every head chooses what it writes.
             positions: [T] of those tokens, needed by partition gates only.
             real: bool [T], False for padding among those tokens; None for none.
         """
@@ -96,6 +100,9 @@ class RoutedLayer(NewTensors):
             return  # a recorded forward is run again without this code, and its tensors are overwritten
         if not traced() and in_backward():
             return  # checkpointing repeats a forward inside the backward pass; the repetition's graph would stay alive
+        if self.mixer.router == "keys":
+            logits, positions = logits.detach()[::SAMPLED].clone(), None
+            real = None if real is None else real[::SAMPLED]
         self.trace.logits_TN, self.trace.positions_T, self.trace.real_T = logits, positions, real
         if self.mixer.balance == "bias" and self.training:
             self._count(logits.shape[0] if real is None else real.sum())
@@ -107,9 +114,10 @@ class RoutedLayer(NewTensors):
             self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
 
     def routing(self) -> Routing | None:
-        """The routing of the last forward's real tokens; None without a router or before the first forward."""
+        """The routing of the last forward's real tokens; None without a router, where every head chooses for itself,
+        or before the first forward."""
         logits = self.trace.logits_TN
-        if logits is None or self.mixer.num_partitions == 1:
+        if logits is None or self.mixer.num_partitions == 1 or self.mixer.router == "keys":
             return None
         gate = partition_gate(self.mixer.partition_gate)
         if gate is not None and gate.needs_state:
@@ -145,17 +153,15 @@ class RoutedLayer(NewTensors):
 
         Returns:
             load: [N], shares that sum to top_k; entropy: of the load, in nats; gate_mean: e of partitions written.
+            Where every head chooses for itself, load is sorted from the busiest partition on, and all three are means
+            of the heads.
         """
         with torch.no_grad():
-            if (routing := self.routing()) is None:
-                return None
-            share, written = load(routing, self.trace.real_T), routing.gate_TN.gather(1, routing.write_TK)
-            p = share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
-            return {
-                "load": share,
-                "entropy": float(torch.special.entr(p).sum()),
-                "gate_mean": float((written if self.trace.real_T is None else written[self.trace.real_T]).mean()),
-            }
+            logits = self.trace.logits_TN
+            if self.mixer.router == "keys" and logits is not None:
+                return _health([route(one, self.mixer.top_k) for one in logits.unbind(1)], self.trace.real_T)
+            routing = self.routing()
+            return None if routing is None else _health([routing], self.trace.real_T)
 
     @torch.no_grad()
     def update_router_bias(self) -> None:
@@ -167,3 +173,16 @@ class RoutedLayer(NewTensors):
             torch.distributed.all_reduce(total)
         self.sse_router_bias.copy_(balanced_bias(self.sse_router_bias, total, self.mixer.balance_coef))
         self.trace.load_N = None
+
+
+def _health(heads: list[Routing], real: Tensor | None) -> dict[str, Any]:
+    """Load, entropy and mean gate of what heads choose, means of them; of several, loads are sorted."""
+    loads = torch.stack([load(routing, real) for routing in heads])
+    p = loads / loads.sum(-1, keepdim=True).clamp_min(torch.finfo(loads.dtype).tiny)
+    gates = torch.stack([routing.gate_TN.gather(1, routing.write_TK) for routing in heads], 1)
+    ordered = loads if len(heads) == 1 else loads.sort(-1, descending=True).values
+    return {
+        "load": ordered.mean(0),
+        "entropy": float(torch.special.entr(p).sum(-1).mean()),
+        "gate_mean": float((gates if real is None else gates[real]).mean()),
+    }

@@ -57,7 +57,7 @@ def collapse_message(layer: int, load: list[float], step: int) -> str:
     busiest = max(range(len(load)), key=load.__getitem__)
     return (
         f"layer {layer}: router collapsed at step {step}, {load[busiest]:.0%} of its load is on partition {busiest}; "
-        "raise its mixer's balance_coef, use balance: bias, or lower the mixers' lr"
+        "lower the mixers' lr, or balance more: raise balance_coef or use balance: bias, unless keys choose"
     )
 
 

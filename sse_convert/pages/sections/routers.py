@@ -30,7 +30,7 @@ def _nothing(run: Run) -> Block:
     if choosers == set():
         return Paragraph("No layer of this model routes.")
     if choosers == {"keys"}:
-        return Paragraph("Partitions are chosen by keys and queries, for which health of routers is not built.")
+        return Paragraph("Partitions are chosen by keys and queries: training logs how evenly, an analysis does not.")
     return Missing("No router was looked at. Training logs them; so does an analysis:", analyze_command(run))
 
 
