@@ -45,6 +45,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After each file the same of what its tests imported: families of models, mostly."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """At the end it takes them too, or extension modules report what is left."""
     gc.unfreeze()
