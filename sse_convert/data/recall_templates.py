@@ -137,10 +137,8 @@ def noun(rng: random.Random, words: Sequence[str]) -> str:
 
 def sentence(rng: random.Random, questions: int, words: Sequence[str]) -> tuple[str, list[str]]:
     """A statement made of words, and questions about it with their answers, half of them in other words."""
-    adjectives, preposition = (
-        [_drawn(rng, ADJECTIVES, words) for _ in range(rng.randint(0, 3))],
-        rng.choice(PREPOSITIONS),
-    )
+    adjectives = [_drawn(rng, ADJECTIVES, words) for _ in range(rng.randint(0, 3))]
+    preposition = rng.choice(PREPOSITIONS)
     ending = _ending(rng)
     thing = " ".join([*adjectives, "{n}", preposition, "{k}"])
     said = f"{_opening(rng)} {thing}{ending}"

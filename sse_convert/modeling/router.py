@@ -159,9 +159,13 @@ class RoutedLayer(NewTensors):
         with torch.no_grad():
             logits = self.trace.logits_TN
             if self.mixer.router == "keys" and logits is not None:
-                return _health([route(one, self.mixer.top_k) for one in logits.unbind(1)], self.trace.real_T)
+                health = _health([route(one, self.mixer.top_k) for one in logits.unbind(1)], self.trace.real_T)
+                return health | {"load": health["load"].sort(-1, descending=True).values.mean(0)}
             routing = self.routing()
-            return None if routing is None else _health([routing], self.trace.real_T)
+            if routing is None:
+                return None
+            health = _health([routing], self.trace.real_T)
+            return health | {"load": health["load"][0]}
 
     @torch.no_grad()
     def update_router_bias(self) -> None:
@@ -176,13 +180,12 @@ class RoutedLayer(NewTensors):
 
 
 def _health(heads: list[Routing], real: Tensor | None) -> dict[str, Any]:
-    """Load, entropy and mean gate of what heads choose, means of them; of several, loads are sorted."""
+    """Load [heads, N] of what heads choose, and means of its entropy and of the gates."""
     loads = torch.stack([load(routing, real) for routing in heads])
     p = loads / loads.sum(-1, keepdim=True).clamp_min(torch.finfo(loads.dtype).tiny)
     gates = torch.stack([routing.gate_TN.gather(1, routing.write_TK) for routing in heads], 1)
-    ordered = loads if len(heads) == 1 else loads.sort(-1, descending=True).values
     return {
-        "load": ordered.mean(0),
+        "load": loads,
         "entropy": float(torch.special.entr(p).sum(-1).mean()),
         "gate_mean": float((gates if real is None else gates[real]).mean()),
     }

@@ -42,7 +42,8 @@ def router_drawings(steps: Sequence[RunStep]) -> Iterator[Drawing]:
             yield Drawing(
                 name=f"{name}-at-the-end",
                 title="Router load at the end of training",
-                about="Load of each partition by layer, on the last batch that was looked at, and its entropy.",
+                about="Load of each partition by layer, on the last batch that was looked at, and its entropy. "
+                "Where keys choose: of each head's partitions from the busiest, mean of the heads.",
                 figure=figure,
             )
 
