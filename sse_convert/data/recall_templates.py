@@ -29,11 +29,13 @@ OPENINGS = (
 """what stands before a statement; {d} are its determiners"""
 OWNERS = ("the", "our", "this", "that", "her", "his", "their", "its", "my", "your", "a certain", "another", "every")
 AMOUNTS = (
-    "among", "of many:", "some of", "one among", "two of", "three of", "many of", "most of", "each of",
-    "any of", "half of", "few of", "the rest of", "another of", "out of",
+    "among", "of many:", "some of", "two of", "three of", "many of", "most of", "each of", "any of", "half of",
+    "few of", "the rest of", "another of", "out of",
 )  # fmt: skip
+SINGLE = ("one among", "one out of", "one more of", "one in", "one amid", "one by one")
+"""as often as all of `AMOUNTS`: a teacher may take what begins with `One` for the only sentence to look up"""
 WHOSE = ("the", "our", "these", "those", "her", "his", "their", "your", "my", "all the", "such")
-"""`AMOUNTS` and these are determiners of statements about one of several"""
+"""`AMOUNTS` or `SINGLE` and these are determiners of statements about one of several"""
 PREPOSITIONS = ("of", "from", "with", "to", "about", "behind", "under", "at", "held by", "given to", "known to", "in")
 VERBS = ("is", "was", "reads", "equals", "will be", "is now", "says", "=", "remains", "became", "are", "has been")
 AGAIN = "\nOnce more."
@@ -143,8 +145,7 @@ def sentence(rng: random.Random, questions: int, words: Sequence[str]) -> tuple[
     thing = " ".join([*adjectives, "{n}", preposition, "{k}"])
     said = f"{_opening(rng)} {thing}{ending}"
     if rng.random() < SEVERAL:
-        several = f"{rng.choice(AMOUNTS)} {rng.choice(WHOSE)}"
-        said = f"{_opening(rng, several)} {thing.replace('{n}', '{n}s')}{ending}"
+        said = f"{_opening(rng, _several(rng))} {thing.replace('{n}', '{n}s')}{ending}"
     asked = []
     for _ in range(questions):
         if rng.random() < RESTATED:
@@ -164,6 +165,11 @@ def _opening(rng: random.Random, determiners: str | None = None) -> str:
     chosen = determiners or rng.choice(OWNERS)
     begins = not before.strip(" \n(-")
     return before + (chosen[0].upper() + chosen[1:] if begins else chosen) + after
+
+
+def _several(rng: random.Random) -> str:
+    """Determiners of one of several."""
+    return f"{rng.choice(rng.choice((AMOUNTS, SINGLE)))} {rng.choice(WHOSE)}"
 
 
 def _ending(rng: random.Random) -> str:

@@ -224,6 +224,13 @@ def test_questions_are_asked_in_words_of_the_statement_and_in_others():
     assert 0.35 < same / total < 0.6
 
 
+def test_statements_often_begin_with_one_but_never_as_evaluations_do():
+    said = [wordings(seed)[0].lower() for seed in range(300)]
+    one = [text for text in said if re.search(r"\bone (?!of\b)\w+", text)]
+    assert 30 < len(one) < 100
+    assert not any("one of" in text for text in said)
+
+
 def test_facts_are_called_by_any_words_but_those_of_evaluations():
     words = [*recall_templates.EVALUATED, "zqany"]
     texts = []
