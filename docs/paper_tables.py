@@ -13,14 +13,17 @@ FOLDER = ROOT / "benchmarks" / "paper"
 STATES = ROOT / "benchmarks" / "analysis" / "beside_gla.json"
 CLAIMED = {
     "states": "states", "ratio": "states, k/n constant", "top_k": "partitions per token", "keys": "keys",
-    "keys_paper": "keys, N = 4", "gates": "gates", "parameters": "parameters", "parameters_16": "parameters, N = 16",
+    "keys_paper": "keys, N = 4", "gates": "gates", "parameters": "parameters, N = 4",
+    "parameters_16": "parameters, N = 16",
     "rows": "updated rows", "conversion": "mixer", "hybrid": "mixer, eight layers",
 }  # fmt: skip
 """what the variants of a comparison differ in, in words"""
-LIKE = {"keys_paper": "keys", "parameters_16": "parameters", "hybrid": "conversion"}
+LIKE = {"hybrid": "conversion"}
 """comparisons that have not run, and the one whose variants take as long by layer"""
-LEFT = ("gates", "keys_paper", "parameters_16", "conversion", "hybrid")
+LEFT = ("conversion", "hybrid")
 """comparisons that more seeds are to decide"""
+SCRATCH = {"mqar_topk_cpu": "small models from scratch", "mqar_long": "width 32, 10,000 steps, eight seeds"}
+"""figures of row-sparse updates, and where they were made"""
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -55,15 +58,17 @@ def _difference(found: dict[str, Any], kind: str) -> str:
 
 
 def _row_sparse() -> Iterator[tuple[str, ...]]:
-    report = _load("mqar_topk_cpu")
-    for claim in dict.fromkeys(entry["claim"] for entry in report["claims"]):
-        outcomes = Counter(entry["outcome"] for entry in report["claims"] if entry["claim"] == claim)
-        words = ", ".join(f"{word} in {n}" for word, n in outcomes.items())
-        ahead, behind, pairs = (
-            sum(e[key] for e in report["claims"] if e["claim"] == claim) for key in ("ahead", "behind", "pairs")
-        )
-        found = f"true of {ahead}, false of {behind} of {pairs} pairs of models"
-        yield claim, "small models from scratch", found, words, ""
+    for file, where in SCRATCH.items():
+        by_claim: dict[str, list[dict[str, Any]]] = {}
+        for entry in _load(file)["claims"]:
+            by_claim.setdefault(entry["claim"], []).append(entry)
+        for claim, entries in by_claim.items():
+            ahead, behind, pairs = (sum(entry[key] for entry in entries) for key in ("ahead", "behind", "pairs"))
+            if not ahead + behind:
+                continue  # it compares widths, and there is one
+            outcomes = Counter(entry["outcome"] for entry in entries)
+            words = ", ".join(f"{word} in {n}" for word, n in outcomes.items())
+            yield claim, where, f"true of {ahead}, false of {behind} of {pairs} pairs of models", words, ""
 
 
 def _growth() -> Iterator[tuple[str, ...]]:
@@ -129,16 +134,18 @@ def variants() -> str:
     """Every variant of the claims about recall that has been run: means over seeds."""
     rows = []
     for name in (name for name in COMPARISONS if (FOLDER / f"{name}.json").is_file()):
-        figures = _load(name)["figures"]
-        for variant, found in figures.items():
-            if variant != "teacher":
-                needles = ", ".join(f"{found[f'needles_{length}']:.0%}" for length in (2048, 8192))
-                losses = ", ".join(f"{found[f'loss_{length}']:.3f}" for length in (2048, 8192))
-                first = variant == next(key for key in figures if key != "teacher")
-                rows.append(
-                    (CLAIMED[name] if first else "", variant, needles, losses, _megabytes(found["state_bytes"]))
-                )
-    return "\n".join(table(("what differs", "variant", "needles, 2K, 8K", "loss above the teacher", "state"), rows))
+        figures = {variant: found for variant, found in _load(name)["figures"].items() if variant != "teacher"}
+        for i, (variant, found) in enumerate(figures.items()):
+            measured = (_pair(found, "needles", ".0%"), _pair(found, "answers", ".2f"), _pair(found, "loss", ".3f"))
+            rows.append(("" if i else CLAIMED[name], variant, *measured, _megabytes(found["state_bytes"])))
+    head = ("what differs", "variant", "needles, 2K, 8K", "loss of answers", "loss above the teacher", "state")
+    return "\n".join(table(head, rows))
+
+
+def _pair(found: dict[str, float], kind: str, form: str) -> str:
+    """A measure at both lengths, as far as it was taken."""
+    keys = (f"{kind}_{length}" for length in (2048, 8192))
+    return ", ".join(format(found[key], form) for key in keys if key in found) or "-"
 
 
 def _megabytes(count: int) -> str:

@@ -1,7 +1,7 @@
 """Is the baseline called KDA fla-core's? Its operator beside fla-core's, both against our definition in float64.
 
     pip install fla-core==0.6.0 einops
-    python -m benchmarks.paper.kda --out benchmarks/paper/kda.json          # one GPU, a minute
+    python -m benchmarks.paper.kda --out benchmarks/paper/kda.json          # one GPU, minutes
 
 KDA (arXiv:2510.26692) is the gated delta rule with a decay per key channel, which is a case of SSE: one partition, no
 gates, keys of norm 1. Compared are outputs and gradients on random inputs; exits with 6 if fla-core computes something

@@ -1,7 +1,7 @@
 """The paper's comparisons on converted layers: the variants of a claim, trained alike, and whether they bear it out.
 
     python -m benchmarks.paper.layer states --out benchmarks/paper         # one GPU, minutes: states.json, states.png
-    python -m benchmarks.paper.layer gates keys_paper parameters_16 conversion hybrid --jobs 6 --minutes 9 --resume \\
+    python -m benchmarks.paper.layer gates keys_paper parameters_16 conversion hybrid --jobs 4 --minutes 9 --resume \\
         --out out/decide                                      # what two seeds left open; the same command goes on
     python -m benchmarks.paper.layer states --tiny --seeds 1 --out out     # a CPU: shows that it runs
 

@@ -9,7 +9,8 @@ needles, also with recurrent states that start anew every 64 tokens: what is lef
 --short it is a third of the rows in smaller steps (5.8M tokens, 64 needles each), for many variants, with --long 25.7M
 tokens in such steps. The JSON is rewritten after each variant; --resume keeps what it has. --jobs trains several
 variants side by side on the device, and --minutes begins none that would not be done by then. A variant that the GPU
-has no memory for is left out, with a word. COMMIT names the commit where the checkout has no git.
+has no memory for beside others is run alone, and one that it has none for then is left out, with a word. COMMIT
+names the commit where the checkout has no git.
 """
 
 import argparse
@@ -142,23 +143,29 @@ class Runner:
             if entry is None
         ]
         for found in self._results(tasks):
-            if isinstance(found, str):
-                say(found)
+            if isinstance(found, LeftOut):
+                say(f"{found.name} (seed {found.seed}): left out, {found.why}")
             else:
                 self._clock.took(found["seconds"])
                 yield found
 
-    def _results(self, tasks: list[tuple[Any, ...]]) -> Iterator[dict[str, Any] | str]:
+    def _results(self, tasks: list[tuple[Any, ...]]) -> Iterator["dict[str, Any] | LeftOut"]:
+        """Figures of trainings; those that had no memory beside others are run again, alone."""
         if not tasks or not self._clock.may_start():
             return
         if self._bed is None:
             self._bed = _bed(tasks[0][1], self._options, self._device, self._sizes)
-        if self._options.jobs == 1:
-            yield from (_figures(*task, self._bed) for task in tasks if self._clock.may_start())
-            return
-        if self._team is None:
-            self._team = Team(self._bed, self._options.jobs)
-        yield from self._team.results(_figures, tasks, self._clock.may_start)
+        alone, crowded = tasks, set[tuple[str, int]]()
+        if self._options.jobs > 1:
+            if self._team is None:
+                self._team = Team(self._bed, self._options.jobs)
+            for found in self._team.results(_figures, tasks, self._clock.may_start):
+                if isinstance(found, LeftOut):
+                    crowded.add((found.name, found.seed))
+                else:
+                    yield found
+            alone = [task for task in tasks if (task[0], task[3]) in crowded]
+        yield from (_figures(*task, self._bed) for task in alone if self._clock.may_start())
 
     def _copy(self, name: str, variant: Variant, seed: int) -> dict[str, Any] | None:
         """Figures of a variant that has been run, of this set or another; None if it has not."""
@@ -203,14 +210,24 @@ class Clock:
         return time.monotonic() + self._longest < self._end
 
 
+@dc.dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A variant that the GPU had no memory for."""
+
+    name: str
+    seed: int
+    why: str
+    """what PyTorch says"""
+
+
 def _figures(
     name: str, recipe: Recipe, variant: Variant, seed: int, phases: tuple[Phase, ...], bed: Bed
-) -> dict[str, Any] | str:
-    """What a variant learns and scores, or a word if the GPU has no memory for it."""
+) -> dict[str, Any] | LeftOut:
+    """What a variant learns and scores."""
     try:
         return {"name": name, **_measure(recipe, bed, variant, seed, phases)}
     except torch.OutOfMemoryError as error:
-        return f"{name} (seed {seed}): left out, {str(error).splitlines()[0]}"
+        return LeftOut(name, seed, str(error).splitlines()[0])
     finally:
         gc.collect()
         torch.cuda.empty_cache()  # nothing on a CPU

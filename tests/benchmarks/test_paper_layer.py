@@ -1,6 +1,7 @@
 """The paper's comparisons on one layer: what they compare, how they are judged, and what the README says of them."""
 
 import json
+import os
 import re
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -191,6 +192,22 @@ def test_trainings_side_by_side_are_the_trainings_one_by_one(given, tmp_path, ca
         reports[jobs] = {own["name"]: (own["text"], own["needles"], own["trained"]) for own in found}
     assert reports["1"] == reports["2"]
     assert re.search(r"keys +1 +undecided +undecided +undecided", capsys.readouterr().err)
+
+
+def test_a_training_without_memory_beside_others_is_run_alone(given, tmp_path, monkeypatch, capsys):
+    measure, own = swapped_layers._measure, os.getpid()
+
+    def measured(recipe, bed, variant, *rest):
+        if "silu" in variant.set.values() and os.getpid() != own:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return measure(recipe, bed, variant, *rest)
+
+    monkeypatch.setattr(swapped_layers, "_measure", measured)
+    two = ["--variants", "softmax", "silu", "--seeds", "1", "--jobs", "2"]
+    assert layer.main([*call(given, tmp_path, "keys"), *two]) == 0
+    found = json.loads((tmp_path / "keys.json").read_text())["variants"]
+    assert [entry["name"] for entry in found] == ["softmax", "silu"]
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_a_bed_reaches_processes_that_are_not_forked(given):
