@@ -133,8 +133,8 @@ def _know_operands(semantic: Any, tensor: type, handle: type) -> None:
         return new.type, new.handle.data.shape, None if x.type.is_block() else new.handle.data.dtype
 
     def changed(x: Any, how: Any) -> Any:
-        if how is None or isinstance(how, tensor):
-            return x if how is None else how
+        if isinstance(how, tensor):
+            return how
         to, shape, dtype = how
         data = x.handle.data if dtype is None else x.handle.data.astype(dtype, copy=False)
         return tensor(handle(np.broadcast_to(data, shape), x.handle.dtype.scalar), to)
@@ -148,14 +148,18 @@ def _know_operands(semantic: Any, tensor: type, handle: type) -> None:
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
     ) -> tuple[Any, Any]:
-        how, given = (allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod), (lhs, rhs)
-        key = (*(x.type.name if isinstance(x, tensor) else repr(x) for x in given), *how)
+        left = lhs.type.name if isinstance(lhs, tensor) else repr(lhs)
+        right = rhs.type.name if isinstance(rhs, tensor) else repr(rhs)
+        key = (left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
         if key not in known:
-            made = check(self, lhs, rhs, *how)
+            given, made = (lhs, rhs), check(self, lhs, rhs, *key[2:])
             if any(map(is_cast, given, made)):
                 return made
             known[key] = tuple(change(x, new) for x, new in zip(given, made, strict=True))
-        left, right = known[key]
-        return changed(lhs, left), changed(rhs, right)
+        of_left, of_right = known[key]
+        return (
+            lhs if of_left is None else changed(lhs, of_left),
+            rhs if of_right is None else changed(rhs, of_right),
+        )
 
     semantic.binary_op_type_checking_impl = operands
