@@ -163,7 +163,8 @@ class _Memory:
 
     def check(self, ptrs: Any, mask: Any, action: str) -> None:
         """Raise unless every address that the mask leaves on lies in one of the ranges."""
-        touched = np.atleast_1d(ptrs.data)[np.broadcast_to(mask.data, np.atleast_1d(ptrs.data).shape)]
+        addresses, on = np.atleast_1d(ptrs.data), mask.data
+        touched = addresses[on if on.shape == addresses.shape else np.broadcast_to(on, addresses.shape)]
         if touched.size == 0:
             return
         size = np.uint64(max(1, ptrs.get_element_ty().primitive_bitwidth // 8))
