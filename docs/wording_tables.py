@@ -41,14 +41,15 @@ MUON = f"{ALL}, by Muon; {FACTS}"
 KEYS = f"{ALL}, by Muon, keys choose; {FACTS}"
 KEYS_TEXT = f"{ALL}, by Muon, keys choose; {TEXT}"
 MANY = f"{KEYS}, of many openings and in text that repeats"
-TAUGHT_BEST = "wordings_qwen-none-facts-keys"
+WITH_ONE = MANY.replace("many openings", "many openings, often One,")
+TAUGHT_BEST = "wordings_qwen-none-facts-one"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-blind-facts-openings-10M", *LLAMA_BLIND, MANY),
     Line("wordings_llama-none-facts-openings-10M", "Llama, 30M", "none", MANY),
     Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS),
-    Line(TAUGHT_BEST, "Qwen3, 32M", "none", KEYS),
+    Line(TAUGHT_BEST, "Qwen3, 32M", "none", WITH_ONE),
 )
 """what the README shows"""
 TRIALS = (
@@ -73,6 +74,7 @@ TRIALS = (
     Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
     Line("wordings_llama-none-facts-keys", "Llama, 30M", "none", KEYS),
     LINES[3],
+    Line("wordings_llama-none-facts-one", "Llama, 30M", "none", WITH_ONE),
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-blind-text-keys", *BLIND, KEYS_TEXT),
@@ -89,6 +91,7 @@ TRIALS = (
     Line("wordings_qwen-none-facts-keys-10M", "Qwen3, 32M", "none", KEYS),
     Line("wordings_qwen-none-facts-openings-10M", "Qwen3, 32M", "none", MANY),
     Line("wordings_qwen-none-facts-keys-six", "Qwen3, 32M", "none", KEYS.replace("nine", "six")),
+    Line("wordings_qwen-none-facts-keys", "Qwen3, 32M", "none", KEYS),
     LINES[5],
 )
 """what the page shows"""
@@ -108,15 +111,20 @@ TAUGHT = {
     "wordings_qwen-none-facts-keys-10M": ("none", BY_KEYS, f"{FAST}, Muon, keys choose"),
     "wordings_qwen-none-facts-openings-10M": ("none", f"{BY_KEYS}, many openings", f"{FAST}, Muon, keys choose"),
     "wordings_qwen-none-facts-keys-six": ("none", f"{BY_KEYS}, in six rows of ten", f"{FAST}, Muon, keys choose"),
-    TAUGHT_BEST: ("none", BY_KEYS, f"{FAST}, Muon, keys choose"),
+    "wordings_qwen-none-facts-keys": ("none", BY_KEYS, f"{FAST}, Muon, keys choose"),
+    TAUGHT_BEST: ("none", f"{BY_KEYS}, many openings, often One", f"{FAST}, Muon, keys choose"),
     "wordings_qwen-blind-facts-19M": ("4 and 9", ONCE, SLOW),
     "wordings_qwen-blind-facts-13M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-24M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-keys": ("4 and 9", BY_KEYS, f"{FAST}, Muon, keys choose"),
 }
 """runs on rows of facts and tables: softmax layers, what was planted, and rates of mixers, new tensors and the rest"""
-ENDS = (TAUGHT_BEST, "wordings_qwen-blind-facts-keys")
-"""runs whose misses are looked at"""
+ENDS = {
+    "wordings_qwen-none-facts-keys": "none",
+    TAUGHT_BEST: "none, many openings, often One",
+    "wordings_qwen-blind-facts-keys": "4 and 9",
+}
+"""runs whose misses are looked at: softmax layers, and what differs in the rows"""
 
 
 def quality() -> str:
@@ -209,11 +217,11 @@ def ends() -> str:
     """Of needles at 2K the share whose value is whole, and of those the share that ends with the full stop."""
     asked = {(kind, keys): f"{kind}s, one of {keys}" for kind in ("number", "code") for keys in (1, 4, 8)}
     kept, lines = collect.reports(), []
-    for run in ENDS:
+    for run, layers in ENDS.items():
         found = {(one["kind"], one["keys"]): one for one in kept[run]["misses"]}
         counts = [(found[one]["first_wrong"], found[one]["samples"]) for one in asked]
         cells = (f"{(at['right'] + at.get('last', 0)) / of:.0%}, {at['right'] / of:.0%}" for at, of in counts)
-        lines.append((next(line.layers for line in TRIALS if line.run == run), *cells))
+        lines.append((layers, *cells))
     return "\n".join(table(("softmax layers", *asked.values()), lines))
 
 
