@@ -64,6 +64,7 @@ VARIANTS = {
     "frozen": Variant(_ROW, frozen=True),
     "frozenteacher": Variant(_TEACHER, frozen=True),
     "frozentext": Variant(_TEXT, frozen=True),
+    "frozenfacts": Variant(_FACTS, frozen=True),
 }
 """by name: answers of planted rows from the row or from the teacher, other weights of their forms, or no such rows"""
 RECOMMENDED = ("select", "even")
