@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub on the loopback interface: models only, in memory, standard library only.
+"""A stand-in for the Hugging Face Hub on the loopback interface: models, and names of datasets; standard library only.
 
 Serves what huggingface_hub asks for when it creates repositories, commits files and downloads models. All files are
 small, so nothing goes through LFS or Xet. Point `HF_ENDPOINT` at `hub.endpoint` before huggingface_hub is imported:
@@ -46,12 +46,14 @@ def _sha(content):
 
 
 class FakeHub:
-    """The server. `repos` maps `owner/name` to a `Repo`; `requests` lists method and path of all requests."""
+    """The server. `repos` maps `owner/name` to a `Repo`, `datasets` has names of datasets; `requests` lists method and
+    path of all requests."""
 
     def __init__(self, tokens=None, *, fail_with=None):
         self.tokens = {} if tokens is None else tokens
         self.fail_with = fail_with
         self.repos: dict[str, Repo] = {}
+        self.datasets: set[str] = set()
         self.requests: list[str] = []
         hub = self
 
@@ -125,6 +127,7 @@ class FakeHub:
             r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>.+)": self._commit,
             r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+).*": self._tree,
             r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?": self._info,
+            r"/api/datasets/(?P<repo>[^/]+/[^/]+)": self._dataset,
             r"/(?P<repo>[^/]+/[^/]+)/(?:resolve|raw)/(?P<revision>[^/]+)/(?P<file>.+)": self._resolve,
         }
         for pattern, serve in routes.items():
@@ -219,6 +222,11 @@ class FakeHub:
         if pull:
             reply["pullRequestUrl"] = f"{self.endpoint}/{request['repo']}/discussions/{branch.rsplit('/', 1)[1]}"
         return 200, {}, reply
+
+    def _dataset(self, request):
+        if request["repo"] not in self.datasets:
+            raise RefusedError(404, "RepoNotFound", "Repository not found")
+        return 200, {}, {"id": request["repo"], "sha": "c0ffee"}
 
     def _info(self, request):
         repo, (oid, _, files) = self._at(request)

@@ -202,7 +202,7 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
         raise HubError(
             f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
         ) from error
-    except (_network_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
+    except (network_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
         raise HubError(
             f"the hub cannot be reached for {where} ({type(error).__name__})",
             expected="a network connection, or the model in the local cache",
@@ -210,7 +210,7 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
         ) from error
 
 
-def _network_error() -> type[Exception]:
+def network_error() -> type[Exception]:
     """The base of what the hub's HTTP library raises; which library that is depends on huggingface_hub's version."""
     from huggingface_hub.errors import HfHubHTTPError
 

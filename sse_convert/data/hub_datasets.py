@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.hub import network_error
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import made_once, stamp_of
@@ -17,6 +18,26 @@ HASHED_EXAMPLES = 4096
 """that are hashed at a time"""
 SHUFFLE_BUFFER = 1000
 """examples a streamed dataset is shuffled over; its shards are shuffled as well"""
+ANSWER_SECONDS = 10.0
+"""to wait for the hub to say whether it has a dataset"""
+
+
+def check_dataset(source: Source) -> None:
+    """Ask the hub whether it has a dataset, so that a misspelt path is found before anything is converted.
+
+    Where it cannot be asked, reading finds out: the dataset may be in the cache.
+
+    Raises:
+        DataError: it has none of that name.
+    """
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi().dataset_info(source.path or "", timeout=ANSWER_SECONDS)
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise _unknown(source) from error
+    except (network_error(), ConnectionError):
+        return
 
 
 def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStream":
@@ -37,11 +58,7 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
     try:
         data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
     except DatasetNotFoundError as error:
-        raise DataError(
-            f"{source.path} is neither a file, a folder nor a dataset on the hub",
-            expected="an existing path, or a dataset you may read",
-            fix="correct the source's path; for a gated dataset log in with `hf auth login`",
-        ) from error
+        raise _unknown(source) from error
     except ValueError as error:  # unknown configuration or split, with the known ones in the message
         raise DataError(f"dataset {source.path}: {error}", fix="correct `name` or `split` in the source") from error
     except OSError as error:  # requests' and httpx's connection errors, and a full disk
@@ -53,6 +70,14 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
             fix="name the column with `field` in the source",
         )
     return (HubStream if source.streaming else HubTable)(source, data, field, seed)
+
+
+def _unknown(source: Source) -> DataError:
+    return DataError(
+        f"{source.path} is neither a file, a folder nor a dataset on the hub",
+        expected="an existing path, or a dataset you may read",
+        fix="correct the source's path; for a gated dataset log in with `hf auth login`",
+    )
 
 
 class HubTable:

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 
+import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,10 +14,12 @@ from sse_convert.data import RowReader, SamplingTeacher, stack
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.hub_datasets import HubTable
 from sse_convert.data.packing import IGNORED, Cursor, Packer
+from sse_convert.data.rows import check_sources
 from sse_convert.data.teacher_samples import cache_folder
 from sse_convert.data.text_files import TextFiles, find_files
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
+from tests.fake_hub import FakeHub
 
 
 def rows(*given, **settings):
@@ -300,6 +303,20 @@ def test_hub_datasets(tokenizer, monkeypatch):
         assert all(map(same, found[40:], rest))
     with pytest.raises(DataError, match="no column 'body'"):
         take(Source(path="owner/corpus", name="config", field="body"), tokenizer, 1)
+
+
+def test_a_dataset_that_the_hub_does_not_have_is_found_before_anything_is_read(monkeypatch):
+    """Where the hub cannot be asked, reading finds out: the dataset may be in the cache."""
+    right, wrong = Source(path="owner/corpus"), Source(path="owner/corups")
+    with FakeHub() as hub:
+        hub.datasets.add("owner/corpus")
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
+        check_sources([right])
+        with pytest.raises(DataError, match="owner/corups is neither a file, a folder nor a dataset on the hub"):
+            check_sources([right, wrong])
+        assert "GET /api/datasets/owner/corups" in hub.requests
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    check_sources([right, wrong])
 
 
 def test_a_hub_dataset_is_told_by_its_content(tmp_path):
