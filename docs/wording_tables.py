@@ -45,6 +45,7 @@ KEYS_TEXT = f"{ALL}, by Muon, keys choose; {TEXT}"
 MANY = f"{KEYS}, of many openings and in text that repeats"
 WITH_ONE = MANY.replace("many openings", "many openings, often One,")
 TAUGHT_BEST = "wordings_qwen-none-facts-one"
+LONGER = "wordings_llama-none-facts-one"
 LINES = (
     Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
@@ -76,7 +77,7 @@ TRIALS = (
     Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
     Line("wordings_llama-none-facts-keys", "Llama, 30M", "none", KEYS),
     LINES[3],
-    Line("wordings_llama-none-facts-one", "Llama, 30M", "none", WITH_ONE),
+    Line(LONGER, "Llama, 30M", "none", WITH_ONE),
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-blind-text-keys", *BLIND, KEYS_TEXT),
@@ -138,6 +139,8 @@ def quality() -> str:
         f"Without a softmax layer the Qwen3-shaped one finds {_kind('number_x1')} of single numbers and "
         f"{_kind('code_x1')} of codes. Whole values are {_whole('number', 1)} and {_whole('code', 1)}: most of what is "
         "missed is the full stop behind them.",
+        f"The Llama-shaped one without any finds {_longer()} of single ones after 26M tokens: longer training forgets what "
+        "its teacher knew.",
         "The Llama-shaped teacher is asked as RULER asks, the other one in our own wording. "
         "[More](docs/pages/results/wordings.md).",
     )
@@ -225,6 +228,11 @@ def ends() -> str:
         cells = (f"{_with_end(at):.0%}, {at['right'] / sum(at.values()):.0%}" for at in counts)
         lines.append((layers, *cells))
     return "\n".join(table(("softmax layers", *asked.values()), lines))
+
+
+def _longer() -> str:
+    """Single needles that the Llama-shaped student taught by facts finds after more training."""
+    return _share(say.picked([LONGER], 2048)[0], SINGLE)
 
 
 def _whole(kind: str, keys: int) -> str:
