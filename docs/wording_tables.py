@@ -139,8 +139,8 @@ def quality() -> str:
         f"Without a softmax layer the Qwen3-shaped one finds {_kind('number_x1')} of single numbers and "
         f"{_kind('code_x1')} of codes. Whole values are {_whole('number', 1)} and {_whole('code', 1)}: most of what is "
         "missed is the full stop behind them.",
-        f"The Llama-shaped one without any finds {_longer()} of single ones after 26M tokens: longer training forgets what "
-        "its teacher knew.",
+        f"The Llama-shaped one without any finds {_longer()} of single ones after 26M tokens: longer training forgets "
+        "what its teacher knew.",
         "The Llama-shaped teacher is asked as RULER asks, the other one in our own wording. "
         "[More](docs/pages/results/wordings.md).",
     )
