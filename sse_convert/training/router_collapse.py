@@ -54,9 +54,9 @@ def load_spread(load: list[float], top_k: int) -> float:
 
 def collapse_message(layer: int, load: list[float], step: int) -> str:
     """What is wrong with a collapsed layer, and what to do."""
-    busiest = max(range(len(load)), key=load.__getitem__)
+    busiest = f"{max(load):.0%} of its load is on one partition of {len(load)}"
     return (
-        f"layer {layer}: router collapsed at step {step}, {load[busiest]:.0%} of its load is on partition {busiest}; "
+        f"layer {layer}: router collapsed at step {step}, {busiest}; "
         "lower the mixers' lr, or balance more: raise balance_coef or use balance: bias, unless keys choose"
     )
 

@@ -96,7 +96,7 @@ def test_a_collapsed_router_is_named(train, collapsed, capsys):
     found = {record["step"]: record["collapsed"] for record in read(folder / "metrics.jsonl") if "collapsed" in record}
     assert found == {41: [0]}
     assert report.collapsed == [
-        "layer 0: router collapsed at step 41, 100% of its load is on partition 2; lower the mixers' lr, "
+        "layer 0: router collapsed at step 41, 100% of its load is on one partition of 4; lower the mixers' lr, "
         "or balance more: raise balance_coef or use balance: bias, unless keys choose"
     ]
     assert report.collapsed[0] in report.lines()
