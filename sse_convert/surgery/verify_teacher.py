@@ -69,8 +69,10 @@ def _refuse_unlike(view: Teacher, other: Teacher) -> None:
         if (theirs[name].shape != info.shape if name in theirs else name.startswith(lacked))
     ]
     if unlike:
-        which = f"{len(unlike)} of {len(kept)} tensors"
-        raise CheckpointError(f"{which} are missing or of another shape in {other.files.name}: {some(unlike)}")
+        which = f"{len(unlike)} of {len(kept)} tensors are missing or of another shape in {other.files.name}"
+        tokens, before = view.text.vocab_size, other.text.vocab_size
+        fewer = f"; it has {before} tokens, the checkpoint {tokens}" if tokens < before else ""
+        raise CheckpointError(f"{which}: {some(unlike)}{fewer}")
 
 
 def _compare(view: Teacher, original: Original, config: Any, trained: Trained) -> str:

@@ -108,5 +108,7 @@ def test_what_was_trained_may_differ(larger, out):
 def test_a_smaller_vocabulary_is_refused(tmp_path):
     out = resized(tmp_path, SMALLER)
     told = f"teacher: 2 of 47 tensors are missing or of another shape in {tmp_path / 'teacher'}: "
+    names, sizes = refused(out).removeprefix(told).split("; ")
     assert refused(out).startswith(told)
-    assert {EMBEDDING, HEAD} == set(refused(out).removeprefix(told).split(", "))
+    assert {EMBEDDING, HEAD} == set(names.split(", "))
+    assert sizes == f"it has {VOCAB} tokens, the checkpoint {SMALLER}"
