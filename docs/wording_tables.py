@@ -46,17 +46,16 @@ MANY = f"{KEYS}, of many openings and in text that repeats"
 WITH_ONE = MANY.replace("many openings", "many openings, often One,")
 TAUGHT_BEST = "wordings_qwen-none-facts-one"
 LONGER = "wordings_llama-none-facts-one"
-LINES = (
-    Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}"),
-    Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}"),
-    Line("wordings_llama-blind-facts-openings-10M", *LLAMA_BLIND, MANY),
-    Line("wordings_llama-none-facts-openings-10M", "Llama, 30M", "none", MANY),
-    Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS),
-    Line(TAUGHT_BEST, "Qwen3, 32M", "none", WITH_ONE),
-)
+QWEN_CHOSEN = Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}")
+LLAMA_CHOSEN = Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}")
+LLAMA_TWO = Line("wordings_llama-blind-facts-openings-10M", *LLAMA_BLIND, MANY)
+LLAMA_NONE = Line("wordings_llama-none-facts-openings-10M", "Llama, 30M", "none", MANY)
+QWEN_TWO = Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS)
+QWEN_NONE = Line(TAUGHT_BEST, "Qwen3, 32M", "none", WITH_ONE)
+LINES = (QWEN_CHOSEN, LLAMA_CHOSEN, LLAMA_TWO, LLAMA_NONE, QWEN_TWO, QWEN_NONE)
 """what the README shows"""
 TRIALS = (
-    LINES[0],
+    QWEN_CHOSEN,
     Line("wordings_qwen-select-frozentext-keys", *QWEN, f"{ALONE}, keys choose; {TEXT}"),
     Line("wordings_qwen-select-frozenteacher", *QWEN, f"{ALONE}; {PLANTED}"),
     Line("wordings_qwen-select-text", *QWEN, f"{ALL}; {TEXT}"),
@@ -64,7 +63,7 @@ TRIALS = (
     Line("wordings_qwen-select-row", *QWEN, f"{ALL}; {ROW}"),
     Line("wordings_qwen-select-frozentext-16M", *QWEN, f"{ALONE}; {TEXT}"),
     Line("wordings_qwen-select-row-26M", *QWEN, f"{ALL}; {ROW}"),
-    LINES[1],
+    LLAMA_CHOSEN,
     Line("wordings_llama-select-frozenteacher", *LLAMA, f"{ALONE}; {PLANTED}"),
     Line("wordings_llama-select-row", *LLAMA, f"{ALL}; {ROW}"),
     Line("wordings_llama-select-row-26M", *LLAMA, f"{ALL}; {ROW}"),
@@ -72,17 +71,17 @@ TRIALS = (
     Line("wordings_llama-blind-row-9M", *LLAMA_BLIND, f"{ALL}; {ROW}"),
     Line("wordings_llama-blind-facts-muon", *LLAMA_BLIND, MUON),
     Line("wordings_llama-blind-facts-keys", *LLAMA_BLIND, KEYS),
-    LINES[2],
+    LLAMA_TWO,
     Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
     Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
     Line("wordings_llama-none-facts-keys", "Llama, 30M", "none", KEYS),
-    LINES[3],
+    LLAMA_NONE,
     Line(LONGER, "Llama, 30M", "none", WITH_ONE),
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-blind-text-keys", *BLIND, KEYS_TEXT),
     Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
-    LINES[4],
+    QWEN_TWO,
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-none-text-keys-9M", "Qwen3, 32M", "none", KEYS_TEXT),
@@ -95,7 +94,7 @@ TRIALS = (
     Line("wordings_qwen-none-facts-openings-10M", "Qwen3, 32M", "none", MANY),
     Line("wordings_qwen-none-facts-keys-six", "Qwen3, 32M", "none", KEYS.replace("nine", "six")),
     Line("wordings_qwen-none-facts-keys", "Qwen3, 32M", "none", KEYS),
-    LINES[5],
+    QWEN_NONE,
 )
 """what the page shows"""
 SLOW, FAST = "0.0004, 0.004, 0.00005", "0.001, 0.006, 0.0002"
