@@ -22,7 +22,7 @@ LIKE = {"hybrid": "conversion"}
 """comparisons that have not run, and the one whose variants take as long by layer"""
 LEFT = ("conversion", "hybrid")
 """comparisons that more seeds are to decide"""
-SCRATCH = {"mqar_topk_cpu": "small models from scratch", "mqar_long": "width 32, 10,000 steps, eight seeds"}
+SCRATCH = {"mqar_topk_cpu": "small models from scratch", "mqar_long": "rows of 128 tokens, 10,000 steps"}
 """figures of row-sparse updates, and where they were made"""
 
 
@@ -64,8 +64,6 @@ def _row_sparse() -> Iterator[tuple[str, ...]]:
             by_claim.setdefault(entry["claim"], []).append(entry)
         for claim, entries in by_claim.items():
             ahead, behind, pairs = (sum(entry[key] for entry in entries) for key in ("ahead", "behind", "pairs"))
-            if not ahead + behind:
-                continue  # it compares widths, and there is one
             outcomes = Counter(entry["outcome"] for entry in entries)
             words = ", ".join(f"{word} in {n}" for word, n in outcomes.items())
             yield claim, where, f"true of {ahead}, false of {behind} of {pairs} pairs of models", words, ""
@@ -153,16 +151,16 @@ def _megabytes(count: int) -> str:
 
 
 def recall() -> str:
-    """Accuracy of dense and row-sparse models from scratch, means over six seeds."""
-    cells = _load("mqar_topk_cpu")["cells"]
-    widths = sorted({cell["width"] for cell in cells})
-    by_key = {(c["mixer"], c["noise"], c["width"], c["rows"] is not None): c["accuracy"]["mean"] for c in cells}
-    rows = [
-        (f"{mixer}, {'noise' if noise else 'zeros'}",
-         *(", ".join(f"{by_key[mixer, noise, width, sparse]:.0%}" for sparse in (False, True)) for width in widths))
-        for mixer, noise in dict.fromkeys((cell["mixer"], cell["noise"]) for cell in cells)
-    ]  # fmt: skip
-    return "\n".join(table(("dense, row-sparse", *(f"width {width}" for width in widths)), rows))
+    """Accuracy of dense and row-sparse models from scratch, means over seeds."""
+    every = [(where, cell) for file, where in SCRATCH.items() for cell in _load(file)["cells"]]
+    widths = sorted({cell["width"] for _, cell in every})
+    by_row: dict[tuple[str, str, str], dict[int, list[str]]] = {}
+    for where, cell in sorted(every, key=lambda pair: pair[1]["rows"] is not None):
+        row = by_row.setdefault((cell["mixer"], "noise" if cell["noise"] else "zeros", where), {})
+        row.setdefault(cell["width"], []).append(f"{cell['accuracy']['mean']:.0%}")
+    rows = [(f"{mixer}, {between}", where, *(", ".join(row.get(width, "-")) for width in widths))
+            for (mixer, between, where), row in by_row.items()]  # fmt: skip
+    return "\n".join(table(("dense, row-sparse", "models", *(f"width {width}" for width in widths)), rows))
 
 
 def propositions() -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,23 @@ ANSWER_SECONDS = 10.0
 """to wait for the hub to say whether it has a dataset"""
 
 
-def check_dataset(source: Source) -> None:
-    """Ask the hub whether it has a dataset, so that a misspelt path is found before anything is converted.
+def check_datasets(names: Iterable[str]) -> None:
+    """Ask the hub whether it has datasets, so that a misspelt path is found before anything is converted.
 
-    Where it cannot be asked, reading finds out: the dataset may be in the cache.
+    Where it cannot be asked, reading finds out: they may be in the cache.
 
     Raises:
-        DataError: it has none of that name.
+        DataError: it has none of a name.
     """
     from huggingface_hub import HfApi, errors
 
-    try:
-        HfApi().dataset_info(source.path or "", timeout=ANSWER_SECONDS)
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise _unknown(source) from error
-    except (network_error(), ConnectionError):
-        return
+    for name in dict.fromkeys(names):
+        try:
+            HfApi().dataset_info(name, timeout=ANSWER_SECONDS)
+        except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+            raise _unknown(name) from error
+        except (network_error(), ConnectionError):
+            return
 
 
 def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStream":
@@ -58,7 +59,7 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
     try:
         data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
     except DatasetNotFoundError as error:
-        raise _unknown(source) from error
+        raise _unknown(source.path) from error
     except ValueError as error:  # unknown configuration or split, with the known ones in the message
         raise DataError(f"dataset {source.path}: {error}", fix="correct `name` or `split` in the source") from error
     except OSError as error:  # requests' and httpx's connection errors, and a full disk
@@ -72,9 +73,9 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
     return (HubStream if source.streaming else HubTable)(source, data, field, seed)
 
 
-def _unknown(source: Source) -> DataError:
+def _unknown(name: str | None) -> DataError:
     return DataError(
-        f"{source.path} is neither a file, a folder nor a dataset on the hub",
+        f"{name} is neither a file, a folder nor a dataset on the hub",
         expected="an existing path, or a dataset you may read",
         fix="correct the source's path; for a gated dataset log in with `hf auth login`",
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Encoder
-from sse_convert.data.hub_datasets import check_dataset, open_hub
+from sse_convert.data.hub_datasets import check_datasets, open_hub
 from sse_convert.data.needle import KeyWords, load_words
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
 from sse_convert.data.recall_forms import ABOUT_TEXT
@@ -98,8 +98,7 @@ def check_sources(sources: Sequence[Source]) -> None:
     for source in sources:
         if is_local(source):
             open_files(source, seq_len=1)
-        elif _is_hub(source):
-            check_dataset(source)
+    check_datasets(source.path or "" for source in sources if _is_hub(source))
 
 
 def text_digests(sources: Sequence[Source]) -> list[dict[str, str]]:

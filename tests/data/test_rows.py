@@ -314,7 +314,9 @@ def test_a_dataset_that_the_hub_does_not_have_is_found_before_anything_is_read(m
         check_sources([right])
         with pytest.raises(DataError, match="owner/corups is neither a file, a folder nor a dataset on the hub"):
             check_sources([right, wrong])
-        assert "GET /api/datasets/owner/corups" in hub.requests
+        check_sources([right, right])
+        asked = [request for request in hub.requests if "datasets" in request]
+        assert asked == [f"GET /api/datasets/owner/{name}" for name in ("corpus", "corpus", "corups", "corpus")]
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     check_sources([right, wrong])
 

@@ -150,7 +150,10 @@ def score(
 
 
 def claims(cells: Iterable[Cell]) -> list[Claim]:
-    """The caption's three sentences, for every mixer and setting that has both dense and row-sparse cells."""
+    """The caption's three sentences, for every mixer and setting that has both dense and row-sparse cells.
+
+    That about growth only where there are several widths.
+    """
     panels: dict[tuple[str, bool], list[Cell]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell.width):
         panels[cell.curve].append(cell)
@@ -159,13 +162,14 @@ def claims(cells: Iterable[Cell]) -> list[Claim]:
         dense, sparse = ([c for c in panel if (c.rows is None) == is_dense] for is_dense in (True, False))
         better = [(s.accuracy, d.accuracy) for s, d in zip(sparse, dense, strict=True)]
         further = [(s.far, d.far) for s, d in zip(sparse, dense, strict=True)]
-        growth = [(b.accuracy, a.accuracy) for a, b in pairwise([*sparse, sparse[0]])]
-        growth[-1] = growth[-1][::-1]  # from the narrowest to the widest
         found += [
             _claim("row-sparse beats dense", mixer, noise, better, _ahead),
             _claim("longer effective context", mixer, noise, further, _ahead),
-            _claim("row-sparse grows with state size", mixer, noise, growth, _grows),
         ]
+        if len(sparse) > 1:
+            growth = [(b.accuracy, a.accuracy) for a, b in pairwise([*sparse, sparse[0]])]
+            growth[-1] = growth[-1][::-1]  # from the narrowest to the widest
+            found.append(_claim("row-sparse grows with state size", mixer, noise, growth, _grows))
     return found
 
 
