@@ -10,6 +10,8 @@ from docs.markdown import table
 from docs.quality_tables import PURE, RUNS_32K, SEEDS_0_7, SEEDS_4_9
 
 NUMBER, NUMBERS, CODE, CODES = "number_x1", "number_x8", "code_x1", "code_x8"
+TEXT_4_9 = ("wordings_qwen-blind-text-low", "wordings_qwen-blind-text-low-seed1")
+TEXT_NONE = ("wordings_qwen-none-text-low",)
 WORDS = {NUMBER: "one number", NUMBERS: "one of eight", CODE: "one code"}
 """the kinds of needles that goals name"""
 
@@ -39,6 +41,7 @@ def goals() -> Iterator[Goal]:
     yield _two_chosen()
     yield _two_others()
     yield _none()
+    yield _closer()
     yield _equal_bytes()
     yield _second_teacher()
     yield _long()
@@ -82,6 +85,19 @@ def _none() -> Goal:
         measured=f"{say.gap([long])}, one seed; {_shares(shares['8K'])} at 8K; codes of eight "
         f"{share([long], CODES):.0%}; {say.megabytes(long.cache_bytes)} of {say.megabytes(long.teacher_cache_bytes)}",
         met=_median([long]) <= 0.10 and enough and fits,
+    )
+
+
+def _closer() -> Goal:
+    limits = {"4 and 9": (0.03, TEXT_4_9), "no softmax layer": (0.035, TEXT_NONE)}
+    found = {layers: [row.kl or 0 for row in say.picked(runs, 2048)] for layers, (_, runs) in limits.items()}
+    return Goal(
+        asked="26M tokens: KL at 2K at most "
+        + ", ".join(f"{most:g} ({layers})" for layers, (most, _) in limits.items())
+        + " in the median of three seeds",
+        measured="text alone at low rates, by seed: "
+        + "; ".join(f"{', '.join(map(say.number, values))} ({layers})" for layers, values in found.items()),
+        met=all(median(found[layers]) <= most for layers, (most, _) in limits.items()),
     )
 
 

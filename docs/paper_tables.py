@@ -18,10 +18,6 @@ CLAIMED = {
     "rows": "updated rows", "conversion": "mixer", "hybrid": "mixer, eight layers",
 }  # fmt: skip
 """what the variants of a comparison differ in, in words"""
-LIKE = {"hybrid": "conversion"}
-"""comparisons that have not run, and the one whose variants take as long by layer"""
-LEFT = ("conversion", "hybrid")
-"""comparisons that more seeds are to decide"""
 SCRATCH = {"mqar_topk_cpu": "small models from scratch", "mqar_long": "rows of 128 tokens, 10,000 steps"}
 """figures of row-sparse updates, and where they were made"""
 
@@ -115,19 +111,6 @@ def scratch() -> str:
     return "\n".join(table(("all layers", "parameters", "tokens", "held-out loss by seed"), rows))
 
 
-def left() -> str:
-    """What more seeds are to decide, and GPU seconds by those of earlier runs, one after the other."""
-    rows = []
-    for name in LEFT:
-        comparison, runs = COMPARISONS[name], _load(LIKE.get(name, name))["variants"]
-        seconds = [run["seconds"] for run in runs]
-        trainings = len(comparison.variants) * comparison.most_seeds
-        many = trainings * len(comparison.layers)
-        fastest, mean = min(seconds) * many, sum(seconds) / len(seconds) * many
-        rows.append((name, comparison.claim, str(trainings), f"{fastest:,.0f} to {mean:,.0f}"))
-    return "\n".join(table(("name", "claim", "trainings", "GPU seconds"), rows))
-
-
 def variants() -> str:
     """Every variant of the claims about recall that has been run: means over seeds."""
     rows = []
@@ -179,5 +162,4 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "paper-recall": recall,
     "propositions": propositions,
     "paper-scratch": scratch,
-    "paper-left": left,
 }

@@ -44,12 +44,14 @@ KEYS = f"{ALL}, by Muon, keys choose; {FACTS}"
 KEYS_TEXT = f"{ALL}, by Muon, keys choose; {TEXT}"
 MANY = f"{KEYS}, of many openings and in text that repeats"
 WITH_ONE = MANY.replace("many openings", "many openings, often One,")
-TAUGHT_BEST = "wordings_qwen-none-facts-one"
-LONGER = "wordings_llama-none-facts-one"
+LOW = ", at low rates"
+TAUGHT_BEST, TAUGHT_LOW = "wordings_qwen-none-facts-one", "wordings_qwen-none-facts-low"
+TAUGHT_ALONE = "wordings_qwen-none-frozenfacts"
+LLAMA_LOW, LLAMA_HIGH = "wordings_llama-none-facts-low", "wordings_llama-none-facts-one"
 QWEN_CHOSEN = Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}")
 LLAMA_CHOSEN = Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}")
 LLAMA_TWO = Line("wordings_llama-blind-facts-openings-10M", *LLAMA_BLIND, MANY)
-LLAMA_NONE = Line("wordings_llama-none-facts-openings-10M", "Llama, 30M", "none", MANY)
+LLAMA_NONE = Line(LLAMA_LOW, "Llama, 30M", "none", f"{WITH_ONE}{LOW}")
 QWEN_TWO = Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS)
 QWEN_NONE = Line(TAUGHT_BEST, "Qwen3, 32M", "none", WITH_ONE)
 LINES = (QWEN_CHOSEN, LLAMA_CHOSEN, LLAMA_TWO, LLAMA_NONE, QWEN_TWO, QWEN_NONE)
@@ -75,17 +77,24 @@ TRIALS = (
     Line("wordings_llama-none-row-16M", "Llama, 30M", "none", f"{ALL}; {ROW}"),
     Line("wordings_llama-none-facts-muon-12M", "Llama, 30M", "none", MUON),
     Line("wordings_llama-none-facts-keys", "Llama, 30M", "none", KEYS),
+    Line("wordings_llama-none-facts-openings-10M", "Llama, 30M", "none", MANY),
+    Line(LLAMA_HIGH, "Llama, 30M", "none", WITH_ONE),
+    Line("wordings_llama-none-frozenfacts", "Llama, 30M", "none", WITH_ONE.replace(ALL, ALONE)),
+    Line("wordings_llama-none-facts-low-10M", "Llama, 30M", "none", f"{WITH_ONE}{LOW}"),
     LLAMA_NONE,
-    Line(LONGER, "Llama, 30M", "none", WITH_ONE),
     Line("wordings_qwen-blind-text-20M", *BLIND, f"{ALL}; {TEXT}"),
     Line("wordings_qwen-blind-text-20M-seed1", *BLIND, f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-blind-text-keys", *BLIND, KEYS_TEXT),
+    Line("wordings_qwen-blind-text-low", *BLIND, f"{KEYS_TEXT}{LOW}"),
+    Line("wordings_qwen-blind-text-low-seed1", *BLIND, f"{KEYS_TEXT}{LOW}, other seed"),
     Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
     QWEN_TWO,
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
     Line("wordings_qwen-none-text-keys-9M", "Qwen3, 32M", "none", KEYS_TEXT),
+    Line("wordings_qwen-none-text-half-9M", "Qwen3, 32M", "none", f"{KEYS_TEXT}, steps of half the tokens"),
     Line("wordings_qwen-none-text-keys", "Qwen3, 32M", "none", KEYS_TEXT),
+    Line("wordings_qwen-none-text-low", "Qwen3, 32M", "none", f"{KEYS_TEXT}{LOW}"),
     Line("wordings_qwen-none-row-16M", "Qwen3, 32M", "none", f"{ALL}; {ROW}"),
     Line("wordings_qwen-none-quotes-11M", "Qwen3, 32M", "none", f"{ALL}; {QUOTES}"),
     Line("wordings_qwen-none-facts-21M", "Qwen3, 32M", "none", f"{ALL}; {FACTS}"),
@@ -94,6 +103,8 @@ TRIALS = (
     Line("wordings_qwen-none-facts-openings-10M", "Qwen3, 32M", "none", MANY),
     Line("wordings_qwen-none-facts-keys-six", "Qwen3, 32M", "none", KEYS.replace("nine", "six")),
     Line("wordings_qwen-none-facts-keys", "Qwen3, 32M", "none", KEYS),
+    Line(TAUGHT_LOW, "Qwen3, 32M", "none", f"{WITH_ONE}{LOW}"),
+    Line(TAUGHT_ALONE, "Qwen3, 32M", "none", WITH_ONE.replace(ALL, ALONE)),
     QWEN_NONE,
 )
 """what the page shows"""
@@ -115,6 +126,8 @@ TAUGHT = {
     "wordings_qwen-none-facts-keys-six": ("none", f"{BY_KEYS}, in six rows of ten", f"{FAST}, Muon, keys choose"),
     "wordings_qwen-none-facts-keys": ("none", BY_KEYS, f"{FAST}, Muon, keys choose"),
     TAUGHT_BEST: ("none", f"{BY_KEYS}, many openings, often One", f"{FAST}, Muon, keys choose"),
+    TAUGHT_LOW: ("none", f"{BY_KEYS}, many openings, often One", "0.0003, 0.006, 0.00005, Muon, keys choose"),
+    TAUGHT_ALONE: ("none", f"{BY_KEYS}, many openings, often One", "0.001, 0.006, none, Muon, keys choose"),
     "wordings_qwen-blind-facts-19M": ("4 and 9", ONCE, SLOW),
     "wordings_qwen-blind-facts-13M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-24M": ("4 and 9", OFTEN, FAST),
@@ -124,6 +137,8 @@ TAUGHT = {
 ENDS = {
     "wordings_qwen-none-facts-keys": "none",
     TAUGHT_BEST: "none, many openings, often One",
+    TAUGHT_LOW: "none, the same at low rates",
+    TAUGHT_ALONE: "none, the same, converted layers alone",
     "wordings_qwen-blind-facts-keys": "4 and 9",
 }
 """runs whose misses are looked at: softmax layers, and what differs in the rows"""
@@ -138,8 +153,8 @@ def quality() -> str:
         f"Without a softmax layer the Qwen3-shaped one finds {_kind('number_x1')} of single numbers and "
         f"{_kind('code_x1')} of codes. Whole values are {_whole('number', 1)} and {_whole('code', 1)}: most of what is "
         "missed is the full stop behind them.",
-        f"The Llama-shaped one without any finds {_longer()} of single ones after 26M tokens: longer training forgets "
-        "what its teacher knew.",
+        f"Rates were low for the Llama-shaped one without any, high for the Qwen3-shaped one. The other way round they "
+        f"find {_single(LLAMA_HIGH)} and {_single(TAUGHT_LOW)} of single needles.",
         "The Llama-shaped teacher is asked as RULER asks, the other one in our own wording. "
         "[More](docs/pages/results/wordings.md).",
     )
@@ -229,9 +244,9 @@ def ends() -> str:
     return "\n".join(table(("softmax layers", *asked.values()), lines))
 
 
-def _longer() -> str:
-    """Single needles that the Llama-shaped student taught by facts finds after more training."""
-    return _share(say.picked([LONGER], 2048)[0], SINGLE)
+def _single(run: str) -> str:
+    """Single needles that a student finds at 2K."""
+    return _share(say.picked([run], 2048)[0], SINGLE)
 
 
 def _whole(kind: str, keys: int) -> str:
