@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from docs import (
+    beyond_table,
     cost_tables,
     goal_table,
     paper_tables,
@@ -28,6 +29,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **readme_tables.BLOCKS,
     **wording_tables.BLOCKS,
     **quality_tables.BLOCKS,
+    **beyond_table.BLOCKS,
     **speed_tables.BLOCKS,
     **training_tables.BLOCKS,
     **paper_tables.BLOCKS,

@@ -1,12 +1,13 @@
 """Needles beyond the trained length: softmax layers that were kept, with other positions or sharper scores.
 
     python -m benchmarks.quality.beyond_length CHECKPOINT --recipe RECIPE --out out/beyond.json
-    python -m benchmarks.quality.beyond_length CHECKPOINT --recipe RECIPE --out out/beyond.json --train 4M --row 32K
+    python -m benchmarks.quality.beyond_length CHECKPOINT --recipe benchmarks/quality/beyond_length.yaml \\
+        --out out/beyond.json --train 4M --row 32K
 
 CHECKPOINT is a trained hybrid of the recipe, whose model is its teacher. Each variant of `beyond_variants` is put on
 the layers that the hybrid keeps as softmax: in the hybrid, in its teacher, and once on all layers of the teacher. Rows
 are 2, 4 and 8 times as long as the teacher's context, and as long, for comparison. With --train hybrid and teacher
-are first trained with the variant, by cross entropy on rows of --row tokens, at the rates of the recipe's last stage.
+are first trained with the variant in the recipe's last stage, a `ce` stage, for so many tokens in rows of --row tokens.
 The JSON is rewritten after each part. Started again it goes on; trainings go on from their checkpoints in --work.
 A part ends early after --limit seconds of scoring, and says how many samples it had. COMMIT names the commit where the
 checkout has no git.
@@ -14,6 +15,7 @@ checkout has no git.
 
 import argparse
 import dataclasses as dc
+import itertools
 import json
 import sys
 import time
@@ -47,6 +49,8 @@ from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import stage as training
 from sse_convert.training.stage import run_stage
 
+MODELS = ("hybrid", "teacher", "teacher, all layers")
+"""what variants are put on: kept layers of the hybrid, the same of its teacher, all of the teacher"""
 TIMES = (1, 2, 4, 8)
 """lengths, as multiples of the teacher's context"""
 STEP = 5
@@ -58,7 +62,7 @@ class Part:
     """What is measured at once."""
 
     model: str
-    """hybrid, teacher (the same layers), teacher, all layers"""
+    """of `MODELS`"""
     variant: str
     tokens: int
     """of training with the variant"""
@@ -108,18 +112,23 @@ class Experiment:
             raise UsageError(
                 f"{self._options.checkpoint} keeps no softmax layer", expected="one whose layers can be changed"
             )
-        tokens = self._options.train
-        models = ["hybrid", "teacher"] if tokens else ["hybrid", "teacher", "teacher, all layers"]
-        for times in self._options.times:
-            for name in self._options.variants:
-                for model in models:
-                    yield Part(model, name, tokens, times * self._trained)
+        options, last = self._options, self._recipe.stages[-1]
+        if options.train and MODELS[2] in options.models:
+            raise UsageError(f"--train with {MODELS[2]!r}", expected="models whose kept layers alone have the variant")
+        if options.train and last.loss != "ce":
+            raise UsageError(
+                f"--train with the stage {last.name!r}, whose loss is {last.loss}",
+                expected="a recipe that ends with a stage of loss ce",
+            )
+        for name, model, times in itertools.product(options.variants, options.models, options.times):
+            yield Part(model, name, options.train, times * self._trained)
 
     def _report(self) -> dict[str, Any]:
         options = self._options
         settings = {
             "checkpoint": str(options.checkpoint),
             "model": self._recipe.model,
+            "seed": self._recipe.train.seed,
             "context": self._trained,
             "layers": self._kept,
             "samples": options.samples,
@@ -141,7 +150,7 @@ class Experiment:
 
     def _measure(self, part: Part) -> dict[str, Any]:
         folder = self._folder(part)
-        model = load_model(folder)
+        model = load_model(folder, dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)
         layers = self._all if part.model == "teacher, all layers" else self._kept
         with varied(model, layers, VARIANTS[part.variant], trained=self._trained, length=part.length):
             return scores(model, self._needles(part.length), self._options.limit)
@@ -189,19 +198,10 @@ class Experiment:
         return folder
 
     def _stage(self, part: Part) -> Stage:
-        row = self._options.row
-        last = self._recipe.stages[-1]
+        row, last = self._options.row, self._recipe.stages[-1]
         theta = self._teacher.text.rope_parameters["rope_theta"]  # as it is; `rope` lets rows be longer
-        return Stage(
-            name="beyond",
-            loss="ce",
-            tokens=part.tokens,
-            seq_len=row,
-            lr=last.lr,
-            batch_tokens=row,
-            micro_batch=1,
-            gradient_checkpointing=torch.cuda.is_available(),
-            rope=Rope(rope_theta=theta),
+        return dc.replace(
+            last, tokens=part.tokens, seq_len=row, batch_tokens=row, micro_batch=1, rope=Rope(rope_theta=theta)
         )
 
 
@@ -253,6 +253,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--samples", type=int, default=100, help="rows per part")
     p.add_argument("--keys", type=int, default=1, help="needles in a row")
     p.add_argument("--kind", default="number", choices=("number", "word", "code"))
+    p.add_argument("--models", nargs="+", choices=MODELS, help="default: all, with --train the first two")
     p.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=list(VARIANTS))
     p.add_argument("--limit", type=float, default=600, help="seconds of scoring for a part")
     p.add_argument("--train", type=_count, default=0, metavar="TOKENS", help="train with each variant first, e.g. 4M")
@@ -263,6 +264,7 @@ def parser() -> argparse.ArgumentParser:
 @reporting_errors
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    options.models = options.models or MODELS[: 2 if options.train else 3]
     hush_libraries()
     Experiment(options).run()
 

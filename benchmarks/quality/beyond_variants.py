@@ -23,13 +23,15 @@ from sse_convert.modeling.architectures import backbone_of, source_spec
 class Variant:
     """One way."""
 
-    rotary: Literal["own", "none", "yarn"] = "own"
-    """positions of the layers: the model's, none (NoPE), or transformers' yarn from the trained length to the row's"""
+    rotary: Literal["own", "none", "yarn", "base"] = "own"
+    """positions of the layers: the model's, none (NoPE), transformers' yarn from the trained length to the row's, or a
+    base `LONGER_BASE` times the model's"""
     scale: Literal["none", "log", "temperature"] = "none"
     """of the scores: as they are; by log(position) / log(trained length), from that length on; or one factor for a row,
     (0.1 ln(row / trained length) + 1)^2, as yarn has it"""
 
 
+LONGER_BASE = 10
 VARIANTS = {
     "as it is": Variant(),
     "NoPE": Variant("none"),
@@ -37,6 +39,7 @@ VARIANTS = {
     "temperature": Variant("own", "temperature"),
     "NoPE, log length": Variant("none", "log"),
     "NoPE, temperature": Variant("none", "temperature"),
+    "longer base": Variant("base"),
     "yarn": Variant("yarn"),
     "yarn, log length": Variant("yarn", "log"),
 }
@@ -56,7 +59,7 @@ def apply(
         length: tokens of the rows to come.
     """
     spec, handles = source_spec(model.config.model_type), []
-    rotary = _yarn(model, trained, length) if variant.rotary == "yarn" else None
+    rotary = _rotary(model, trained, length, variant.rotary) if variant.rotary in ("yarn", "base") else None
     for layer in layers:
         attention = model.get_submodule(spec.attention_path(layer))
         hooks = _Hooks(variant, rotary, trained, length)
@@ -110,15 +113,16 @@ class _Hooks:
         return query * scale.view(*scale.shape, *[1] * (query.dim() - 2)).to(query.dtype)
 
 
-def _yarn(model: PreTrainedModel, trained: int, length: int) -> nn.Module:
-    """The family's rotary embedding with yarn, from the trained length to a row's."""
+def _rotary(model: PreTrainedModel, trained: int, length: int, kind: Literal["yarn", "base"]) -> nn.Module:
+    """The family's rotary embedding with yarn, from the trained length to a row's, or with a longer base."""
     config = copy.deepcopy(decoder_config(model.config))
-    config.rope_parameters = {
-        **config.rope_parameters,
+    yarn = {
         "rope_type": "yarn",
         "factor": max(1.0, length / trained),
         "original_max_position_embeddings": trained,
     }
+    base = {"rope_theta": LONGER_BASE * config.rope_parameters["rope_theta"]}
+    config.rope_parameters = {**config.rope_parameters, **(yarn if kind == "yarn" else base)}
     config.max_position_embeddings = max(trained, length)
     rotary: nn.Module = type(backbone_of(model).rotary_emb)(config=config)
     return rotary.to(model.device)

@@ -46,9 +46,26 @@ def test_parts_are_measured_and_a_run_goes_on(given, hybrid, tmp_path, capsys):
     assert [part["model"] for part in json.loads(trained.read_text())["parts"]] == ["hybrid", "teacher"]
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--set", "stages.0.loss=kl", "--train", "1K"], "whose loss is kl"),
+        (["--models", "teacher, all layers", "--train", "1K"], "'teacher, all layers'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(given, hybrid, tmp_path, capsys, more, said):
+    """Before anything is."""
+    changes = [part for change in LAYER for part in ("--set", change)]
+    asked = [str(hybrid), "--recipe", str(given), *changes, "--out", str(tmp_path / "result.json"), "--times", "1"]
+    assert beyond_length.main([*asked, *more]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "result.work").exists()
+
+
 @torch.no_grad()
 def test_what_variants_change(given):
     """Beyond the trained length all of them change something; within it, scales and yarn nothing."""
+    always = {name for name in VARIANTS if "NoPE" in name} | {"longer base"}
     model = load_pretrained(load_recipe(given).model, dtype=torch.float32).eval()
     ids = torch.arange(3, 67)[None] % 90
     plain = model(ids).logits
@@ -56,5 +73,5 @@ def test_what_variants_change(given):
         for length, trained in ((64, 64), (64, 16)):
             with varied(model, [0, 1], variant, trained=trained, length=length):
                 changed = not torch.equal(model(ids).logits, plain)
-            assert changed == ("NoPE" in name or (trained < length and name != "as it is")), (name, trained)
+            assert changed == (name in always or (trained < length and name != "as it is")), (name, trained)
     assert torch.equal(model(ids).logits, plain)
