@@ -19,6 +19,8 @@ gc.disable()  # what is imported and collected stays: `pytest_collection_finish`
 interpreter.install()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a shell starts in the background; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # of what nohup starts; tests send it too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 with torch.device("meta"):  # which functions a device context covers is looked up once: before any of them is replaced
     torch.empty(0)
