@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from benchmarks.quality.beyond_length import MODELS, TIMES
 from docs import figures_in_words as say
 from docs.examples import ROOT
 from docs.markdown import table
 
 FOLDER = ROOT / "benchmarks" / "quality"
-MODELS = ("hybrid", "teacher", "teacher, all layers")
-TIMES = (2, 4, 8)
-"""lengths, in contexts of the teacher"""
+LONGER = tuple(times for times in TIMES if times > 1)
 Setting = tuple[str, int, str]
 """teacher, tokens of training with the variant, and the variant"""
 
@@ -26,11 +25,11 @@ def beyond() -> str:
         "teacher",
         "trained so",
         "softmax layers",
-        *(f"{times} times, {model}" for times in TIMES for model in MODELS),
+        *(f"{times} times, {model}" for times in LONGER for model in MODELS),
     )
     rows = [
         (teacher, say.tokens(tokens) if tokens else "no", variant,
-         *(", ".join(cells.get((times, model), ["-"])) for times in TIMES for model in MODELS))
+         *(", ".join(cells.get((times, model), ["-"])) for times in LONGER for model in MODELS))
         for (teacher, tokens, variant), cells in found.items()
     ]  # fmt: skip
     return "\n".join(table(head, rows))
@@ -43,7 +42,7 @@ def _cells() -> Iterator[tuple[Setting, tuple[int, str], str]]:
         teacher, context = PurePosixPath(report["settings"]["model"]), report["settings"]["context"]
         name = f"{teacher.parent.name} {teacher.name}" if teacher.name == "teacher" else teacher.name
         for part in report["parts"]:
-            if (times := part["length"] // context) in TIMES:
+            if (times := part["length"] // context) in LONGER:
                 setting = name, part["tokens"], part["variant"]
                 yield setting, (times, part["model"]), f"{part['right'] / part['samples']:.0%} of {part['samples']}"
 
