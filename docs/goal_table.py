@@ -22,12 +22,13 @@ class Goal:
 
     asked: str
     measured: str
-    met: bool
+    met: bool | None
+    """None where too few seeds have run"""
 
     @property
     def state(self) -> str:
         """The outcome in a word."""
-        return "met" if self.met else "missed"
+        return {True: "met", False: "missed", None: "undecided"}[self.met]
 
 
 def share(chosen: Sequence[Row], kind: str, *, of_teacher: bool = True) -> float:
@@ -41,7 +42,8 @@ def goals() -> Iterator[Goal]:
     yield _two_chosen()
     yield _two_others()
     yield _none()
-    yield _closer()
+    yield _closer("two layers that do not retrieve", 0.03, TEXT_4_9)
+    yield _closer("no softmax layer", 0.035, TEXT_NONE)
     yield _equal_bytes()
     yield _second_teacher()
     yield _long()
@@ -88,16 +90,13 @@ def _none() -> Goal:
     )
 
 
-def _closer() -> Goal:
-    limits = {"4 and 9": (0.03, TEXT_4_9), "no softmax layer": (0.035, TEXT_NONE)}
-    found = {layers: [row.kl or 0 for row in say.picked(runs, 2048)] for layers, (_, runs) in limits.items()}
+def _closer(layers: str, most: float, runs: Sequence[str]) -> Goal:
+    values = [row.kl for row in say.picked(runs, 2048) if row.kl is not None]
+    below = sum(value <= most for value in values)
     return Goal(
-        asked="26M tokens: KL at 2K at most "
-        + ", ".join(f"{most:g} ({layers})" for layers, (most, _) in limits.items())
-        + " in the median of three seeds",
-        measured="text alone at low rates, by seed: "
-        + "; ".join(f"{', '.join(map(say.number, values))} ({layers})" for layers, values in found.items()),
-        met=all(median(found[layers]) <= most for layers, (most, _) in limits.items()),
+        asked=f"{layers}: KL at 2K at most {most:g} after 26M tokens, in the median of three seeds",
+        measured=f"text alone at low rates, by seed: {', '.join(map(say.number, values))}",
+        met=None if max(below, len(values) - below) < 2 else below >= 2,  # two of three decide
     )
 
 
