@@ -39,8 +39,8 @@ def _cells() -> Iterator[tuple[Setting, tuple[int, str], str]]:
     """Share found of each part, with what it is about; longer rows alone."""
     for path in sorted(FOLDER.glob("beyond_length*.json")):
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        teacher, context = PurePosixPath(report["settings"]["model"]), report["settings"]["context"]
-        name = f"{teacher.parent.name} {teacher.name}" if teacher.name == "teacher" else teacher.name
+        model, context = PurePosixPath(report["settings"]["model"]), report["settings"]["context"]
+        name = f"`{'/'.join(model.parts[-2:])}`"
         for part in report["parts"]:
             if (times := part["length"] // context) in LONGER:
                 setting = name, part["tokens"], part["variant"]

@@ -7,7 +7,7 @@
 CHECKPOINT is a trained hybrid of the recipe, whose model is its teacher. Each variant of `beyond_variants` is put on
 the layers that the hybrid keeps as softmax: in the hybrid, in its teacher, and once on all layers of the teacher. Rows
 are 2, 4 and 8 times as long as the teacher's context, and as long, for comparison. With --train hybrid and teacher
-are first trained with the variant in the recipe's last stage, a `ce` stage, for so many tokens in rows of --row tokens.
+are first trained with the variant in the recipe's stage of loss `ce`, for so many tokens in rows of --row tokens.
 The JSON is rewritten after each part. Started again it goes on; trainings go on from their checkpoints in --work.
 A part ends early after --limit seconds of scoring, and says how many samples it had. COMMIT names the commit where the
 checkout has no git.
@@ -47,7 +47,7 @@ from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import parse_count
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import stage as training
-from sse_convert.training.stage import run_stage
+from sse_convert.training.stage import pick_stage, run_stage
 
 MODELS = ("hybrid", "teacher", "teacher, all layers")
 """what variants are put on: kept layers of the hybrid, the same of its teacher, all of the teacher"""
@@ -112,14 +112,11 @@ class Experiment:
             raise UsageError(
                 f"{self._options.checkpoint} keeps no softmax layer", expected="one whose layers can be changed"
             )
-        options, last = self._options, self._recipe.stages[-1]
+        options = self._options
         if options.train and MODELS[2] in options.models:
             raise UsageError(f"--train with {MODELS[2]!r}", expected="models whose kept layers alone have the variant")
-        if options.train and last.loss != "ce":
-            raise UsageError(
-                f"--train with the stage {last.name!r}, whose loss is {last.loss}",
-                expected="a recipe that ends with a stage of loss ce",
-            )
+        if options.train:
+            self._stage(options.train)  # a recipe without one is refused now
         for name, model, times in itertools.product(options.variants, options.models, options.times):
             yield Part(model, name, options.train, times * self._trained)
 
@@ -175,7 +172,7 @@ class Experiment:
             return self._options.checkpoint if part.model == "hybrid" else self._recipe.model
         start = self._options.checkpoint if part.model == "hybrid" else self._untouched()
         recipe = self._recipe if part.model == "hybrid" else _untouched(self._recipe)
-        stage = self._stage(part)
+        stage = self._stage(part.tokens)
         out = self._work / f"{part.model} {part.variant} {part.tokens}".replace(",", "").replace(" ", "-")
         length, variant = stage.seq_len, VARIANTS[part.variant]
         load = training.load_student
@@ -197,11 +194,11 @@ class Experiment:
             convert_checkpoint(_untouched(self._recipe), folder)
         return folder
 
-    def _stage(self, part: Part) -> Stage:
-        row, last = self._options.row, self._recipe.stages[-1]
+    def _stage(self, tokens: int) -> Stage:
+        row, stage = self._options.row, pick_stage(self._recipe, "ce")
         theta = self._teacher.text.rope_parameters["rope_theta"]  # as it is; `rope` lets rows be longer
         return dc.replace(
-            last, tokens=part.tokens, seq_len=row, batch_tokens=row, micro_batch=1, rope=Rope(rope_theta=theta)
+            stage, tokens=tokens, seq_len=row, batch_tokens=row, micro_batch=1, rope=Rope(rope_theta=theta)
         )
 
 
