@@ -5,9 +5,10 @@
         --out out/beyond.json --train 4M --row 32K
 
 CHECKPOINT is a trained hybrid of the recipe, whose model is its teacher. Each variant of `beyond_variants` is put on
-the layers that the hybrid keeps as softmax: in the hybrid, in its teacher, and once on all layers of the teacher. Rows
-are 2, 4 and 8 times as long as the teacher's context, and as long, for comparison. With --train hybrid and teacher
-are first trained with the variant in the recipe's stage of loss `ce`, for so many tokens in rows of --row tokens.
+the layers that the hybrid keeps as softmax, in the hybrid and in its teacher, and once on all layers of each: as a
+stage's `rope` does. Rows are 2, 4 and 8 times as long as the teacher's context, and as long, for comparison. With
+--train hybrid and teacher are first trained with the variant in the recipe's stage of loss `ce`, for so many tokens in
+rows of --row tokens.
 The JSON is rewritten after each part. Started again it goes on; trainings go on from their checkpoints in --work.
 A part ends early after --limit seconds of scoring, and says how many samples it had. COMMIT names the commit where the
 checkout has no git.
@@ -49,8 +50,9 @@ from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import stage as training
 from sse_convert.training.stage import pick_stage, run_stage
 
-MODELS = ("hybrid", "teacher", "teacher, all layers")
-"""what variants are put on: kept layers of the hybrid, the same of its teacher, all of the teacher"""
+MODELS = ("hybrid", "teacher", "hybrid, all layers", "teacher, all layers")
+"""what variants are put on: kept layers of the hybrid, the same of its teacher, all layers of each"""
+KEPT_ALONE = MODELS[:2]
 TIMES = (1, 2, 4, 8)
 """lengths, as multiples of the teacher's context"""
 STEP = 5
@@ -113,8 +115,8 @@ class Experiment:
                 f"{self._options.checkpoint} keeps no softmax layer", expected="one whose layers can be changed"
             )
         options = self._options
-        if options.train and MODELS[2] in options.models:
-            raise UsageError(f"--train with {MODELS[2]!r}", expected="models whose kept layers alone have the variant")
+        if options.train and (whole := [model for model in options.models if model not in KEPT_ALONE]):
+            raise UsageError(f"--train with {whole[0]!r}", expected="models whose kept layers alone have the variant")
         if options.train:
             self._stage(options.train)  # a recipe without one is refused now
         for name, model, times in itertools.product(options.variants, options.models, options.times):
@@ -148,7 +150,7 @@ class Experiment:
     def _measure(self, part: Part) -> dict[str, Any]:
         folder = self._folder(part)
         model = load_model(folder, dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-        layers = self._all if part.model == "teacher, all layers" else self._kept
+        layers = self._kept if part.model in KEPT_ALONE else self._all
         with varied(model, layers, VARIANTS[part.variant], trained=self._trained, length=part.length):
             return scores(model, self._needles(part.length), self._options.limit)
 
@@ -169,7 +171,7 @@ class Experiment:
     def _folder(self, part: Part) -> Path | str:
         """The checkpoint of a part, trained first where that is asked for."""
         if not part.tokens:
-            return self._options.checkpoint if part.model == "hybrid" else self._recipe.model
+            return self._options.checkpoint if part.model.startswith("hybrid") else self._recipe.model
         start = self._options.checkpoint if part.model == "hybrid" else self._untouched()
         recipe = self._recipe if part.model == "hybrid" else _untouched(self._recipe)
         stage = self._stage(part.tokens)
@@ -250,7 +252,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--samples", type=int, default=100, help="rows per part")
     p.add_argument("--keys", type=int, default=1, help="needles in a row")
     p.add_argument("--kind", default="number", choices=("number", "word", "code"))
-    p.add_argument("--models", nargs="+", choices=MODELS, help="default: all, with --train the first two")
+    p.add_argument("--models", nargs="+", choices=MODELS, help="default: all, with --train those of kept layers")
     p.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=list(VARIANTS))
     p.add_argument("--limit", type=float, default=600, help="seconds of scoring for a part")
     p.add_argument("--train", type=_count, default=0, metavar="TOKENS", help="train with each variant first, e.g. 4M")
@@ -261,7 +263,7 @@ def parser() -> argparse.ArgumentParser:
 @reporting_errors
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    options.models = options.models or MODELS[: 2 if options.train else 3]
+    options.models = options.models or (KEPT_ALONE if options.train else MODELS)
     hush_libraries()
     Experiment(options).run()
 

@@ -30,14 +30,14 @@ def test_parts_are_measured_and_a_run_goes_on(given, hybrid, tmp_path, capsys):
     asked = [str(hybrid), "--recipe", str(given), *changes, "--out", str(out), "--samples", "1"]
     assert beyond_length.main([*asked, "--times", "1", "--variants", "as it is"]) == 0
     first = json.loads(out.read_text())["parts"]
-    assert [part["model"] for part in first] == ["hybrid", "teacher", "teacher, all layers"]
-    assert first[1]["answer_loss"] == first[2]["answer_loss"]
+    assert [part["model"] for part in first] == ["hybrid", "teacher", "hybrid, all layers", "teacher, all layers"]
+    assert [first[0]["answer_loss"], first[1]["answer_loss"]] == [part["answer_loss"] for part in first[2:]]
     assert all(part["samples"] == 1 for part in first)
     capsys.readouterr()
     assert beyond_length.main([*asked, "--times", "1", "2", "--variants", "as it is"]) == 0
     parts = json.loads(out.read_text())["parts"]
-    assert parts[:3] == first
-    assert {part["length"] for part in parts[3:]} == {1024}
+    assert parts[:4] == first
+    assert {part["length"] for part in parts[4:]} == {1024}
     assert beyond_length.main([*asked, "--samples", "2"]) == 2
     assert "has other settings" in capsys.readouterr().err
     trained = tmp_path / "trained.json"
