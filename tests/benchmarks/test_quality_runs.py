@@ -217,7 +217,7 @@ def test_a_part_names_its_command() -> None:
     [([True] * 3, "right"), ([False, True, False], "00"), ([True, False, False], "01"), ([True, True, False], "last")],
 )
 def test_an_answer_goes_wrong_at_its_first_wrong_token(right: list[bool], place: str) -> None:
-    assert misses._place(right) == place
+    assert misses.place(right) == place
 
 
 def test_a_part_is_finished_unless_it_was_cut_short(tmp_path: Path) -> None:

@@ -34,14 +34,14 @@ def misses(
     found = []
     for samples in needle_samples(asked, haystack, tokenizer, words):
         batches = [samples[i : i + AT_ONCE] for i in range(0, len(samples), AT_ONCE)]
-        places = Counter(_place(right) for batch in batches for right in right_tokens(model, batch))
+        places = Counter(place(right) for batch in batches for right in right_tokens(model, batch))
         first = samples[0]
         setting = {"kind": first.kind, "keys": first.keys, "length": len(first.token_ids), "samples": len(samples)}
         found.append({**setting, "first_wrong": dict(sorted(places.items()))})
     return found
 
 
-def _place(right: list[bool]) -> str:
+def place(right: list[bool]) -> str:
     """Of the first wrong token; `last` for the last one, `right` where there is none."""
     if all(right):
         return "right"
