@@ -1,4 +1,4 @@
-"""Rows of 128K over two GPUs: decoder layers of Qwen3-8B's shape beside one GPU, and Qwen3-0.6B's distillation.
+"""Rows of 128K over several GPUs: decoder layers of Qwen3-8B's shape beside one GPU, and Qwen3-0.6B's distillation.
 
     python benchmarks/training/context_parallel_smoke.py --out smoke.json
 
@@ -7,10 +7,11 @@ once they have made their steps:
 
     layers-one, layers-two      uptrain (ce), one period of the layers of recipe qwen3-8b at full width, with a small
                                 vocabulary, so that layers are what is measured; one GPU, and two with half a row each
+    layers-four                 the same on four, with a quarter of a row each
     distill-one, distill-two    distill (kl) of recipe qwen3-0.6b as a whole, likewise; one GPU may not hold it
 
-The JSON is written anew as each part ends. The targets are 1.8 times the tokens per second of one GPU and at most 0.55
-of its memory, for the layers. `--tiny` tries the parts of one process on a CPU, where Accelerate has no FSDP.
+The JSON is written anew as each part ends. The targets of two are 1.8 times the tokens per second of one GPU and at
+most 0.55 of its memory, for the layers. `--tiny` tries the parts of one process on a CPU, where Accelerate has no FSDP.
 """
 
 import argparse
@@ -27,8 +28,8 @@ import torch
 import yaml
 from fsdp_smoke import (
     FSDP,
+    SEVERAL,
     TINY,
-    TWO,
     Memory,
     call,
     chosen,
@@ -52,7 +53,9 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distill": ("qwen3-0.6b", "distill", POSITIONS),
 }
 """what is measured -> recipe, stage, and what its configuration has instead"""
-PARTS = ("layers-one", "layers-two", "distill-two", "distill-one")
+PARTS = ("layers-one", "layers-two", "layers-four", "distill-two", "distill-one")
+GPUS = {"one": 1, "two": 2, "four": 4}
+"""by the word in a part's name"""
 
 
 def prepare(shape: str, work: Path, *, tiny: bool) -> Path:
@@ -83,14 +86,14 @@ def prepare(shape: str, work: Path, *, tiny: bool) -> Path:
 
 def run(part: str, work: Path, seconds: float, *, tiny: bool) -> dict[str, Any]:
     """Run a part until its steps are logged, or time is up."""
-    shape, _, processes = part.partition("-")
+    shape, _, word = part.partition("-")
     recipe = prepare(shape, work / shape, tiny=tiny)
-    out, split = work / shape / part, processes == "two"
-    launch = ["accelerate.commands.launch", *shlex.split(f"{FSDP} {TWO}"), "-m"] if split else []
+    out, gpus = work / shape / part, GPUS[word]
+    launch = ["accelerate.commands.launch", *shlex.split(f"{FSDP} {SEVERAL.format(gpus)}"), "-m"] if gpus > 1 else []
     command = [sys.executable, "-m", *launch, "sse_convert", SHAPES[shape][1], str(recipe)]
     command += ["-c", str(work / shape / "converted"), "-o", str(out)]
-    command += ["--set", f"stages.0.context_parallel={2 if split else 1}"]
-    visible = {} if split or not torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": "0"}
+    command += ["--set", f"stages.0.context_parallel={gpus}"]
+    visible = {} if gpus > 1 or not torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": "0"}
     began, log = time.monotonic(), work / shape / f"{part}.log"
     with Memory() as memory, log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **visible})
@@ -102,23 +105,23 @@ def run(part: str, work: Path, seconds: float, *, tiny: bool) -> dict[str, Any]:
         "command": shlex.join(command[1:]),
         "ended": how,
         "chosen": chosen(place),
-        "peak_mib": memory.most if split else memory.most[:1],
+        "peak_mib": memory.most[:gpus],
         **figures(records, TINY_ROW if tiny else ROW),
         **({} if records and how in ("finished", "killed") else {"log": log.read_text()[-20_000:]}),
     }
 
 
-def ratios(parts: dict[str, Any]) -> dict[str, Any]:
-    """Two GPUs beside one: tokens per second, memory of the fuller GPU, and how far losses are apart."""
+def ratios(parts: dict[str, Any], word: str) -> dict[str, Any]:
+    """Several GPUs beside one: tokens per second, memory of the fullest, and how far losses are apart."""
     found = {}
     for shape in SHAPES:
-        one, two = (parts.get(f"{shape}-{processes}") for processes in ("one", "two"))
-        if not (one and two and one["tokens_per_second"] and two["tokens_per_second"]):
+        one, more = (parts.get(f"{shape}-{gpus}") for gpus in ("one", word))
+        if not (one and more and one["tokens_per_second"] and more["tokens_per_second"]):
             continue
         found[shape] = {
-            "tokens_per_second": two["tokens_per_second"] / one["tokens_per_second"],
-            "memory": max(two["peak_mib"]) / max(one["peak_mib"]) if one["peak_mib"] else None,
-            "losses": max(abs(b / a - 1) for a, b in zip(one["losses"], two["losses"], strict=False)),
+            "tokens_per_second": more["tokens_per_second"] / one["tokens_per_second"],
+            "memory": max(more["peak_mib"]) / max(one["peak_mib"]) if one["peak_mib"] else None,
+            "losses": max(abs(b / a - 1) for a, b in zip(one["losses"], more["losses"], strict=False)),
         }
     return found
 
@@ -128,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--work", type=Path, default=Path("/tmp/context_parallel_smoke"), help="folder to make or use")
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--parts", nargs="*", default=[part for part in PARTS if part != "layers-four"], choices=PARTS)
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=900, help="for each part")
     parser.add_argument(
@@ -141,9 +144,9 @@ def main() -> None:
     for part in arguments.parts:
         (arguments.work / part.partition("-")[0]).mkdir(parents=True, exist_ok=True)
         result["parts"][part] = run(part, arguments.work, arguments.seconds, tiny=arguments.tiny)
-        result["two_beside_one"] = ratios(result["parts"])
+        result |= {f"{word}_beside_one": ratios(result["parts"], word) for word in ("two", "four")}
         arguments.out.write_text(json.dumps(result, indent=1))
-    print(json.dumps(result["two_beside_one"], indent=1))
+    print(json.dumps({word: result[f"{word}_beside_one"] for word in ("two", "four")}, indent=1))
 
 
 if __name__ == "__main__":

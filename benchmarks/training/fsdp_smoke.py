@@ -49,8 +49,9 @@ from sse_convert.training.metrics import read
 STEPS = 3
 """of each stage"""
 FSDP = "--use_fsdp --fsdp_version 2"
-TWO = "--num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-"""what `accelerate launch` is told beside the kind"""
+SEVERAL = "--num_processes {} --num_machines 1 --mixed_precision no --dynamo_backend no"
+"""what `accelerate launch` is told beside the kind, but for the number of processes"""
+TWO = SEVERAL.format(2)
 LAYERS = {"pattern": ["sse+sliding*3", "full"]}
 """weights are random: nothing could be chosen"""
 WORDS = 4000
