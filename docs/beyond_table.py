@@ -25,10 +25,11 @@ def beyond() -> str:
     found: dict[Setting, dict[Place, list[Part]]] = {}
     for setting, place, part in parts():
         found.setdefault(setting, {}).setdefault(place, []).append(part)
-    head = ("teacher", "trained so", "positions, scores", "needles asked", "seeds", *MODELS)
+    models = [name for name in MODELS if any(place[0] == name for places in found.values() for place in places)]
+    head = ("teacher", "trained so", "positions, scores", "needles asked", "seeds", *models)
     rows = [
         (teacher, say.tokens(tokens) if tokens else "no", variant, _asked(places), str(max(map(len, places.values()))),
-         *(_shares(places, model) for model in MODELS))
+         *(_shares(places, model) for model in models))
         for (teacher, tokens, variant), places in found.items()
     ]  # fmt: skip
     return "\n".join(table(head, rows))

@@ -107,12 +107,18 @@ def _closer(layers: str, most: float, runs: Sequence[str]) -> Goal:
 
 
 def _fewer() -> Goal:
-    before, now = (say.picked([run], 2048)[0].kl or 0 for run in (BEST_BEFORE, TEXT_NONE_9M))
+    before, now = (_kl(run) for run in (BEST_BEFORE, TEXT_NONE_9M))
     return Goal(
         asked="no softmax layer: 9M tokens reach the KL at 2K of 26M tokens when the goal was set",
         measured=f"{say.number(now)} for {say.number(before)}, one seed",
         met=now <= before,
     )
+
+
+def _kl(run: str) -> float:
+    (value,) = (row.kl for row in say.picked([run], 2048))
+    assert value is not None, f"{run} has no KL"
+    return value
 
 
 def _equal_bytes() -> Goal:

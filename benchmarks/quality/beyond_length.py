@@ -31,14 +31,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.quality.beyond_variants import VARIANTS, apply, varied
-from sse_convert.checkpoints.load_model import load_model, load_tokenizer
+from benchmarks.quality.needle_rows import needle_rows
+from sse_convert.checkpoints.load_model import load_model
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.data.needle import NeedleSample
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.intervals import Accuracy
-from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.files import write_json
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe import Recipe, load_recipe
@@ -160,12 +160,8 @@ class Experiment:
             needle = NeedleEval(
                 lengths=[length], samples=self._options.samples, kinds=[self._options.kind], keys=[self._options.keys]
             )
-            wanted = dc.replace(
-                self._recipe.eval, perplexity=False, needle=needle, ruler=None, generation=None, lm_eval=None
-            )
-            recipe = dc.replace(self._recipe, eval=dc.replace(wanted, tokens=1))
-            tokenizer = load_tokenizer(recipe.model, recipe.revision)
-            (self._samples[length],) = make_tasks(recipe, tokenizer, self._teacher.text.vocab_size).needles
+            asked = dc.replace(self._recipe.eval, needle=needle)
+            (self._samples[length],) = needle_rows(dc.replace(self._recipe, eval=asked))
         return self._samples[length]
 
     def _folder(self, part: Part) -> Path | str:

@@ -53,7 +53,7 @@ def apply(
 
     Args:
         model: plain or converted, of a family whose layers are given `position_embeddings`.
-        layers: indices of layers with softmax attention.
+        layers: indices of attention layers; converted ones have positions and scores in their windows.
         variant: what to do.
         trained: tokens that the model was trained on.
         length: tokens of the rows to come.

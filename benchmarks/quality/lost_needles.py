@@ -25,21 +25,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.kernels.hybrid_measure import environment
+from benchmarks.quality.needle_rows import needle_rows
 from benchmarks.quality.wordings.misses import place
-from sse_convert.checkpoints.load_model import load_model, load_tokenizer
-from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.load_model import load_model
 from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
 from sse_convert.data.needle import NeedleSample
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.retrieval import by_depth, depth_entries, right_tokens
-from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.files import write_json
 from sse_convert.kernels.by_head import NO_DECAY
+from sse_convert.kernels.routing import best_partitions
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.recipe import Recipe, load_recipe
+from sse_convert.recipe import load_recipe
 
 BEFORE = 48
 """tokens before a value that belong to its fact"""
@@ -122,7 +122,7 @@ def _times(x: Tensor | None, own: Tensor) -> Tensor | None:
     return None if x is None else x * own.view(-1, *[1] * (x.dim() - 1))
 
 
-@dc.dataclass(slots=True)
+@dc.dataclass(frozen=True, slots=True)
 class Look:
     """What became of a row."""
 
@@ -174,19 +174,21 @@ class Watch:
         mine = torch.stack([loads[h][value[:, h]] for h in range(heads)]).double()
         return float(mine.mean() / (self.written[:, 0].numel() / partitions))
 
-    def found(self, at: Places) -> float:
+    def share_read(self, at: Places) -> float:
         """As `Look.read`."""
         same = self.written[at.value][..., :, None] == self.read[at.answer][..., None, :]
         return float(same.flatten(-2).any(-1).double().mean())
 
 
 def _choices(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    written, read = inputs["router_logits"], inputs["read_logits"]
-    sizes = inputs["top_k"], inputs["read_top_k"] or inputs["top_k"]
-    both = (written, written if read is None else read)
-    chosen = (logits.topk(size, -1).indices for logits, size in zip(both, sizes, strict=True))
-    first, second = (index if index.dim() == 3 else index[:, None] for index in chosen)
-    return first, second
+    written, read, bias = inputs["router_logits"], inputs["read_logits"], inputs["router_bias"]
+    read_top_k = inputs["read_top_k"] or inputs["top_k"]
+    return _best(written, inputs["top_k"], bias), _best(written if read is None else read, read_top_k, bias)
+
+
+def _best(logits: Tensor, top_k: int, bias: Tensor | None) -> Tensor:
+    """[T, H or 1, top_k] of logits [T, H, N] or [T, N]."""
+    return best_partitions(logits.flatten(0, -2), top_k, bias)[1].view(len(logits), -1, top_k)
 
 
 def looks(model: PreTrainedModel, layer: SSEAttention, samples: Sequence[NeedleSample]) -> Iterator[Look]:
@@ -197,7 +199,7 @@ def looks(model: PreTrainedModel, layer: SSEAttention, samples: Sequence[NeedleS
         for name, change in CHANGES.items():
             with watch.changing(change, at):
                 (right[name],) = right_tokens(model, [sample])
-        yield Look(sample.depth, right, watch.crowd(at), watch.found(at))
+        yield Look(sample.depth, right, watch.crowd(at), watch.share_read(at))
 
 
 def summary(rows: Sequence[Look]) -> dict[str, Any]:
@@ -233,13 +235,6 @@ def recurrent_layer(model: PreTrainedModel, layer: int | None) -> tuple[int, SSE
     return layer, recurrent[layer]
 
 
-def _groups(recipe: Recipe) -> Sequence[Sequence[NeedleSample]]:
-    alone = dc.replace(recipe.eval, perplexity=False, ruler=None, generation=None, lm_eval=None, tokens=1)
-    tokenizer = load_tokenizer(recipe.model, recipe.revision)
-    vocabulary = open_teacher(recipe.model, recipe.revision).text.vocab_size
-    return make_tasks(dc.replace(recipe, eval=alone), tokenizer, vocabulary).needles
-
-
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("checkpoint", type=Path, help="the trained hybrid")
@@ -259,7 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
     settings = {"checkpoint": str(options.checkpoint), "model": recipe.model, "seed": recipe.train.seed, "layer": index}
     parts: list[dict[str, Any]] = []
     report = {"schema": 1, "environment": environment(model.device), "settings": settings, "parts": parts}
-    for samples in _groups(recipe):
+    for samples in needle_rows(recipe):
         first = samples[0]
         kind = {"kind": first.kind, "keys": first.keys, "length": len(first.token_ids)}
         parts.append(kind | summary(list(looks(model, layer, samples))))

@@ -56,6 +56,7 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
 PARTS = ("layers-one", "layers-two", "layers-four", "distill-two", "distill-one")
 GPUS = {"one": 1, "two": 2, "four": 4}
 """by the word in a part's name"""
+MORE = ("two", "four")
 
 
 def prepare(shape: str, work: Path, *, tiny: bool) -> Path:
@@ -131,7 +132,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--work", type=Path, default=Path("/tmp/context_parallel_smoke"), help="folder to make or use")
-    parser.add_argument("--parts", nargs="*", default=[part for part in PARTS if part != "layers-four"], choices=PARTS)
+    fitting = [part for part in PARTS if GPUS[part.partition("-")[2]] <= max(1, torch.cuda.device_count())]
+    parser.add_argument("--parts", nargs="*", default=fitting, choices=PARTS, help="default: those with GPUs enough")
     parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=900, help="for each part")
     parser.add_argument(
@@ -144,9 +146,9 @@ def main() -> None:
     for part in arguments.parts:
         (arguments.work / part.partition("-")[0]).mkdir(parents=True, exist_ok=True)
         result["parts"][part] = run(part, arguments.work, arguments.seconds, tiny=arguments.tiny)
-        result |= {f"{word}_beside_one": ratios(result["parts"], word) for word in ("two", "four")}
+        result |= {f"{word}_beside_one": ratios(result["parts"], word) for word in MORE}
         arguments.out.write_text(json.dumps(result, indent=1))
-    print(json.dumps({word: result[f"{word}_beside_one"] for word in ("two", "four")}, indent=1))
+    print(json.dumps({word: result[f"{word}_beside_one"] for word in MORE}, indent=1))
 
 
 if __name__ == "__main__":

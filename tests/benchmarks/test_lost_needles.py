@@ -91,7 +91,7 @@ def test_partitions_are_counted(hybrid):
         model(torch.full((1, 256), 7))
     assert watch.crowd(AT) == pytest.approx(layer.mixer.num_partitions / layer.mixer.top_k)
     if layer.mixer.router != "keys":
-        assert watch.found(AT) == 1
+        assert watch.share_read(AT) == 1
 
 
 def _output(model, layer, rows):
