@@ -9,6 +9,18 @@ from docs import figures_in_words as say
 from docs.beyond_table import parts
 from docs.markdown import table
 from docs.quality_tables import PURE, RUNS_32K, SEEDS_0_7, SEEDS_4_9
+from docs.wording_tables import (
+    LLAMA_CHOSEN,
+    LLAMA_NONE,
+    LLAMA_TWO,
+    QWEN_CHOSEN,
+    QWEN_NONE,
+    QWEN_TWO,
+    SEVERAL,
+    SINGLE,
+    Line,
+    scores,
+)
 
 NUMBER, NUMBERS, CODE, CODES = "number_x1", "number_x8", "code_x1", "code_x8"
 TEXT_4_9 = ("wordings_qwen-blind-text-low", "wordings_qwen-blind-text-low-seed1")
@@ -18,6 +30,8 @@ BEST_BEFORE = "keep-none_muon_8k-steps"
 """the least KL of a model without softmax layers, after 26M tokens, when goals of KL were set"""
 WORDS = {NUMBER: "one number", NUMBERS: "one of eight", CODE: "one code"}
 """the kinds of needles that goals name"""
+KNOWN = 0.6
+"""tasks of which the teacher answers less say nothing"""
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -46,6 +60,9 @@ def goals() -> Iterator[Goal]:
     yield _two_chosen()
     yield _two_others()
     yield _none()
+    yield _held_out("two layers that `select` chose", (QWEN_CHOSEN, LLAMA_CHOSEN), one=0.99, several=0.99)
+    yield _held_out("two layers that do not retrieve", (QWEN_TWO, LLAMA_TWO), one=0.93, several=0.93)
+    yield _held_out("no softmax layer", (QWEN_NONE, LLAMA_NONE), one=0.90, several=0.80)
     yield _closer("two layers that do not retrieve", 0.03, TEXT_4_9)
     yield _closer("no softmax layer", 0.035, TEXT_NONE)
     yield _fewer()
@@ -94,6 +111,31 @@ def _none() -> Goal:
         f"{share([long], CODES):.0%}; {say.megabytes(long.cache_bytes)} of {say.megabytes(long.teacher_cache_bytes)}",
         met=_median([long]) <= 0.10 and enough and fits,
     )
+
+
+def _held_out(layers: str, lines: Sequence[Line], *, one: float, several: float) -> Goal:
+    """Shares of the teachers' needles, in wordings that training never saw."""
+    found = {line.teacher: [_of_teacher(line, tasks) for tasks in (SINGLE, SEVERAL)] for line in lines}
+    wanted = f"{one:.0%}" if one == several else f"{one:.0%} of single ones, {several:.0%} of four and eight"
+    return Goal(
+        asked=f"{layers}: {wanted} of the teacher's needles in wordings never seen, after 26M tokens at most",
+        measured="; ".join(
+            f"{teacher}: one {single:.1%}, one of several {many:.1%}" for teacher, (single, many) in found.items()
+        )
+        + "; one seed each",
+        met=all(single >= one and many >= several for single, many in found.values()),
+    )
+
+
+def _of_teacher(line: Line, tasks: Sequence[str]) -> float:
+    """Needles found of those that the teacher would find among as many, at 2K and 8K, in tasks that it can do."""
+    ours = its = 0.0
+    for row in (say.picked([line.run], context)[0] for context in (2048, 8192)):
+        for task in tasks:
+            (found, asked), (known, of) = scores(row, [task]), scores(row, [task], teacher=True)
+            if asked and of and known / of >= KNOWN:
+                ours, its = ours + found, its + asked * known / of
+    return ours / its
 
 
 def _closer(layers: str, most: float, runs: Sequence[str]) -> Goal:
