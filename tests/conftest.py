@@ -13,8 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 
 import torch
 
+from sse_convert.process_memory import keep_freed_memory
 from tests.kernels.triton import interpreter
 
+keep_freed_memory()
 gc.disable()  # what is imported and collected stays: `pytest_collection_finish` enables it
 interpreter.install()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a shell starts in the background; tests send it

@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from sse_convert.compat import command_line_error
 from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.process_memory import keep_freed_memory
 from sse_convert.recipe.problems import shortened
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
 
@@ -121,6 +122,7 @@ def reporting_errors(main: Callable[P, None]) -> Callable[P, int]:
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        keep_freed_memory()
         try:
             main(*args, **kwargs)
         except Exception as error:
@@ -144,6 +146,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     name = _invoked(app, arguments)
     hush_libraries()
+    keep_freed_memory()
     try:
         with _signals_interrupt() as came:
             result = _command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)

@@ -1,0 +1,62 @@
+"""Freed memory is kept for the next block of its size, unless the user says otherwise."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sse_convert.cli import runner
+from sse_convert.cli.app import app
+from sse_convert.process_memory import LARGEST, LIMITS
+
+PROGRAM = """
+import resource
+from sse_convert.process_memory import keep_freed_memory
+if {kept}:
+    keep_freed_memory()
+for i in range(25):
+    if i == 5:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray({size})
+    del block
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+ROUNDS = 20
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")),
+                                reason="needs glibc")  # fmt: skip
+
+
+def faults(size: int, *, kept: bool, **variables: str) -> float:
+    """Page faults of a block of so many bytes, made again and again, in pages of it."""
+    own = {name: value for name, value in os.environ.items() if name not in LIMITS}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(kept=kept, size=size)],
+        env={**own, **variables}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(done.stdout) / (ROUNDS * size / PAGE)
+
+
+@pytest.mark.parametrize("size", [2**20, LARGEST // 2])
+def test_a_block_of_the_same_size_costs_no_new_pages(size: int) -> None:
+    assert faults(size, kept=False, MALLOC_MMAP_THRESHOLD_="131072") > 0.9, "the kernel gives nothing back by itself"
+    assert faults(size, kept=True) < 0.1
+
+
+def test_larger_blocks_are_given_back() -> None:
+    assert faults(2 * LARGEST, kept=True) > 0.9
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_the_user_stay(name: str) -> None:
+    assert faults(2**20, kept=True, **{name: "131072"}) > 0.9
+
+
+def test_commands_and_scripts_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(runner, "keep_freed_memory", lambda: kept.append("kept"))
+    runner.run_app(app, ["--version"])
+    runner.reporting_errors(lambda: None)()
+    assert kept == ["kept", "kept"]
