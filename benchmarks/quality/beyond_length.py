@@ -17,7 +17,6 @@ checkout has no git.
 import argparse
 import dataclasses as dc
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from benchmarks.kernels.hybrid_measure import environment
 from benchmarks.quality.beyond_variants import VARIANTS, apply, varied
 from benchmarks.quality.needle_rows import needle_rows
+from benchmarks.quality.resumed_report import resumed_report
 from sse_convert.checkpoints.load_model import load_model
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.runner import hush_libraries, reporting_errors
@@ -135,17 +134,7 @@ class Experiment:
             "kind": options.kind,
             "row": options.row if options.train else None,
         }
-        if not options.out.is_file():
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            return {"schema": 1, "environment": environment(device), "settings": settings, "parts": []}
-        report: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8"))
-        if report["settings"] != settings:
-            raise UsageError(
-                f"{options.out} has other settings: {report['settings']}",
-                expected=str(settings),
-                fix="give another --out, or the settings as they were",
-            )
-        return report
+        return resumed_report(options.out, settings, "parts")
 
     def _measure(self, part: Part) -> dict[str, Any]:
         folder = self._folder(part)
