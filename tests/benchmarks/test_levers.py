@@ -16,7 +16,14 @@ from sse_convert.training.losses import linear_kl
 
 KL = {"loss": "kl", "tokens": "1K", "seq_len": 64, "batch_tokens": 128, "lr": 1e-2, "train": "mixers"}
 STAGES = [{**KL, "name": "distill"}, {**KL, "name": "long", "seq_len": 128}]
-TINY = ["layers.pattern=[sse, full]", "eval.lengths=[64]", "eval.tokens=512", "eval.throughput=[]", "eval.needle=null", "train.compile=false"]
+TINY = [
+    "layers.pattern=[sse, full]",
+    "eval.lengths=[64]",
+    "eval.tokens=512",
+    "eval.throughput=[]",
+    "eval.needle=null",
+    "train.compile=false",
+]
 CPU = torch.device("cpu")
 
 
