@@ -20,6 +20,7 @@ ROOMS = [
     "report",
     "console",
     "files",
+    "process_memory",
     "compat",
     "recipe",
     "kernels",
