@@ -53,6 +53,7 @@ class Lever:
 
 
 FEW = ("mixers.sse+sliding.num_partitions=16",)
+"""a quarter of the recipe's states"""
 LEVERS = {
     "as it is": Lever(),
     "longer rows earlier": Lever(first=0.3),
