@@ -128,8 +128,8 @@ def _held_out(layers: str, lines: Sequence[Line], *, one: float, several: float)
 
 
 def _of_teacher(line: Line, tasks: Sequence[str]) -> float:
-    """Needles found of those that the teacher would find among as many, in tasks that it can do, at 2K and where measured
-    at 8K too."""
+    """Needles found of those that the teacher would find among as many, in tasks that it can do, at 2K and where
+    measured at 8K too."""
     ours = its = 0.0
     for row in (say.picked([line.run], context)[0] for context in (2048, 8192)):
         for task in tasks:
