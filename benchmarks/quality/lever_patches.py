@@ -23,19 +23,18 @@ EARLY, LATE = 0.5, 1.5
 
 
 @contextlib.contextmanager
-def unchanged(stage: Stage, *, last: bool) -> Iterator[None]:
+def unchanged(stage: Stage) -> Iterator[None]:
     """Nothing is changed."""
     yield
 
 
 @contextlib.contextmanager
-def late_positions_count_more(stage: Stage, *, last: bool) -> Iterator[None]:
+def late_positions_count_more(stage: Stage) -> Iterator[None]:
     """The gradient of a token's divergence grows with its place in the row, by `EARLY` to `LATE`; losses that are
     reported do not.
 
     Args:
         stage: of loss kl over whole rows.
-        last: whether it is the last stage.
     """
     own = losses.summed
 
@@ -97,16 +96,12 @@ def _trained(objective: Objective) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextlib.contextmanager
-def last_weights_averaged(stage: Stage, *, last: bool) -> Iterator[None]:
-    """What the last stage writes are means over its last steps. A stage that is continued averages from there on.
+def last_weights_averaged(stage: Stage) -> Iterator[None]:
+    """What a stage writes are means over its last steps. One that is continued averages from there on.
 
     Args:
         stage: in one process.
-        last: whether it is the last stage; others stay as they are.
     """
-    if not last:
-        yield
-        return
     average, update, write = Average(Schedule.of(stage).steps), loop._update, training._StageRun.write
 
     def updated(objective: Objective, clip: float, loss: float) -> tuple[float, bool]:

@@ -3,10 +3,10 @@
     python -m benchmarks.quality.levers --set stages.0.tokens=5M --set stages.1.tokens=4M --out out/levers.json
     python -m benchmarks.quality.levers --levers "longer rows earlier" --seeds 2 --out out/levers.json
 
-Each lever of `LEVERS` changes one thing about a recipe whose two stages have loss kl; levers are compared by seed. The
-JSON is rewritten after each training. Started again it goes on, and a training that was cut off does so from its
-checkpoint in --work. --minutes begins no training that would take longer. COMMIT names the commit where the checkout
-has no git.
+Each lever of `LEVERS` changes one thing about a recipe whose two stages have loss kl; levers are compared by seed, and
+those that change the last stage alone go on from one first stage. The JSON is rewritten after each training. Started
+again it goes on, and a training that was cut off does so from its checkpoint in --work. --minutes begins no training
+that would take longer. COMMIT names the commit where the checkout has no git.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from sse_convert.training.stage import run_stage
 class Patch(Protocol):
     """Changes how a stage is trained."""
 
-    def __call__(self, stage: Stage, *, last: bool) -> AbstractContextManager[None]:
-        """Inside, the stage is trained otherwise; `last` tells whether it is the last one."""
+    def __call__(self, stage: Stage) -> AbstractContextManager[None]:
+        """Inside, the stage is trained otherwise."""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -43,13 +43,21 @@ class Lever:
 
     changes: tuple[str, ...] = ()
     """of the recipe"""
-    later: tuple[str, ...] = ()
-    """of the recipe, for the last stage alone"""
     first: float | None = None
     """share of the tokens that the first stage, of short rows, has; None for the recipe's"""
     rates: float = 1.0
     """times the recipe's"""
     patch: Patch = unchanged
+    """of both stages"""
+    later: tuple[str, ...] = ()
+    """changes of the recipe for the last stage alone"""
+    later_patch: Patch = unchanged
+    """of the last stage alone"""
+
+    @property
+    def start(self) -> "Lever":
+        """What makes the first stage, which levers that only change the last one share."""
+        return dc.replace(self, later=(), later_patch=unchanged)
 
 
 FEW = ("mixers.sse+sliding.num_partitions=16",)
@@ -59,7 +67,7 @@ LEVERS = {
     "longer rows earlier": Lever(first=0.3),
     "long rows late": Lever(first=0.85),
     "late positions count more": Lever(patch=late_positions_count_more),
-    "last weights averaged": Lever(patch=last_weights_averaged),
+    "last weights averaged": Lever(later_patch=last_weights_averaged),
     "fewer needles at the end": Lever(later=("data.needles.share=0.3",)),
     "16 partitions": Lever(FEW),
     "16 partitions, half the rates": Lever(FEW, rates=0.5),
@@ -69,11 +77,11 @@ LEVERS = {
 
 @dc.dataclass(frozen=True, slots=True)
 class Trial:
-    """A lever and a seed, with the recipes of the stages before the last one and of that."""
+    """A lever and a seed, with the recipes of the first stage and of the last one."""
 
     lever: str
     seed: int
-    recipe: Recipe
+    first: Recipe
     last: Recipe
 
     @property
@@ -88,7 +96,7 @@ class Trial:
         return {
             "lever": self.lever,
             "seed": self.seed,
-            "tokens": [stage.tokens for stage in self.recipe.stages],
+            "tokens": [stage.tokens for stage in self.first.stages],
             "kl": {part["length"]: part["kl"] for part in student["agreement"] if "kl" in part},
             "loss": {part["length"]: part["loss"] for part in student["held_out"]},
             "needles": student["needles"],
@@ -96,21 +104,25 @@ class Trial:
         }
 
     def _trained(self, work: Path) -> Path:
-        folder = work / "0-convert"
-        if not folder.exists():
-            api.convert(self.recipe, out=folder)
-        if self.recipe.calibrate.enabled:
-            if not (out := work / "1-calibrate").exists():
-                api.calibrate(self.recipe, folder, out=out)
-            folder = out
-        patch, count = LEVERS[self.lever].patch, len(self.recipe.stages)
-        for i in range(count):
-            recipe = self.last if i + 1 == count else self.recipe
-            stage, out = recipe.stages[i], work / f"{i + 2}-{recipe.stages[i].name}"
-            with patch(stage, last=i + 1 == count):
-                run_stage(recipe, stage, folder, out)
-            folder = out
-        return folder
+        lever, first, last = LEVERS[self.lever], self.first.stages[0], self.last.stages[-1]
+        begun = next((name for name, own in LEVERS.items() if own == lever.start), self.lever)
+        middle, end = (work / f"{name}-{self.seed}".replace(",", "").replace(" ", "-") for name in (begun, self.lever))
+        with lever.patch(first):
+            run_stage(self.first, first, self._converted(middle), middle / "first")
+        end.mkdir(exist_ok=True)
+        with lever.patch(last), lever.later_patch(last):
+            run_stage(self.last, last, middle / "first", end / "last")
+        return end / "last"
+
+    def _converted(self, folder: Path) -> Path:
+        """The student before training."""
+        if not (made := folder / "converted").exists():
+            api.convert(self.first, out=made)
+        if not self.first.calibrate.enabled:
+            return made
+        if not (calibrated := folder / "calibrated").exists():
+            api.calibrate(self.first, made, out=calibrated)
+        return calibrated
 
 
 def trial(options: argparse.Namespace, name: str, seed: int) -> Trial:
@@ -146,31 +158,24 @@ def _scaled(rates: float | LearningRates, by: float) -> float | LearningRates:
     return dc.replace(rates, **{name: by * value for name, value in own.items()})
 
 
-class Experiment:
-    """The trials of a command.
+def run(options: argparse.Namespace) -> None:
+    """Measure what the report lacks.
 
     Args:
         options: the command line.
     """
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._clock = options, Clock(options.minutes)
-        self._trials = [trial(options, name, seed) for seed in range(options.seeds) for name in options.levers]
-
-    def run(self) -> None:
-        """Measure what the report lacks."""
-        settings = {"recipe": self._options.recipe, "overrides": self._options.set}
-        report = resumed_report(self._options.out, settings, "trials")
-        done = {(entry["lever"], entry["seed"]) for entry in report["trials"]}
-        for one in self._trials:
-            if one.key in done or not self._clock.may_start():
-                continue
-            entry = one.measure(self._options.work / "-".join(map(str, one.key)).replace(",", "").replace(" ", "-"))
-            self._clock.took(entry["seconds"])
-            report["trials"].append(entry)
-            write_json(self._options.out, report)
-            closeness = ", ".join(f"{kl:.4f} at {length:,}" for length, kl in entry["kl"].items())
-            say(f"{one.lever}, seed {one.seed}: KL {closeness}; {entry['seconds']:.0f} s")
+    trials = [trial(options, name, seed) for seed in range(options.seeds) for name in options.levers]
+    report = resumed_report(options.out, {"recipe": options.recipe, "overrides": options.set}, "trials")
+    done, clock = {(entry["lever"], entry["seed"]) for entry in report["trials"]}, Clock(options.minutes)
+    for one in trials:
+        if one.key in done or not clock.may_start():
+            continue
+        entry = one.measure(options.work)
+        clock.took(entry["seconds"])
+        report["trials"].append(entry)
+        write_json(options.out, report)
+        closeness = ", ".join(f"{kl:.4f} at {length:,}" for length, kl in entry["kl"].items())
+        say(f"{one.lever}, seed {one.seed}: KL {closeness}; {entry['seconds']:.0f} s")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -189,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     hush_libraries()
-    Experiment(options).run()
+    run(options)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ def command(given, tmp_path, stages, *names):
 
 @pytest.mark.smoke
 def test_levers_are_trained_alike_but_for_one_thing(given, tmp_path):
-    names = ["as it is", "last weights averaged", "late positions count more", "longer rows earlier"]
+    same = ["as it is", "last weights averaged", "fewer needles at the end"]
+    names = [*same, "late positions count more", "longer rows earlier"]
     assert levers.main(command(given, tmp_path, STAGES, *names[:2])) == 0
     two = json.loads((tmp_path / "levers.json").read_text())["trials"]
     assert levers.main(command(given, tmp_path, STAGES, *names)) == 0
@@ -46,8 +47,11 @@ def test_levers_are_trained_alike_but_for_one_thing(given, tmp_path):
     divergences = [trial["kl"]["64"] for trial in trials]
     assert len(set(divergences)) == len(names), "a lever changed nothing"
     tokens = [trial["tokens"] for trial in trials]
-    assert tokens[0] == tokens[1] == tokens[2] == [1024, 1024]
-    assert tokens[3] == [614, 1434]
+    assert tokens == [[1024, 1024]] * 4 + [[614, 1434]]
+    begun = {path.parent.name for path in (tmp_path / "work").glob("*/first")}
+    assert begun == {"as-it-is-0", "late-positions-count-more-0", "longer-rows-earlier-0"}, (
+        "what changes the last stage goes on from one"
+    )
 
 
 def test_other_stages_are_refused(given, tmp_path, capsys):
@@ -57,7 +61,7 @@ def test_other_stages_are_refused(given, tmp_path, capsys):
 
 def test_rates_are_scaled(given, tmp_path):
     options = levers.parser().parse_args(command(given, tmp_path, STAGES, "as it is"))
-    twice = levers._with(levers.trial(options, "as it is", 0).recipe, LEVERS["16 partitions, twice the rates"])
+    twice = levers._with(levers.trial(options, "as it is", 0).first, LEVERS["16 partitions, twice the rates"])
     assert [stage.lr for stage in twice.stages] == [2e-2, 2e-2]
 
 
@@ -81,7 +85,7 @@ def test_gradients_of_late_tokens_count_more_and_the_loss_stays():
 
     stage = Stage(name="distill", loss="kl", tokens=8, seq_len=4, lr=1e-3, train="mixers")
     plain, gradient = loss_and_gradient()
-    with late_positions_count_more(stage, last=False):
+    with late_positions_count_more(stage):
         same, weighted = loss_and_gradient()
     assert torch.equal(plain, same)
     torch.testing.assert_close(weighted, gradient * position_weights(8, 4, CPU))
