@@ -8,7 +8,7 @@ from benchmarks.quality.rows import Row
 from docs import figures_in_words as say
 from docs.beyond_table import parts
 from docs.markdown import table
-from docs.quality_tables import PURE, RUNS_32K, SEEDS_0_7, SEEDS_4_9
+from docs.quality_tables import PURE, RUNS_32K, SEEDS_0_7, SEEDS_4_9, SEEDS_YARN
 from docs.wording_tables import (
     LLAMA_CHOSEN,
     LLAMA_NONE,
@@ -196,9 +196,12 @@ def _long() -> Goal:
         parts.append(f"{name}: " + ", ".join(f"{WORDS[kind]} {value:.0%}" for kind, value in shares.items()))
         best[row.seed or 0] = max(best[row.seed or 0], min(shares.values()))
     good = sum(value >= 0.90 for value in best.values())
+    kept = say.picked(SEEDS_YARN, 32768)
+    with_yarn = ", ".join(f"{WORDS[kind]} {share(kept, kind, of_teacher=False):.0%}" for kind in WORDS)
     return Goal(
-        asked="after training on rows of 32K: 90% of needles there",
-        measured="; ".join([*parts, f"enough from {good} of {len(best)} starts"]),
+        asked="two layers that do not retrieve (4 and 9), after training on rows of 32K: 90% of needles there",
+        measured="; ".join([*parts, f"enough from {good} of {len(best)} starts"])
+        + f"; with 0 and 7 kept and yarn, {len(kept)} seeds: {with_yarn}",
         met=good == len(best),
     )
 

@@ -13,7 +13,9 @@ SEEDS_0_7 = tuple(f"keep-0-7_seed{seed}" for seed in range(5))
 SEEDS_4_9 = ("keep-4-9_muon_8k-steps", "keep-4-9_seed1", *(f"keep-4-9_muon_8k-steps_seed{seed}" for seed in (2, 3, 4)))
 """two layers that retrieve nothing"""
 RUNS_32K = ("context-32k_muon", "context_32k_muon", "context_32k_low")
-"""three runs from two starts"""
+"""three runs from two starts, 4 and 9 kept"""
+SEEDS_YARN = ("context_yarn", "context_yarn_seed1", "context_yarn_seed2")
+"""0 and 7 kept, yarn in all layers"""
 SEEDS_4_9_ADAMW = ("keep-4-9_delta", "keep-4-9_delta_seed1", "keep-4-9_delta_seed2")
 NEEDLES = {"number_x1": "one number", "number_x8": "one of eight", "code_x1": "one code", "code_x8": "code of eight"}
 Column = Callable[["Entry"], str]
@@ -196,10 +198,11 @@ def long_context() -> str:
         [
             entry("the teacher as it was", "", runs="context-32k_muon", teacher=True),
             entry("the teacher", "AdamW", runs="context_32k_teacher", model=tuned),
-            entry("hybrid, seed 0", "Muon, high rates", runs=RUNS_32K[0]),
-            entry("hybrid, seed 1", "Muon, high rates", runs=RUNS_32K[1]),
-            entry("hybrid, seed 1", "Muon, today's rates", runs=RUNS_32K[2]),
-            entry("hybrid, earlier start", "AdamW", runs="context-32k_delta"),
+            entry("hybrid, 0 and 7 kept, three seeds", "Muon, today's rates, yarn", runs=SEEDS_YARN),
+            entry("hybrid, 4 and 9 kept, seed 0", "Muon, high rates", runs=RUNS_32K[0]),
+            entry("the same, seed 1", "Muon, high rates", runs=RUNS_32K[1]),
+            entry("the same, seed 1", "Muon, today's rates", runs=RUNS_32K[2]),
+            entry("the same, earlier start", "AdamW", runs="context-32k_delta"),
             entry("the same over gated linear attention", "AdamW", runs="context-32k"),
         ],
     )

@@ -47,12 +47,13 @@ WITH_ONE = MANY.replace("many openings", "many openings, often One,")
 LOW = ", at low rates"
 TAUGHT_BEST, TAUGHT_LOW = "wordings_qwen-none-facts-one", "wordings_qwen-none-facts-low"
 TAUGHT_ALONE = "wordings_qwen-none-frozenfacts"
+TWO_BEST = "wordings_qwen-blind-facts-one"
 LLAMA_LOW, LLAMA_HIGH = "wordings_llama-none-facts-low", "wordings_llama-none-facts-one"
 QWEN_CHOSEN = Line("wordings_qwen-select-frozentext", *QWEN, f"{ALONE}; {TEXT}")
 LLAMA_CHOSEN = Line("wordings_llama-select-frozentext", *LLAMA, f"{ALONE}; {TEXT}")
 LLAMA_TWO = Line("wordings_llama-blind-facts-openings-10M", *LLAMA_BLIND, MANY)
 LLAMA_NONE = Line(LLAMA_LOW, "Llama, 30M", "none", f"{WITH_ONE}{LOW}")
-QWEN_TWO = Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS)
+QWEN_TWO = Line(TWO_BEST, *BLIND, WITH_ONE)
 QWEN_NONE = Line(TAUGHT_BEST, "Qwen3, 32M", "none", WITH_ONE)
 LINES = (QWEN_CHOSEN, LLAMA_CHOSEN, LLAMA_TWO, LLAMA_NONE, QWEN_TWO, QWEN_NONE)
 """what the README shows"""
@@ -89,6 +90,7 @@ TRIALS = (
     Line("wordings_qwen-blind-text-low", *BLIND, f"{KEYS_TEXT}{LOW}"),
     Line("wordings_qwen-blind-text-low-seed1", *BLIND, f"{KEYS_TEXT}{LOW}, other seed"),
     Line("wordings_qwen-blind-facts-24M", *BLIND, f"{ALL}; {FACTS}"),
+    Line("wordings_qwen-blind-facts-keys", *BLIND, KEYS),
     QWEN_TWO,
     Line("wordings_qwen-none-text-17M", "Qwen3, 32M", "none", f"{ALL}; {TEXT}"),
     Line("wordings_qwen-none-text-17M-seed1", "Qwen3, 32M", "none", f"{ALL}; {TEXT}, other seed"),
@@ -136,6 +138,7 @@ TAUGHT = {
     "wordings_qwen-blind-facts-13M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-24M": ("4 and 9", OFTEN, FAST),
     "wordings_qwen-blind-facts-keys": ("4 and 9", BY_KEYS, f"{FAST}, Muon, keys choose"),
+    TWO_BEST: ("4 and 9", f"{BY_KEYS}, many openings, often One", f"{FAST}, Muon, keys choose"),
 }
 """runs on rows of facts and tables: softmax layers, what was planted, and rates of mixers, new tensors and the rest"""
 ENDS = {
@@ -144,6 +147,7 @@ ENDS = {
     TAUGHT_LOW: "none, the same at low rates",
     TAUGHT_ALONE: "none, the same, converted layers alone",
     "wordings_qwen-blind-facts-keys": "4 and 9",
+    TWO_BEST: "4 and 9, many openings, often One",
 }
 """runs whose misses are looked at: softmax layers, and what differs in the rows"""
 
