@@ -188,22 +188,25 @@ def _second_teacher() -> Goal:
 
 
 def _long() -> Goal:
-    names = ("seed 0, high rates", "seed 1, high rates", "seed 1, today's rates")
+    names = ("4 and 9 kept, seed 0, high rates", "seed 1, high rates", "seed 1, today's rates")
     parts, best = [], {0: 0.0, 1: 0.0}
     for name, run in zip(names, RUNS_32K, strict=True):
         (row,) = say.picked((run,), 32768)
-        shares = {kind: share([row], kind, of_teacher=False) for kind in WORDS}
-        parts.append(f"{name}: " + ", ".join(f"{WORDS[kind]} {value:.0%}" for kind, value in shares.items()))
-        best[row.seed or 0] = max(best[row.seed or 0], min(shares.values()))
+        parts.append(f"{name}: {_by_kind([row])}")
+        best[row.seed or 0] = max(best[row.seed or 0], min(share([row], kind, of_teacher=False) for kind in WORDS))
     good = sum(value >= 0.90 for value in best.values())
     kept = say.picked(SEEDS_YARN, 32768)
-    with_yarn = ", ".join(f"{WORDS[kind]} {share(kept, kind, of_teacher=False):.0%}" for kind in WORDS)
     return Goal(
-        asked="two layers that do not retrieve (4 and 9), after training on rows of 32K: 90% of needles there",
+        asked="after training on rows of 32K: 90% of needles there",
         measured="; ".join([*parts, f"enough from {good} of {len(best)} starts"])
-        + f"; with 0 and 7 kept and yarn, {len(kept)} seeds: {with_yarn}",
+        + f"; 0 and 7 kept, yarn, {len(kept)} seeds: {_by_kind(kept)}",
         met=good == len(best),
     )
+
+
+def _by_kind(chosen: Sequence[Row]) -> str:
+    """Needles found of all that were asked for."""
+    return ", ".join(f"{words} {share(chosen, kind, of_teacher=False):.0%}" for kind, words in WORDS.items())
 
 
 def _beyond() -> Goal:
