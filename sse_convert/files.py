@@ -123,6 +123,16 @@ def is_leftover(name: str) -> bool:
     return _UNFINISHED.fullmatch(name) is not None
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy all that is in a folder, but modes and dates, which not every file system takes."""
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            copy_folder(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)
+
+
 def digest(path: Path, seen: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file's content, in hexadecimal; read in pieces, whatever its size.
 

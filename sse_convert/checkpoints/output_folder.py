@@ -15,7 +15,7 @@ from typing import Literal
 
 from sse_convert.checkpoints.hub import cached_blob
 from sse_convert.errors import OutputError
-from sse_convert.files import held, remove_leftovers, sync, sync_folder
+from sse_convert.files import copy_folder, held, remove_leftovers, sync, sync_folder
 from sse_convert.report import format_bytes
 
 Link = Literal["auto", "hard", "copy"]
@@ -74,7 +74,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         with held(partial):
             yield partial
-            partial.chmod(0o777 & ~_umask())
+            with contextlib.suppress(OSError):  # exFAT, CIFS and others have no modes
+                partial.chmod(0o777 & ~_umask())
             sync(partial)
             partial.rename(out)
         sync_folder(out.parent)
@@ -105,7 +106,7 @@ def move_folder(folder: Path, out: Path) -> None:
             if error.errno != errno.EXDEV:  # another disk
                 raise
             with new_folder(out) as partial:
-                shutil.copytree(folder, partial, dirs_exist_ok=True)
+                copy_folder(folder, partial)
         sync_folder(out.parent)
     shutil.rmtree(folder, ignore_errors=True)
 

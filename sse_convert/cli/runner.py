@@ -47,8 +47,9 @@ EXIT_CODES = {
     130: "interrupted (Ctrl-C)",
     143: "ended by SIGTERM",
 }
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IMPORTING = "<frozen importlib"
+"""begins the file name of Python's own code for imports"""
 
 _AS_JSON = inspect.Parameter(
     "as_json",
@@ -147,49 +148,76 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     name = _invoked(app, arguments)
     hush_libraries()
     keep_freed_memory()
+    came: list[Ended] = []
     try:
-        with _signals_interrupt() as came:
+        with _signals_interrupt(came):
             result = _command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
         if result == UserInterruptError.exit_code:  # typer's, for an interrupt outside our own code
             return _fail(UserInterruptError(*came), name, as_json)
         return result if isinstance(result, int) else 0
     except typer.Abort:
-        return _fail(UserInterruptError(), name, as_json)
+        return _fail(UserInterruptError(*came), name, as_json)
     except KeyboardInterrupt as interrupt:
         return _fail(UserInterruptError(interrupt), name, as_json)
     except command_line_error() as error:
         return _fail(_usage_error(error, name), name, as_json)
     except Exception as error:
         known = _known(error)
+        if came and not isinstance(known, UserInterruptError):
+            known = UserInterruptError(*came)  # of which a library has made another error
         if known is None:
             return _bug(error, name, as_json, debug="--debug" in arguments)
         return _fail(known, name, as_json)
 
 
 @contextlib.contextmanager
-def _signals_interrupt() -> Iterator[list[Ended]]:
+def _signals_interrupt(came: list[Ended]) -> Iterator[None]:
     """SIGTERM and SIGHUP end what runs as Ctrl-C does: by an exception, so that nothing half-made is left.
 
-    What the process ignores (SIGHUP under nohup) stays ignored.
+    An import is finished first: libraries make another error of an exception there, or lose it. A second signal does
+    not wait. What the process ignores (SIGHUP under nohup) stays ignored.
 
-    Yields:
-        The exception, once a signal came.
+    Args:
+        came: gets the exception, once a signal came.
     """
-    came: list[Ended] = []
 
     def end(number: int, frame: FrameType | None) -> None:
+        importer = None if came else _importer(frame)
         came[:] = [Ended(number)]
-        raise came[0]
+        if importer is None:
+            raise came[0]
+        _raise_in(importer, came[0])
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         handled = [number for number in _ENDING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         before = {number: signal.signal(number, end) for number in handled}
     try:
-        yield came
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _importer(frame: FrameType | None) -> FrameType | None:
+    """What waits for the imports that a frame is part of; None where it is part of none."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORTING):
+            found = frame.f_back
+        frame = frame.f_back
+    return found
+
+
+def _raise_in(frame: FrameType, error: BaseException) -> None:
+    """Raise an error in a frame as soon as what it calls has returned."""
+
+    def trace(*_: object) -> None:
+        sys.settrace(None)
+        raise error
+
+    frame.f_trace = trace
+    sys.settrace(lambda *_: None)
 
 
 def _known(error: Exception) -> SSEConvertError | None:

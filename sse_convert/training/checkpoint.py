@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,10 @@ from sse_convert.training.metrics import FILE as LOG
 from sse_convert.training.objective import Part
 
 KEPT = 2
+LATE_SECONDS = 120.0
+"""since the last checkpoint after which the next step is saved, whatever its number"""
+LATE_SHARE = 0.05
+"""of the time that may go into such checkpoints; large ones come less often"""
 _STATE = "state.json"
 _HASHES = "hashes.json"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -65,6 +70,14 @@ class Checkpoints:
             _remove_leftovers(folder)
         accelerator.wait_for_everyone()
         self._newest = self._newest_whole()
+        self._saved_at, self._save_seconds = time.monotonic(), 0.0
+
+    def late(self) -> bool:
+        """Whether the last one is so long ago that a kill would cost too much. Every process must ask after every
+        step."""
+        limit = max(LATE_SECONDS, self._save_seconds / LATE_SHARE)
+        late = torch.tensor(float(time.monotonic() - self._saved_at > limit), device=self._accelerator.device)
+        return bool(self._accelerator.reduce(late, "sum"))  # clocks differ
 
     @property
     def step(self) -> int:
@@ -100,6 +113,7 @@ class Checkpoints:
         Raises:
             OutputError: it cannot be written, for example because the disk is full; earlier ones stay.
         """
+        began = time.monotonic()
         final = self.folder / f"step-{step:06d}"
         partial = self.folder / f".{final.name}"
         main = self._accelerator.is_main_process
@@ -121,7 +135,8 @@ class Checkpoints:
             sync_folder(self.folder)
             self._drop([old for old in self._all()[:-KEPT] if _step_of(old) != best])
         self._accelerator.wait_for_everyone()
-        self._newest = final
+        self._newest, self._saved_at = final, time.monotonic()
+        self._save_seconds = self._saved_at - began
 
     def drop_others(self, best: int | None) -> None:
         """Remove all checkpoints but the newest and the best."""

@@ -98,11 +98,12 @@ def train(
                 note = f"loss {values['loss']:.4f}{'' if held_out is None else held_out.note()}"
                 bar.update(schedule.step_tokens, note=note)
             _report(accelerator, watch, now, record, checkpoints)
-            stopping = stop.wanted()
-            if last or stopping or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps:
+            stopping, late = stop.wanted(), checkpoints.late()
+            regular = last or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps
+            if regular or stopping or late:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
                 state |= {"guard": watch.memory()}
-                _save(objective, now, state, checkpoints, held_out, last=last, stopping=stopping)
+                _save(objective, now, state, checkpoints, held_out, regular=regular, last=last, stopping=stopping)
             if stopping:
                 stop.obey()
         if stop.wanted():  # it came while the last step was saved
@@ -117,11 +118,12 @@ def _save(
     checkpoints: Checkpoints,
     held_out: HeldOut | None,
     *,
+    regular: bool,
     last: bool,
     stopping: bool,
 ) -> None:
     """Save, unless that would push out the last good checkpoint: while steps are left out, and weights that are not
-    finite.
+    finite. Only a regular checkpoint can become the best, so that neither signals nor slow machines choose it.
 
     Raises:
         TrainingError: weights are not finite, and no signal ends the stage anyway.
@@ -134,7 +136,8 @@ def _save(
             raise TrainingError(why, expected="finite weights", fix=last_good(checkpoints))
     else:
         if held_out is not None:
-            held_out.saved(now.step)
+            if regular:
+                held_out.saved(now.step)
             state |= {"held_out": held_out.memory}
         checkpoints.save(now.step, objective.parts, state, best=None if held_out is None else held_out.best)
         return

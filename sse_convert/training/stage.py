@@ -26,6 +26,7 @@ from sse_convert.checkpoints.run_lock import LOCK, run_lock
 from sse_convert.checkpoints.teacher import refuse_quantised
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
+from sse_convert.files import copy_folder
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
@@ -364,7 +365,7 @@ class _StageRun:
                 if (self.work / metrics.FILE).is_file():
                     shutil.copyfile(self.work / metrics.FILE, folder / metrics.FILE)
                 if (self.work / TRACKERS).is_dir():
-                    shutil.copytree(self.work / TRACKERS, folder / TRACKERS)
+                    copy_folder(self.work / TRACKERS, folder / TRACKERS)
                 history = {HISTORY: self.extensions} if self.extensions else {}
                 write_record(folder, self.inputs | history, report.to_dict())
                 write_manifest(folder)

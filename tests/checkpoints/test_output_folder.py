@@ -70,6 +70,20 @@ def test_a_folder_is_moved_whole(tmp_path, monkeypatch, other_disk):
     assert (tmp_path / "out" / "x").read_text() == "1"
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_modes_costs_nothing(tmp_path, monkeypatch, number):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    for name in ("chmod", "fchmod", "utime"):
+        monkeypatch.setattr(os, name, refuse)
+    (tmp_path / "made" / "deep").mkdir(parents=True)
+    (tmp_path / "made" / "deep" / "x").write_text("1")
+    with new_folder(tmp_path / "out") as folder:
+        output.copy_folder(tmp_path / "made", folder)
+    assert (tmp_path / "out" / "deep" / "x").read_text() == "1"
+
+
 def test_full_disk(tmp_path):
     with pytest.raises(OutputError, match=r"the disk is full while writing .*out"), new_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,5 +1,6 @@
 """The command line: exit codes, JSON on stdout, messages on stderr, for every kind of outcome."""
 
+import importlib
 import inspect
 import io
 import json
@@ -384,6 +385,43 @@ def test_a_signal_outside_our_own_code(monkeypatch, capsys, number, code):
         patch.setattr(runner, "_is_first_process", lambda: signal.raise_signal(number))
         assert run_app(app, ["plan", "x"]) == code
     assert capsys.readouterr().err == {130: "interrupted\n", 143: "ended by SIGTERM\n"}[code]
+
+
+IMPORTS = {
+    "made another error": "try:\n    raise_signal({0})\nexcept BaseException:\n    raise ImportError('no')",
+    "lost": "try:\n    raise_signal({0})\nexcept BaseException:\n    pass",
+    "in C": "import _weakref\nclass G: ...\ngone = G()\nref = _weakref.ref(gone, lambda _: raise_signal({0}))\ndel gone",
+    "twice": "raise_signal({0})\nraise_signal({0})\nraise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("what", IMPORTS)
+def test_a_signal_while_a_library_is_imported(monkeypatch, capsys, tmp_path, what, number, code):
+    (tmp_path / "library.py").write_text(f"from signal import raise_signal\n{IMPORTS[what].format(number)}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "library", raising=False)
+
+    def imports(*_, **__):
+        importlib.import_module("library")
+        return TextReport({}, ["done"])
+
+    monkeypatch.setattr(api, "plan", imports)
+    assert run_app(app, ["plan", "x"]) == code
+    assert capsys.readouterr().err.endswith("; nothing was changed\n")
+    assert sys.gettrace() is None
+
+
+def test_an_error_that_a_library_makes_of_a_signal(monkeypatch, capsys):
+    def plan(*_, **__):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise RuntimeError("initialisation failed") from error
+
+    monkeypatch.setattr(api, "plan", plan)
+    assert run_app(app, ["plan", "x"]) == 143
+    assert capsys.readouterr().err == "ended by SIGTERM\n"
 
 
 def test_an_ignored_hangup_stays_ignored(monkeypatch):

@@ -17,7 +17,7 @@ from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.training import held_out, loop
+from sse_convert.training import checkpoint, held_out, loop
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
 from tests.training.conftest import MIXERS, losses, make_text
 from tests.training.test_resume import Killed, same, steps_then
@@ -145,6 +145,15 @@ def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, m
     assert not report.already_done
     assert not same(again, tmp_path / "kept")
     assert watched("uptrain", "result", settings={"validate_every": 128, "keep": "best"})[1].already_done
+
+
+def test_a_checkpoint_of_a_slow_step_is_never_the_best(watched, monkeypatch):
+    values = iter([5.0, 1.0, 4.0, 4.1, 4.2, 4.5])
+    monkeypatch.setattr(HeldOut, "_sums", lambda self: {"loss": next(values), "tokens": 1.0})
+    monkeypatch.setattr(checkpoint, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "LATE_SHARE", 1e9)
+    _, report = watched("uptrain", "result", checkpoint_steps=4)
+    assert report.held_out["best"] == {"step": 4, "value": 4.1}
 
 
 def test_looks_are_few_and_meet_checkpoints(make, text_folder):

@@ -19,7 +19,7 @@ from sse_convert.cli.runner import run_app
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import CheckpointError, DataError, Ended, OutputError, TrainingError
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.training import loop
+from sse_convert.training import checkpoint, loop
 from sse_convert.training.checkpoint import Checkpoints
 from tests.training.conftest import losses
 from tests.training.test_resume import Killed, same, steps_then
@@ -39,6 +39,20 @@ def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("share", "saved"), [(1e9, 4), (1e-9, 1)], ids=["at once", "rarely, where saving takes long"])
+def test_slow_steps_are_saved_between_regular_checkpoints(train, monkeypatch, tmp_path, share, saved):
+    whole, _ = train("uptrain", "whole")
+    monkeypatch.setattr(checkpoint, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "LATE_SHARE", share)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 4, Killed()))
+        with pytest.raises(Killed):
+            train("uptrain", "stopped")
+    assert max((tmp_path / "stopped.work").glob("step-*")).name == f"step-{saved:06d}"
+    folder, _ = train("uptrain", "stopped")
+    assert same(folder, whole)
 
 
 DAMAGES = {
