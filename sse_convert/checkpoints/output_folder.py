@@ -27,7 +27,8 @@ _FICLONE = 0x40049409
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTIAL = ".partial"
-_TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
+TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
+"""what a rename or a new folder meets where another run was first"""
 
 
 def check_output(out: Path) -> None:
@@ -80,7 +81,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             partial.rename(out)
         sync_folder(out.parent)
     except OSError as error:
-        if error.errno in _TAKEN and out.exists():
+        if error.errno in TAKEN and out.exists():
             raise _exists(out) from error
         if error.errno in _FULL:
             raise OutputError(

@@ -2,7 +2,8 @@
 
 A run that ends removes the file, also when it fails. The operating system releases the lock of a killed run, whose file
 stays, and the next run says so. Machines that share a folder may not share locks. There the file's age counts: its
-writer touches it as long as it lives.
+writer touches it as long as it lives. Where the file system knows no locks, a run of this machine lives as long as its
+process does.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sse_convert.console import say
 from sse_convert.errors import TrainingError
 
@@ -27,7 +30,11 @@ QUIET_SECONDS = 150.0
 """without a sign of life after which a run on another machine counts as ended; network file systems cache for 60"""
 LONG_AGO_SECONDS = 3600.0
 """age of the last sign of life at which there is no waiting for another; beyond differences of clocks"""
+SETTLE_SECONDS = 2.0
+"""in which runs that began at once, without locks, have all written their files; the last one has the folder"""
 _POLL_SECONDS = 1.0
+_KINDS = {"host": str, "process": int, "began": float}
+"""of what a lock file says"""
 
 
 @contextlib.contextmanager
@@ -38,34 +45,37 @@ def run_lock(folder: Path) -> Iterator[None]:
         TrainingError: another run writes to it.
     """
     path = folder / LOCK
-    handle = _locked(path)
-    if handle is None:
-        raise _taken(folder, _holder(path))
+    handle, locks = _opened(path)
     with contextlib.ExitStack() as at_end:
         at_end.callback(os.close, handle)
-        if (holder := _holder(path)) is not None:
-            _require_ended(folder, holder)
-        at_end.callback(path.unlink, missing_ok=True)
+        holder = _holder(path)
+        if locks is None:
+            raise _taken(folder, holder)
+        if holder is not None:
+            _require_ended(folder, holder, locks=locks)
         note = {"host": socket.gethostname(), "process": os.getpid(), "began": time.time()}
         path.write_text(json.dumps(note), encoding="utf-8")
+        if not locks:
+            _require_last(folder, note)
+        at_end.callback(path.unlink, missing_ok=True)
         at_end.enter_context(_beating(path))
         yield
 
 
-def _locked(path: Path) -> int | None:
-    """The handle of a lock file that is now ours, or None where another process has it."""
+def _opened(path: Path) -> tuple[int, bool | None]:
+    """The handle of a lock file, and whether it is locked now: None where another process has it, false where the file
+    system knows no locks."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            os.close(handle)
-            return None
-        except OSError:  # a file system without locks: what the file says is all there is
-            return handle
+            return handle, None
+        except OSError:
+            return handle, False
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
+                return handle, True
         os.close(handle)  # who held it has removed it since
 
 
@@ -75,14 +85,36 @@ def _holder(path: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.keys() == {"host", "process", "began"} else None
+    if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != _KINDS:
+        return None
+    return found
 
 
-def _require_ended(folder: Path, holder: dict[str, Any]) -> None:
-    """Say that an earlier run ended without finishing; refuse where it seems to live on another machine."""
-    if holder["host"] != socket.gethostname() and _lives(folder / LOCK):
+def _require_ended(folder: Path, holder: dict[str, Any], *, locks: bool) -> None:
+    """Say that an earlier run ended without finishing; refuse where it seems to live, by its process or on another
+    machine."""
+    here = holder["host"] == socket.gethostname()
+    if (not locks and _is_running(holder)) if here else _lives(folder / LOCK):
         raise _taken(folder, holder)
     say(f"{folder}: {_in_words(holder)}, has ended without finishing; going on from what it left")
+
+
+def _is_running(holder: dict[str, Any]) -> bool:
+    """Whether the process on this machine that wrote a lock file still runs; a later one may have its number."""
+    try:
+        process = psutil.Process(holder["process"])
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() < holder["began"] + 1)
+    except psutil.AccessDenied:
+        return True
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        return False
+
+
+def _require_last(folder: Path, note: dict[str, Any]) -> None:
+    """Make sure, without locks, that of the runs that began at once this one wrote last."""
+    time.sleep(SETTLE_SECONDS)
+    if (holder := _holder(folder / LOCK)) != note:
+        raise _taken(folder, holder)
 
 
 def _lives(path: Path) -> bool:

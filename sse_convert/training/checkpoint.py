@@ -32,10 +32,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from sse_convert.checkpoints.identity import read_sealed, write_sealed
+from sse_convert.checkpoints.output_folder import TAKEN
 from sse_convert.console import say
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.files import digest, sync, sync_folder, write_text
 from sse_convert.training.metrics import FILE as LOG
+from sse_convert.training.metrics import mended
 from sse_convert.training.objective import Part
 
 KEPT = 2
@@ -97,9 +99,8 @@ class Checkpoints:
 
     def restore_log(self) -> None:
         """Give the folder the step log that the newest checkpoint has; without one, an empty log."""
-        saved = None if self._newest is None else self._newest / LOG
-        text = saved.read_text(encoding="utf-8") if saved is not None and saved.is_file() else ""
-        write_text(self.folder / LOG, text)
+        log = b"" if self._newest is None else _log_of(self._newest)
+        write_text(self.folder / LOG, (log or b"").decode("utf-8"))
 
     def save(self, step: int, parts: list[Part], state: dict[str, Any], best: int | None = None) -> None:
         """Write a checkpoint and drop the ones before the last two, but for the best.
@@ -118,7 +119,8 @@ class Checkpoints:
         partial = self.folder / f".{final.name}"
         main = self._accelerator.is_main_process
         if main:
-            partial.mkdir(parents=True)
+            with _alone(self.folder):
+                partial.mkdir(parents=True)
         self._accelerator.wait_for_everyone()
         with writing(partial), _quiet():
             state_dict_saver.save(_stored(parts), checkpoint_id=str(partial), no_dist=not self._distributed)
@@ -131,7 +133,8 @@ class Checkpoints:
         with writing(partial):
             self._seal(partial)
         if main:
-            partial.rename(final)
+            with _alone(self.folder):
+                partial.rename(final)
             sync_folder(self.folder)
             self._drop([old for old in self._all()[:-KEPT] if _step_of(old) != best])
         self._accelerator.wait_for_everyone()
@@ -241,7 +244,34 @@ class Checkpoints:
             own = [_HASHES]
         else:
             own = [name for name in self._own(sorted(sealed["files"])) if not _is(path / name, sealed["files"][name])]
+            if LOG in sealed["files"] and LOG not in own and _log_of(path) is None:
+                own.append(LOG)
         return sorted(set(gather_object(own)))
+
+
+def _log_of(checkpoint: Path) -> bytes | None:
+    """The step log of a checkpoint, mended; None where records are missing, empty where it has none."""
+    log = checkpoint / LOG
+    return mended(log.read_bytes(), _step_of(checkpoint)) if log.is_file() else b""
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Turn what happens where two runs save one step into an error.
+
+    Raises:
+        TrainingError: another run writes to the folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        raise TrainingError(
+            f"{folder}: another run writes to it",
+            expected="one run at a time",
+            fix="end the other run; then run again, it goes on from the last checkpoint",
+        ) from error
 
 
 def _is(path: Path, expected: str) -> bool:

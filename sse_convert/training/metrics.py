@@ -71,6 +71,15 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [record for record in records if record is not None]
 
 
+def mended(text: bytes, steps: int) -> bytes | None:
+    """A log of the first `steps` steps, from one to which two runs may have written: the last record of each step. None
+    where one is missing."""
+    found = {record["step"]: line for line in text.split(b"\n")[:-1] if (record := _record(line)) is not None}
+    if any(step not in found for step in range(1, steps + 1)):
+        return None
+    return b"".join(found[step] + b"\n" for step in range(1, steps + 1))
+
+
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)

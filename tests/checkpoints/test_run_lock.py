@@ -2,8 +2,11 @@ import errno
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 
+import psutil
 import pytest
 
 from sse_convert.checkpoints import run_lock as locking
@@ -75,19 +78,52 @@ def test_a_run_gives_signs_of_life(tmp_path, monkeypatch):
 
 
 def test_damage_to_a_lock_file_stops_nobody(tmp_path):
-    for content in (b"", b"\xff", b"[]", b'{"host": 1}'):
+    for content in (b"", b"\xff", b"[]", b'{"host": 1}', b'{"host": 1, "process": "x", "began": {}}'):
         (tmp_path / LOCK).write_bytes(content)
         with run_lock(tmp_path):
             pass
 
 
-def test_a_file_system_without_locks_stops_nobody(tmp_path, monkeypatch):
+@pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def without_locks(monkeypatch, request):
     def flock(handle, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(request.param, os.strerror(request.param))
 
     monkeypatch.setattr(locking.fcntl, "flock", flock)
+    monkeypatch.setattr(locking, "SETTLE_SECONDS", 0.0)
+
+
+def test_a_living_run_is_left_alone_where_the_file_system_knows_no_locks(tmp_path, without_locks):
     with run_lock(tmp_path):
-        assert (tmp_path / LOCK).exists()
+        with pytest.raises(TrainingError, match=f"another run writes to it: process {os.getpid()}"), run_lock(tmp_path):
+            pass
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["gone", "not reaped", "its number is another's now", "no number", "too large"])
+def test_a_killed_run_is_recognised_where_the_file_system_knows_no_locks(tmp_path, without_locks, capsys, what):
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    process.stdout.read()
+    process.stdout.close()
+    if what == "not reaped":
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    else:
+        process.wait()
+    number = {"its number is another's now": os.getpid(), "no number": -1, "too large": 10**30}.get(what, process.pid)
+    began = psutil.Process().create_time() - 60
+    (tmp_path / LOCK).write_text(json.dumps({"host": socket.gethostname(), "process": number, "began": began}))
+    with run_lock(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+    assert "has ended without finishing" in capsys.readouterr().err
+    process.wait()
+
+
+def test_of_runs_that_begin_at_once_without_locks_one_goes_on(tmp_path, without_locks, monkeypatch):
+    monkeypatch.setattr(locking.time, "sleep", lambda seconds: left_by(tmp_path, "elsewhere"))
+    with pytest.raises(TrainingError, match="process 4321 on elsewhere"), run_lock(tmp_path):
+        pass
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
 
 
 def test_a_lock_file_that_its_holder_removes_is_made_anew(tmp_path, monkeypatch):

@@ -390,7 +390,7 @@ def test_a_signal_outside_our_own_code(monkeypatch, capsys, number, code):
 IMPORTS = {
     "made another error": "try:\n    raise_signal({0})\nexcept BaseException:\n    raise ImportError('no')",
     "lost": "try:\n    raise_signal({0})\nexcept BaseException:\n    pass",
-    "in C": "import _weakref\nclass G: ...\ngone = G()\nref = _weakref.ref(gone, lambda _: raise_signal({0}))\ndel gone",
+    "in C": "import _weakref\nclass G: ...\ngone = G()\nr = _weakref.ref(gone, lambda _: raise_signal({0}))\ndel gone",
     "twice": "raise_signal({0})\nraise_signal({0})\nraise SystemExit(3)",
 }
 

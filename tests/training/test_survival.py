@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
+from sse_convert.checkpoints.identity import write_sealed
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import CheckpointError, DataError, Ended, OutputError, TrainingError
+from sse_convert.files import digest
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import checkpoint, loop
 from sse_convert.training.checkpoint import Checkpoints
@@ -87,6 +89,48 @@ def test_a_stage_goes_on_from_the_checkpoint_before_a_damaged_one(train, killed)
     folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
     assert losses(folder) == losses(whole)
     assert same(folder, whole)
+
+
+def written_by_two(checkpoint, change):
+    """Change the step log of a checkpoint, as a second run does before the checkpoint is sealed."""
+    lines = (checkpoint / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (checkpoint / "metrics.jsonl").write_bytes(b"".join(change(lines)))
+    hashes = {path.name: digest(path) for path in checkpoint.iterdir() if path.name != "hashes.json"}
+    write_sealed(checkpoint / "hashes.json", {"files": hashes})
+
+
+@pytest.mark.parametrize(
+    ("change", "begin"),
+    [
+        (lambda lines: [line for line in lines for _ in range(2)], 4),
+        (lambda lines: [*lines, *lines[1:3]], 4),
+        (lambda lines: [lines[0][:20] + b"\n", *lines[1:], lines[0], lines[1][:9]], 4),
+        (lambda lines: [lines[0], lines[1][:9] + lines[2], *lines[2:]], 3),
+    ],
+    ids=["each twice", "one behind the other", "cut", "missing"],
+)
+def test_a_stage_that_two_runs_wrote_to_is_finished(train, killed, capsys, change, begin):
+    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
+    written_by_two(killed / "step-000004", change)
+    capsys.readouterr()
+    folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
+    assert f"continuing at step {begin} of 6" in capsys.readouterr().err
+    assert losses(folder) == losses(whole)
+    assert same(folder, whole)
+
+
+def test_a_step_that_another_run_saves_meanwhile_ends_this_one(train, monkeypatch, tmp_path):
+    work, real = tmp_path / "result.work", checkpoint.Checkpoints._seal
+
+    def seal(self, folder):
+        real(self, folder)
+        (work / "step-000002").mkdir(exist_ok=True)
+        (work / "step-000002" / "theirs").touch()
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_seal", seal)
+    with pytest.raises(TrainingError, match="another run writes to it"):
+        train("uptrain", checkpoint_steps=2)
+    assert [path.name for path in (work / "step-000002").iterdir()] == ["theirs"]
 
 
 def test_without_a_whole_checkpoint_nothing_is_overwritten(train, killed):
