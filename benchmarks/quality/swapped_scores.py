@@ -12,8 +12,7 @@ from benchmarks.quality.swapped_states import Bed, States, arguments, climb
 from sse_convert.data.needle import NeedleSample
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.layer_arguments import LAYOUT
-from sse_convert.modeling.layout import document_layout
+from sse_convert.modeling.layout import LAYOUT, document_layout
 from sse_convert.training.losses import linear_cross_entropy
 
 

@@ -23,7 +23,7 @@ from sse_convert.inference.batch import continue_rows, left_padded
 from sse_convert.inference.generate import Sampling
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
@@ -109,12 +109,15 @@ def answer(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", sampl
 @torch.no_grad()
 def _preferred(model: "PreTrainedModel", samples: Sequence[RulerSample]) -> list[float]:
     """Share of each sample's answers that are likelier than all its wrong values."""
+    from sse_convert.modeling.compat import CACHE
+
     rows, mask = left_padded([sample.token_ids for sample in samples], model.device)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     out = model(input_ids=rows, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     first = torch.log_softmax(out.logits[:, -1].float(), -1)
     values = [(*sample.right, *sample.wrong) for sample in samples]
-    scores = [_continuations(model, list(each), first, out.past_key_values, mask) for each in zip(*values, strict=True)]
+    past = {CACHE: out[CACHE]}
+    scores = [_continuations(model, list(each), first, past, mask) for each in zip(*values, strict=True)]
     answers = len(samples[0].right)
     right, wrong = torch.stack(scores[:answers]), torch.stack(scores[answers:])
     shares: list[float] = (right > wrong.amax(0)).double().mean(0).tolist()
@@ -122,7 +125,7 @@ def _preferred(model: "PreTrainedModel", samples: Sequence[RulerSample]) -> list
 
 
 def _continuations(
-    model: "PreTrainedModel", values: list[tuple[int, ...]], first: Tensor, cache: object, mask: Tensor
+    model: "PreTrainedModel", values: list[tuple[int, ...]], first: Tensor, past: dict[str, "Cache"], mask: Tensor
 ) -> Tensor:
     """Summed log probability [B] of one continuation per row, after a prefill that is left as it is.
 
@@ -130,7 +133,7 @@ def _continuations(
         model: the model.
         values: B lists of token ids.
         first: [B, V] log probabilities of the first token.
-        cache: of the prefill.
+        past: the cache of the prefill, by the name of its argument.
         mask: [B, T] of the prefill.
     """
     longest = max(map(len, values))
@@ -146,8 +149,8 @@ def _continuations(
         input_ids=ids[:, :-1],
         attention_mask=torch.cat([mask, there[:, :-1]], 1),
         position_ids=mask.sum(1, keepdim=True) + torch.arange(longest - 1, device=mask.device),
-        past_key_values=copy.deepcopy(cache),
         use_cache=True,
+        **copy.deepcopy(past),
     ).logits
     later = torch.log_softmax(logits.float(), -1).gather(2, ids[:, 1:, None])[:, :, 0]
     return total + (later * there[:, 1:]).sum(1)

@@ -86,14 +86,15 @@ def throughput(
 def _run(model: "PreTrainedModel", ids: Tensor, prompt: int) -> tuple[float, list[float], int]:
     """Prefill seconds, decode seconds per step, cache bytes at the end."""
     from sse_convert.inference.cuda_graphs import graphed
+    from sse_convert.modeling.compat import CACHE
 
     with graphed(model, slots=ids.shape[1]):
         start = _now(ids)
         out = model(input_ids=ids[:, :prompt], use_cache=True, logits_to_keep=1)
         ends = [_now(ids)]
-        cache = out.past_key_values
+        cache = out[CACHE]
         for i in range(prompt, ids.shape[1]):
-            model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            model(input_ids=ids[:, i : i + 1], use_cache=True, logits_to_keep=1, **{CACHE: cache})
             ends.append(_now(ids))
     return ends[0] - start, [b - a for a, b in itertools.pairwise(ends)], allocated_cache_bytes(cache)
 

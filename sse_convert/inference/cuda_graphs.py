@@ -26,6 +26,7 @@ from sse_convert.kernels.triton.config import MAX_DIM
 from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import has_experts, source_spec
+from sse_convert.modeling.compat import CACHE
 from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
@@ -132,8 +133,8 @@ class TokenStep:
             input_ids=self.tokens,
             attention_mask=self._mask,
             position_ids=self.positions,
-            past_key_values=self._cache.cache,
             use_cache=True,
+            **{CACHE: self._cache.cache},
         ).logits[:, -1]
         self.tokens.copy_(logits.argmax(-1, keepdim=True))
         self.positions.add_(1)
@@ -295,16 +296,17 @@ class _Replayer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What generation calls with one new token per row, after a prefill; and what it calls before."""
-        cache, tokens = kwargs.get("past_key_values"), kwargs.get("input_ids")
+        cache, tokens = kwargs.get(CACHE), kwargs.get("input_ids")
         one_each = not args and tokens is not None and tokens.shape[1] == 1
         if self._step is None or not one_each or cache is not self._cache:
             self.release()
-            if not one_each or not self._begin(**kwargs):
+            others = {name: value for name, value in kwargs.items() if name != CACHE}
+            if not one_each or not self._begin(cache, **others):
                 return self._forward(*args, **kwargs)
         assert self._step is not None
         assert tokens is not None
         self._step.tokens.copy_(tokens)
-        return CausalLMOutputWithPast(logits=self._step()[:, None], past_key_values=cache)
+        return CausalLMOutputWithPast(logits=self._step()[:, None], **{CACHE: cache})
 
     @property
     def _slots(self) -> int:
@@ -318,19 +320,19 @@ class _Replayer:
 
     def _begin(
         self,
+        cache: Cache | None,
         input_ids: Tensor,
-        past_key_values: Cache | None = None,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
         **options: Any,
     ) -> bool:
         """Fix the cache and prepare steps from here on; False where this is none, or asks for more than logits."""
-        length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        length = 0 if cache is None else cache.get_seq_length()
         wanted = {name for name, value in options.items() if value is not None and value is not False}
         if (
             not 0 < length < self._slots
-            or not can_fix(past_key_values)
-            or not has_room(past_key_values, self._slots)
+            or not can_fix(cache)
+            or not has_room(cache, self._slots)
             or wanted - {"use_cache", "return_dict", "logits_to_keep"}
             or getattr(attention_mask, "ndim", 2) != 2
             or torch.is_grad_enabled()
@@ -338,8 +340,8 @@ class _Replayer:
             return False
         padded = attention_mask is not None and not bool(attention_mask.all())
         mask = attention_mask[:, :length] if padded else None
-        self._step = TokenStep(self._model, past_key_values, input_ids, self._slots, mask, forward=self._forward)
+        self._step = TokenStep(self._model, cache, input_ids, self._slots, mask, forward=self._forward)
         if position_ids is not None:
             self._step.positions.copy_(position_ids)
-        self._cache = past_key_values
+        self._cache = cache
         return True

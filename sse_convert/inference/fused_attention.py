@@ -14,7 +14,7 @@ from transformers.cache_utils import StaticLayer
 from sse_convert.inference.fused_norms import Norm, norm_of
 from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
 from sse_convert.kernels.gates import SOFTMAX
-from sse_convert.modeling.compat import is_bare
+from sse_convert.modeling.compat import CACHE, is_bare
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import NORM_EPS
 from sse_convert.modeling.layer import SSEAttention
@@ -103,7 +103,7 @@ class CachePart:
         from sse_convert.kernels.triton.generation.added_product import added_product
         from sse_convert.kernels.triton.generation.token_heads import Heads, token_heads
 
-        attention, cache, mask = self._attention, given.get("past_key_values"), given.get("attention_mask")
+        attention, cache, mask = self._attention, given.get(CACHE), given.get("attention_mask")
         name = attention.config._attn_implementation
         layer: Any = None if cache is None else cache.layers[attention.layer_idx]
         if type(layer) is not StaticLayer or name not in MASKED_ATTENTION or not layer.is_initialized:
@@ -144,9 +144,10 @@ class StatePart:
         from sse_convert.kernels.triton.generation.added_product import added_product
 
         attention, layout = self._attention, given.get("sse_layout")
-        cache = given.get(attention.spec.cache_argument)
-        kept = None if cache is None else attention.state_layer(cache)
-        if kept is None or kept.state is None or layout is None or current_shard() is not None:
+        if layout is None:
+            return None
+        kept = attention.kept(layout, given)
+        if kept is None or kept.state is None or current_shard() is not None:
             return None
         if layout.tokens is not None or layout.real is not None:
             return None

@@ -283,6 +283,7 @@ def _continue(
     from transformers import TextStreamer
 
     from sse_convert.inference.cuda_graphs import graphed
+    from sse_convert.modeling.compat import CACHE
 
     new = [] if collect is None else collect
 
@@ -311,9 +312,8 @@ def _continue(
             attention_mask=torch.ones_like(row),
             max_new_tokens=sampling.max_new_tokens,
             pad_token_id=_pad_id(model, tokenizer),
-            past_key_values=cache,
             streamer=Follower(tokenizer, skip_prompt=True, skip_special_tokens=True),
-            **choice,
+            **{CACHE: cache, **choice},
         )
     return new
 

@@ -80,8 +80,6 @@ class ArchSpec:
     """config field that the logits are divided by"""
     experts_per_token: str = "num_experts_per_tok"
     """config field with the number of routed experts that a token meets, in families that have experts"""
-    cache_argument: str = "past_key_values"
-    """name under which a decoder layer hands the cache to its attention"""
     separates_documents: bool = True
     """the backbone's masks keep packed documents apart where `position_ids` restart"""
     windows_in_masks: bool = False

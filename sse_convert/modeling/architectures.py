@@ -64,7 +64,6 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like(
             "gpt_neox", "GPTNeoX", backbone="gpt_neox", attention="attention", embeddings="embed_in",
             qkv=("query_key_value",), qkv_layout="heads", output="dense", rotary="partial",
-            cache_argument="layer_past",
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),

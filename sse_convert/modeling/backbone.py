@@ -14,14 +14,17 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.kernels.gates import partition_gate
 from sse_convert.mixers import SlidingMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import further_tokens, source_spec
-from sse_convert.modeling.cache import counting_layer, install
+from sse_convert.modeling.attention_dims import attention_dims
+from sse_convert.modeling.cache import check_pasts, counting_layer, install, one_cache
+from sse_convert.modeling.compat import CACHE, CACHE_NAMES
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import check_part, current_shard
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layer_arguments import LAYOUT, OFFSETS, PADDING, POSITIONS, HandOn, split_arguments
+from sse_convert.modeling.layer_arguments import OFFSETS, PADDING, POSITIONS, HandOn, split_arguments
 from sse_convert.modeling.layout import (
+    LAYOUT,
     document_starts,
     padding_mask,
     positions_from_offsets,
@@ -86,7 +89,11 @@ class SSEBaseMixin(SSEMixin):
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
         self._sse_counts = False
+        self._sse_layer_kinds: list[str] = []
         for index, mixer in enumerate(layer_mixers(config)):
+            self._sse_layer_kinds.append(
+                config.model_type if mixer is None else f"{mixer} {attention_dims(config, index)}"
+            )
             if mixer is None:
                 continue
             layer = getattr(self, spec.layers)[index]
@@ -125,15 +132,21 @@ class SSEBaseMixin(SSEMixin):
         **kwargs: Any,
     ) -> Any:
         """As the source's, with packed documents by position_ids that restart (or cu_seq_lens_q) and no cache. Beside
-        position_ids, `sse_offsets` says where they do (see `OFFSETS`), and is taken at its word.
+        position_ids, `sse_offsets` says where they do (see `OFFSETS`), and is taken at its word. The cache is called
+        `cache` or `past_key_values`, in every version of transformers.
 
         Raises:
-            UsageError: packed documents with a cache or with padding, a mask that recurrent layers cannot follow, or
-                offsets without positions.
+            UsageError: packed documents with a cache or with padding, a mask that recurrent layers cannot follow,
+                offsets without positions, or a cache that is not this model's (see `one_cache` and `install`).
             HardwareError: the model is spread over devices in a way that is not offered.
         Where rows are split over ranks (`context.sharded`), every argument is of this rank's tokens.
         """
         tokens = _tokens_of(input_ids, inputs_embeds)
+        named = {"past_key_values": past_key_values, "attention_mask": attention_mask, "position_ids": position_ids}
+        cache = one_cache({**named, **kwargs})
+        for name in CACHE_NAMES:
+            kwargs.pop(name, None)
+        self.sse_install(cache)
         made: Any = None
         if PADDING in kwargs:
             made, attention_mask = attention_mask, kwargs.pop(PADDING)
@@ -142,34 +155,38 @@ class SSEBaseMixin(SSEMixin):
             position_ids = _positions_of(tokens, offsets, kwargs.get("cu_seq_lens_q"))
         given = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         if (shard := current_shard()) is not None:
-            check_part(shard, tokens, attention_mask, position_ids, past_key_values)
+            check_part(shard, tokens, attention_mask, position_ids, cache)
             kwargs.update(split_arguments(shard, self._sse_running_windows()))
             return super().forward(**given, use_cache=False, **kwargs)
         shape, look = (tokens.shape[0], tokens.shape[1]), offsets is None
-        mask, starts = self._sse_layout(attention_mask, position_ids, past_key_values, use_cache, shape, look=look)
+        mask, starts = self._sse_layout(attention_mask, position_ids, cache, use_cache, shape, look=look)
         if starts is not None:
             assert position_ids is not None, "documents start where positions do"
             made = self._sse_masks_of_documents(made, attention_mask, position_ids)
             attention_mask, use_cache = None, False
-        past_key_values, use_cache = self._sse_cache(past_key_values, use_cache)
+        cache, use_cache = self._sse_cache(cache, use_cache)
         weights = kwargs.get("output_attentions", self.config.output_attentions)
-        kwargs.update(
-            self._sse_masks(shape, tokens.device, attention_mask, past_key_values, mask, starts, offsets, weights)
-        )
+        kwargs.update(self._sse_masks(shape, tokens.device, attention_mask, cache, mask, starts, offsets, weights))
         if self._sse_counts:
-            kwargs[POSITIONS] = self._sse_positions(position_ids, attention_mask, past_key_values, tokens)
+            kwargs[POSITIONS] = self._sse_positions(position_ids, attention_mask, cache, tokens)
         attention_mask = attention_mask if made is None else made
-        return super().forward(
-            **given, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **kwargs
-        )
+        past = None if cache is None or traced() else cache.get_seq_length()
+        if isinstance(past, int):
+            check_pasts(cache, self.config.num_hidden_layers, past)
+        made = super().forward(**given, attention_mask=attention_mask, use_cache=use_cache, **{CACHE: cache}, **kwargs)
+        if isinstance(past, int):
+            check_pasts(cache, self.config.num_hidden_layers, past + tokens.shape[1])
+        return made
 
     def _sse_cache(self, cache: Any, use_cache: bool | None) -> tuple[Any, bool]:
         """The cache with the layers that converted ones need, made if there is to be one; and whether there is."""
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
+        if self.training and torch.is_grad_enabled() and getattr(self, "gradient_checkpointing", False):
+            use_cache = False  # layers that are repeated receive none
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        self.sse_install(cache)
+            self.sse_install(cache)
         return cache, use_cache
 
     def _sse_masks_of_documents(self, made: Any, attention_mask: Any, position_ids: Tensor) -> Any:
@@ -199,7 +216,6 @@ class SSEBaseMixin(SSEMixin):
             return None, None
         batch, length = shape
         self._refuse_sharded()
-        self.sse_install(cache)
         one_step, mask = length == 1 and cache is not None, None
         if not (one_step and traced()):  # who generates token by token pads none of them
             mask = padding_mask(self._sse_filled(attention_mask, length, cache), length)
@@ -218,7 +234,8 @@ class SSEBaseMixin(SSEMixin):
         if self._sse_converted():
             running = self.config.num_hidden_layers
             states = [index for index in self._sse_indices if index < running]
-            install(cache, self.config, states, self._sse_running_windows())
+            owner = "; ".join(self._sse_layer_kinds[:running])
+            install(cache, self.config, states, self._sse_running_windows(), owner)
 
     def _sse_masks(
         self,
@@ -245,7 +262,7 @@ class SSEBaseMixin(SSEMixin):
         """
         if not self._sse_lays_out():
             return {}
-        layout = sequence_layout(shape, device, mask=mask, starts=starts, offsets=offsets)
+        layout = sequence_layout(shape, device, mask=mask, starts=starts, offsets=offsets, cache=cache)
         kind = self.config._attn_implementation
         sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)
         return {

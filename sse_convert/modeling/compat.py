@@ -5,14 +5,42 @@ import re
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
+from transformers.masking_utils import create_causal_mask
 from transformers.utils import output_capturing
+
+from sse_convert.errors import CheckpointError
+
+CACHE_NAMES = ("cache", "past_key_values")
+"""what versions of transformers call the cache among a model's arguments: the newer name first"""
+CACHE = next(name for name in CACHE_NAMES if name in inspect.signature(create_causal_mask).parameters)
+"""what this version calls it, in arguments and outputs"""
+LAYER_CACHE_NAMES = (*CACHE_NAMES, "layer_past")
+"""what families call it among the arguments of their attention"""
 
 _VARLEN_SHARES_KEYS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FIRST_DOT = re.compile(r"^\.")
+
+
+def cache_argument(attention: type[nn.Module]) -> str:
+    """What a family's class of attention calls the cache among its forward's arguments.
+
+    Raises:
+        CheckpointError: none of the known names is there: without the cache a layer would forget what it has seen.
+    """
+    arguments = inspect.signature(attention.forward).parameters
+    for name in LAYER_CACHE_NAMES:
+        if name in arguments:
+            return name
+    raise CheckpointError(
+        f"{attention.__name__} of transformers {transformers.__version__} takes no cache under a known name",
+        expected=f"one of {', '.join(LAYER_CACHE_NAMES)}",
+        fix="install a version of transformers that this one was tried with",
+    )
 
 
 def in_backward() -> bool:

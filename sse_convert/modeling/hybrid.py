@@ -23,8 +23,8 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, INSIDE, backbone_of, source_spec, spec_for
 from sse_convert.modeling.backbone import SSEBaseMixin, SSEMixin, leave_further_tokens
-from sse_convert.modeling.cache import counting_layer
-from sse_convert.modeling.compat import record_outputs, share_weight_names
+from sse_convert.modeling.cache import counting_layer, named_cache
+from sse_convert.modeling.compat import CACHE, record_outputs, share_weight_names
 from sse_convert.modeling.configuration import config_class_for, hand_down
 from sse_convert.modeling.generation import stepping
 from sse_convert.modeling.layer import SSEAttention
@@ -45,7 +45,7 @@ class SSEImageTextMixin(SSEMixin):
         """As the source's."""
         if source_spec(self.config.model_type).masks_outside:
             kwargs[PADDING] = attention_mask
-        return super().forward(*args, attention_mask=attention_mask, **kwargs)
+        return super().forward(*args, attention_mask=attention_mask, **named_cache(kwargs))
 
 
 class SSEHeadMixin(SSEMixin):
@@ -118,7 +118,7 @@ class SSECausalLMMixin(SSEHeadMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' own. Where the package is imported, steps on a GPU are replayed from a CUDA graph."""
         with stepping(self):
-            return super().generate(*args, **kwargs)
+            return super().generate(*args, **named_cache(kwargs))
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int,
@@ -135,7 +135,7 @@ class SSECausalLMMixin(SSEHeadMixin):
         result = super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         self._sse_backbone().sse_install(cache)
         if cache is not None and generation_config.is_assistant:  # recording began before our layers were in
             cache.activate_past_recording()
@@ -156,7 +156,7 @@ class SSECausalLMMixin(SSEHeadMixin):
     def create_masks_for_generate(self, *args: Any, **kwargs: Any) -> Any:
         """What generation with a static cache hands to the forward: the padding mask, since the backbone makes all
         masks itself. For a one-token step it has a column for every slot, so that its shape stays."""
-        layer, mask = counting_layer(kwargs["past_key_values"]), kwargs["attention_mask"]
+        layer, mask = counting_layer(kwargs[CACHE]), kwargs["attention_mask"]
         if layer is None:
             return getattr(super(), "create_masks_for_generate", create_masks_for_generate)(*args, **kwargs)
         if mask is None or kwargs["inputs_embeds"].shape[1] > 1:
@@ -191,7 +191,7 @@ def _with_balance_loss(source_forward: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(source_forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = source_forward(self, *args, **kwargs)
+        outputs = source_forward(self, *args, **named_cache(kwargs))
         if not self.training or kwargs.get("labels") is None:
             return outputs
         balance = self.sse_balance_loss()

@@ -24,6 +24,7 @@ from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import attention_dims
+from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.context import current_shard, operator_heads
 from sse_convert.modeling.initialise import (
     NORM_EPS,
@@ -32,7 +33,7 @@ from sse_convert.modeling.initialise import (
     keeps_precision,
     precise_dtype,
 )
-from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.layout import SequenceLayout, handed_cache
 from sse_convert.modeling.projections import projections, split_last, value_heads
 from sse_convert.modeling.rotary import RotaryTables, is_rotated, rotate
 from sse_convert.modeling.router import RoutedLayer
@@ -89,6 +90,7 @@ class SSEAttention(RoutedLayer):
         rotated = is_rotated(source, spec)
         self.spec = spec.of(config, rotated=rotated, own_values=dims.own_values)
         self.backend = backend
+        self.cache_argument = cache_argument(type(source))
         self.state_heads = state_heads(self.dims, self.mixer)
         self.rotates = self.mixer.rope == "keep" and rotated
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
@@ -114,7 +116,8 @@ class SSEAttention(RoutedLayer):
             [B, tokens, hidden], zeros in the padding, and None for the attention weights.
 
         Raises:
-            UsageError: no `sse_layout` arrived.
+            UsageError: no `sse_layout` arrived, or another cache than the one it names, or no tables or positions
+                where they are needed.
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
@@ -134,22 +137,22 @@ class SSEAttention(RoutedLayer):
     ) -> tuple[Tensor, SequenceLayout]:
         """The heads [T, Hq * V] before the output projection, normed and scaled, in `dtype`, and the layout. For other
         arguments and errors see `forward` and `operator_inputs`."""
-        if sse_layout is None:
-            raise UsageError(
-                f"layer {self.layer_idx} received no sse_layout",
-                expected="a decoder layer that hands its keyword arguments to its attention",
-                fix="call the model, not the layer, or pass sse_layout=row_layout(batch, length, mask)",
-            )
         batch, length = hidden_states.shape[:2]
-        x = sse_layout.pack(hidden_states)
-        rotation, cache = self.rotation(position_embeddings, sse_layout, batch), kwargs.get(self.spec.cache_argument)
-        kept = None if cache is None else self.state_layer(cache)
+        kept = self.kept(sse_layout, kwargs)
+        assert sse_layout is not None
+        x, rotation = sse_layout.pack(hidden_states), self.rotation(position_embeddings, sse_layout, batch)
         if kept is not None and (step := self.step(x, sse_layout, kept)) is not None:
             return self.scaled(self.stepped(step, x, rotation, kept, projected)[0], x, dtype), sse_layout
         inputs = self.operator_inputs(x, rotation, projected)
         positions = kwargs.get("sse_positions", kwargs.get("position_ids"))
         if inputs["partition_gate"] is not None and positions is not None:
             inputs["positions"] = sse_layout.pack(positions.expand(batch, -1))
+        elif inputs["partition_gate"] is not None and kept is not None:
+            raise UsageError(
+                f"layer {self.layer_idx} received no positions, which its partition gate counts on from its cache",
+                expected="sse_positions or position_ids",
+                fix="call the model, not the layer",
+            )
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
@@ -160,6 +163,11 @@ class SSEAttention(RoutedLayer):
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Hold a parameter that only softmax uses: here it is data, which travels."""
         self.register_buffer(name, parameter.detach())
+
+    def kept(self, layout: SequenceLayout | None, arguments: dict[str, Any]) -> SSECacheLayer | None:
+        """What holds the state; None without a cache. Errors as of `handed_cache`."""
+        cache = handed_cache(arguments, self.cache_argument, layout, self.layer_idx)
+        return None if cache is None else self.state_layer(cache)
 
     def state_layer(self, cache: Any) -> SSECacheLayer:
         """The layer of the cache that holds the state."""
@@ -176,8 +184,14 @@ class SSEAttention(RoutedLayer):
             layout: of the batch.
             batch: B.
         """
-        if not self.rotates or embeddings is None:
+        if not self.rotates:
             return None
+        if embeddings is None:
+            raise UsageError(
+                f"layer {self.layer_idx} received no position_embeddings",
+                expected="the (cos, sin) tables that it rotates by",
+                fix="call the model, not the layer",
+            )
         tables = (embeddings.real, embeddings.imag) if isinstance(embeddings, Tensor) else embeddings
         cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in tables)
         return cos, sin

@@ -5,10 +5,9 @@ from typing import Any
 from torch import nn
 
 from sse_convert.modeling.context import Shard
-from sse_convert.modeling.layout import sequence_layout
+from sse_convert.modeling.layout import LAYOUT, sequence_layout
 from sse_convert.modeling.window.sliding import MASKS, sliding_masks
 
-LAYOUT = "sse_layout"
 PADDING = "sse_padding"
 """keyword argument of a backbone that is handed masks: the padding mask [B, past + T] they were made of, or None"""
 POSITIONS = "sse_positions"

@@ -10,6 +10,9 @@ from torch import Tensor
 from sse_convert.errors import UsageError
 from sse_convert.modeling.tracing import traced
 
+LAYOUT = "sse_layout"
+"""keyword argument that carries it to each layer"""
+
 
 @dc.dataclass(frozen=True, slots=True)
 class SequenceLayout:
@@ -24,6 +27,8 @@ class SequenceLayout:
     real: Tensor | None = None
     """bool [B * T], False for padding, which then is packed too: last, as a sequence of its own. A forward that is
     traced packs so, since its shapes cannot depend on a mask. None where no padding is packed"""
+    cache: Any = None
+    """what holds the past, which each layer must receive; None without a cache"""
 
     @property
     def sequences(self) -> int:
@@ -53,6 +58,7 @@ def sequence_layout(
     mask: Tensor | None = None,
     starts: Tensor | None = None,
     offsets: Tensor | None = None,
+    cache: Any = None,
 ) -> SequenceLayout:
     """Of packed rows each document is a sequence, of others each row.
 
@@ -62,12 +68,13 @@ def sequence_layout(
         mask: as of `row_layout`.
         starts: as of `document_layout`; None where rows are not packed.
         offsets: as of `document_layout`.
+        cache: that every layer is to receive, or None; packed rows have none.
     """
-    return row_layout(*shape, mask, device) if starts is None else document_layout(starts, offsets)
+    return row_layout(*shape, mask, device, cache) if starts is None else document_layout(starts, offsets)
 
 
 def row_layout(
-    batch: int, length: int, mask: Tensor | None, device: torch.device | str | None = None
+    batch: int, length: int, mask: Tensor | None, device: torch.device | str | None = None, cache: Any = None
 ) -> SequenceLayout:
     """Each row is one sequence. Without padding nothing is copied between host and device, and nothing waits for it.
 
@@ -76,16 +83,17 @@ def row_layout(
         length: T, new tokens per row.
         mask: bool [B, T], False for padding; None for no padding.
         device: of the tokens; None for that of the mask, or the CPU.
+        cache: that the layer is to receive, or None.
     """
     if mask is None:
         rows = torch.arange(batch + 1, device=device)
-        return SequenceLayout(None, rows if length == 1 else rows * length, length)
+        return SequenceLayout(None, rows if length == 1 else rows * length, length, cache=cache)
     ends = mask.sum(1).cumsum(0)
     if traced():
         order, total = torch.sort(~mask.flatten(), stable=True).indices, batch * length
         real = torch.arange(total, device=mask.device) < ends[-1]
-        return SequenceLayout(order, F.pad(F.pad(ends, (1, 0)), (0, 1), value=total), total, real)
-    return SequenceLayout(mask.flatten().nonzero()[:, 0], F.pad(ends, (1, 0)), length)
+        return SequenceLayout(order, F.pad(F.pad(ends, (1, 0)), (0, 1), value=total), total, real, cache)
+    return SequenceLayout(mask.flatten().nonzero()[:, 0], F.pad(ends, (1, 0)), length, cache=cache)
 
 
 def document_layout(starts: Tensor, offsets: Tensor | None = None) -> SequenceLayout:
@@ -118,6 +126,40 @@ def document_starts(position_ids: Tensor | None, batch: int, *, look: bool = Tru
     starts = torch.ones_like(positions, dtype=torch.bool)
     starts[:, 1:] = positions.diff(dim=1) != 1
     return starts if not look or bool(starts[:, 1:].any()) else None
+
+
+def handed_cache(arguments: dict[str, Any], name: str, layout: SequenceLayout | None, layer_idx: int) -> Any:
+    """The cache among the arguments of an attention module, which must be the one of the forward.
+
+    Args:
+        arguments: by name.
+        name: of the cache among them.
+        layout: of the forward, as it arrived.
+        layer_idx: of the layer, for the message.
+
+    Raises:
+        UsageError: it is another one, or there is one where the forward has none, or none where it has one; or no
+            layout arrived.
+    """
+    if layout is None:
+        raise UsageError(
+            f"layer {layer_idx} received no {LAYOUT}",
+            expected="a decoder layer that hands its keyword arguments to its attention",
+            fix="call the model, not the layer, or pass sse_layout=row_layout(batch, length, mask)",
+        )
+    cache = arguments.get(name)
+    if cache is not layout.cache:
+        raise UsageError(
+            f"layer {layer_idx} received {_named(cache)} as {name}, and its model has {_named(layout.cache)}",
+            expected="the model's own cache, which holds the states of converted layers",
+            fix="call the model, not the layer; in training with gradient checkpointing pass use_cache=False; "
+            "otherwise use versions of transformers and of this package that were tried together",
+        )
+    return cache
+
+
+def _named(cache: Any) -> str:
+    return "no cache" if cache is None else f"a {type(cache).__name__}"
 
 
 def text_positions(position_ids: Tensor | None) -> Tensor | None:

@@ -20,6 +20,7 @@ from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.arch_spec import ArchSpec, decoder_config
 from sse_convert.modeling.attention_dims import attention_dims, softmax_layers
+from sse_convert.modeling.compat import LAYER_CACHE_NAMES
 from sse_convert.modeling.rotary import is_rotated, quarter_turn
 
 SIZES = (
@@ -198,7 +199,7 @@ def _value(config: Any, name: str) -> Any:
 
 @functools.cache
 def _known_arguments(spec: ArchSpec) -> frozenset[str]:
-    return frozenset((*ARGUMENTS, spec.cache_argument, *spec.arguments))
+    return frozenset((*ARGUMENTS, *LAYER_CACHE_NAMES, *spec.arguments))
 
 
 @functools.cache

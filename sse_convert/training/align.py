@@ -18,8 +18,8 @@ from sse_convert.data.packing import IGNORED
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import current_shard
-from sse_convert.modeling.layer_arguments import LAYOUT, split_arguments
-from sse_convert.modeling.layout import document_starts, sequence_layout
+from sse_convert.modeling.layer_arguments import split_arguments
+from sse_convert.modeling.layout import LAYOUT, document_starts, sequence_layout
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import full_state

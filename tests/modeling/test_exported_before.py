@@ -40,9 +40,11 @@ Results = dict[str, Tensor]
 BY_TRANSFORMERS = "qk_rank_on"
 """the fixture that is loaded as a user would, with trust_remote_code; the others share one import of the same code"""
 OWN_CODE = """
-import importlib, json
+import importlib, inspect, json
 from pathlib import Path
 from safetensors.torch import save_file
+from transformers.masking_utils import create_causal_mask
+knows_caches = "past_key_values" in inspect.signature(create_causal_mask).parameters
 sys.path[:0] = [".", sys.argv[1]]
 from model_outputs import compute
 code = importlib.import_module("exported_code.modeling_sse")
@@ -54,6 +56,7 @@ for folder in sys.argv[2:]:
     else:
         model = getattr(code, config["architectures"][0]).from_pretrained(folder, dtype=torch.float32)
         assert type(model).__module__.startswith("exported_code."), type(model)
+    model.config.use_cache = model.generation_config.use_cache = knows_caches
     results = compute(model.eval())
     save_file({name: tensor.contiguous() for name, tensor in results.items()}, f"{folder}.safetensors")
 assert "sse_convert" not in sys.modules

@@ -72,6 +72,6 @@ def test_prefill_and_decoding() -> None:
     install(cache, model.config, [0, 3], {})
     for length in (9, 1, 1):
         x = torch.zeros(2, length, 32, device="meta")
-        out = layer(x, None, row_layout(2, length, None, "meta"), past_key_values=cache)[0]
+        out = layer(x, None, row_layout(2, length, None, "meta", cache), **{layer.cache_argument: cache})[0]
         assert out.shape == x.shape
     assert cache.layers[0].get_seq_length() == 11

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from sse_convert.modeling.architectures import backbone_of, source_spec
+from sse_convert.modeling.compat import CACHE
 
 
 def packed_arguments(model: Any, position_ids: Tensor) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def document_masks(backbone: Any, position_ids: Tensor) -> dict[str, Any]:
         "config": backbone.config,
         "inputs_embeds": embedding.expand(*position_ids.shape, 1),  # shape, dtype and device are read
         "attention_mask": None,
-        "past_key_values": None,
+        CACHE: None,
         "position_ids": position_ids,
     }
     makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}

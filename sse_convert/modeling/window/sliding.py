@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
+from sse_convert.modeling.layout import LAYOUT, handed_cache
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
 from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.window.window_attention import Sees, WindowBlocks, use_window_attention
@@ -35,16 +37,19 @@ def mask_key(window: int, sinks: int) -> str:
 class SlidingHook:
     """Forward pre-hook that hands an attention module its window mask. An object, so that models can be pickled."""
 
-    def __init__(self, layer_idx: int, window: int, sinks: int) -> None:
+    def __init__(self, layer_idx: int, window: int, sinks: int, cache_argument: str) -> None:
         self.layer_idx = layer_idx
         self.window = window
         self.sinks = sinks
+        self.cache_argument = cache_argument
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Replace `attention_mask`; an error if the masks did not arrive."""
-        return args, with_window(kwargs, self.layer_idx, self.window, self.sinks)
+        """Replace `attention_mask`; an error if the masks did not arrive, or another cache than the forward's."""
+        kwargs = with_window(kwargs, self.layer_idx, self.window, self.sinks)
+        handed_cache(kwargs, self.cache_argument, kwargs.get(LAYOUT), self.layer_idx)
+        return args, kwargs
 
 
 def with_window(kwargs: dict[str, Any], layer_idx: int, window: int, sinks: int) -> dict[str, Any]:
@@ -66,7 +71,8 @@ def with_window(kwargs: dict[str, Any], layer_idx: int, window: int, sinks: int)
 def make_sliding(attention: nn.Module, layer_idx: int, window: int, sinks: int) -> None:
     """Limit a softmax attention module to a window with sinks."""
     use_window_attention(attention)
-    attention.register_forward_pre_hook(SlidingHook(layer_idx, window, sinks), with_kwargs=True)
+    hook = SlidingHook(layer_idx, window, sinks, cache_argument(type(attention)))
+    attention.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def training_mask(

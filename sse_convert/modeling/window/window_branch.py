@@ -20,7 +20,7 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layout import SequenceLayout
+from sse_convert.modeling.layout import SequenceLayout, handed_cache
 from sse_convert.modeling.projections import projections
 from sse_convert.modeling.rotary import RotaryTables
 from sse_convert.modeling.state_cache import SSECacheLayer
@@ -146,11 +146,12 @@ class SSESlidingAttention(SSEAttention):
     ) -> Tensor | None:
         """[B, 1, hidden] of one token of each row, whose q, k and v both branches share; None for what is not that. For
         arguments see `forward`."""
-        cache, key = kwargs.get(self.spec.cache_argument), mask_key(self.mixer.window, self.mixer.sinks)
-        if cache is None or layout is None or kwargs.get(MASKS, {}).get(key, layout) is not None:
+        key = mask_key(self.mixer.window, self.mixer.sinks)
+        if layout is None or layout.cache is None or kwargs.get(MASKS, {}).get(key, layout) is not None:
             return None
         if not isinstance(position_embeddings, tuple) or not self._is_plain():
             return None
+        cache = handed_cache(kwargs, self.cache_argument, layout, self.layer_idx)
         x, kept = layout.pack(hidden_states), cache.layers[self.layer_idx]
         if (step := self.step(x, layout, kept.recurrent)) is None:
             return None
