@@ -4,6 +4,7 @@ A folder of files does so as one, through `checkpoints.output_folder.new_folder`
 """
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -33,41 +34,70 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
+        with _naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp")
+            temporary.touch()
+            with held(temporary):
+                yield temporary
+                _publish(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that a file can be put at a path, before what it is to hold is made; folders above are.
+
+    Raises:
+        OutputError: it cannot.
+    """
+    with _naming(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path.parent, f".{glob.escape(path.name)}.*.tmp")
-        temporary.touch()
-        with held(temporary):
-            yield temporary
-            _publish(temporary, path)
+        _temporary(path).touch()
+        _temporary(path).unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror}",
             expected="room and permission to write",
             fix="free space, or choose another name",
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def check_result(path: Path | None, suffix: str) -> None:
-    """Refuse to put a result in the place of a file of another kind, such as a recipe or a text.
+    """Refuse to put a result where it cannot be written, or in the place of a file of another kind, such as a recipe or
+    a text.
 
     Args:
         path: where the result is to go, if anywhere.
         suffix: what names of such results end in; an older one is replaced.
 
     Raises:
-        OutputError: there is something else.
+        OutputError: there is something else, or the file cannot be written.
     """
-    if path is not None and path.suffix.lower() != suffix and path.exists():
+    if path is None:
+        return
+    if path.suffix.lower() != suffix and path.exists():
         raise OutputError(
             f"{path} exists and is no {suffix} file",
             expected=f"a new name, or an older result in {suffix}, which is replaced",
             fix="choose another name, or delete the file",
         )
+    check_writable(path)
 
 
 def write_json(path: Path, data: Any, *, indent: int = 1) -> None:

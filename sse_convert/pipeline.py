@@ -52,7 +52,7 @@ from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
-from sse_convert.report import Report
+from sse_convert.report import Report, found_before
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint
@@ -449,7 +449,8 @@ def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path, *, main: boo
         folder.mkdir(parents=True)
     report = evaluator.report(checkpoint)
     if main:
-        publish(report, folder / EVALUATION, folder / PLOT)
+        with found_before(report):
+            publish(report, folder / EVALUATION, folder / PLOT)
     else:
         report.require_gate(None)
     return report

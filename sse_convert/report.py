@@ -1,8 +1,9 @@
 """Results: what a person reads (lines on stderr) and what a program reads (JSON on stdout), from one object."""
 
+import contextlib
 import dataclasses as dc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import yaml
 from sse_convert.mixers import changed_settings, mixer_from_dict
 
 JSON_SCHEMA_VERSION = 1
+_FOUND = "found_before"
 
 
 class Report(Protocol):
@@ -23,6 +25,22 @@ class Report(Protocol):
     def lines(self) -> list[str]:
         """The result for a person, one string per line."""
         ...
+
+
+@contextlib.contextmanager
+def found_before(report: Report) -> Iterator[None]:
+    """Give a report to an error that comes after it, such as one of writing it: commands print both."""
+    try:
+        yield
+    except Exception as error:
+        vars(error)[_FOUND] = report
+        raise
+
+
+def found_by(error: Exception) -> Report | None:
+    """What was found before an error came, if something was."""
+    report: Report | None = vars(error).get(_FOUND)
+    return report
 
 
 @dc.dataclass(frozen=True, slots=True)

@@ -1,13 +1,26 @@
 import contextlib
+import errno
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from sse_convert import api
 from sse_convert.errors import OutputError
 from sse_convert.files import check_result, digest, held, replacing, sync, write_json
+
+WRITERS = [
+    lambda path: api.compare(["a", "b"], out=path),
+    lambda path: api.report("a", out=path),
+    lambda path: api.evaluate("qwen3-0.6b", "a", out=path),
+    lambda path: api.evaluate("qwen3-0.6b", "a", plot=path),
+]
+RECIPE_WRITERS = [
+    lambda path: api.recipes_new("a", path),
+    lambda path: api.recipes_copy("qwen3-0.6b", path),
+]
 
 
 def test_an_interrupted_write_keeps_the_old_file(tmp_path):
@@ -73,12 +86,29 @@ def test_a_result_takes_no_file_of_another_kind(tmp_path, name):
         return
     with pytest.raises(OutputError, match=rf"{name} exists and is no \.html file"):
         check_result(path, ".html")
-    for refused in (
-        lambda: api.compare(["a", "b"], out=path),
-        lambda: api.report("a", out=path),
-        lambda: api.evaluate("qwen3-0.6b", "a", out=path),
-        lambda: api.evaluate("qwen3-0.6b", "a", plot=path),
-    ):
+    for write in WRITERS:
         with pytest.raises(OutputError, match="exists and is no"):
-            refused()
+            write(path)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("write", [*WRITERS, *RECIPE_WRITERS])
+def test_where_a_result_goes_is_tried_before_anything_else(tmp_path, monkeypatch, write, number):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(OutputError, match=f"result cannot be written: {os.strerror(number)}"):
+        write(tmp_path / "result")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_result_in_a_place_that_cannot_be_is_refused_first(tmp_path, write):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"cannot be written: (Not a directory|File exists)"):
+        write(tmp_path / "file" / "result")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match=r"cannot be written: Is a directory|exists and is no"):
+        write(tmp_path / "folder")

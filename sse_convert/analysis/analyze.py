@@ -30,6 +30,7 @@ from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.layer import SSEAttention
+from sse_convert.report import found_before
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,7 +84,10 @@ def analyze_model(
         layers=tuple(_layer(student, i, found.get(i, {})) for i in range(config.num_hidden_layers)),
         left_out=inapplicable(student, with_teacher=teacher is not None),
     )
-    return report if out is None else write(report, out)
+    if out is None:
+        return report
+    with found_before(report):
+        return write(report, out)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from sse_convert.compat import command_line_error
 from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
 from sse_convert.process_memory import keep_freed_memory
 from sse_convert.recipe.problems import shortened
-from sse_convert.report import JSON_SCHEMA_VERSION, Report, json_ready
+from sse_convert.report import JSON_SCHEMA_VERSION, Report, found_by, json_ready
 
 P = ParamSpec("P")
 
@@ -103,11 +103,19 @@ def add_command(
                 report = function(**given)
         except KeyboardInterrupt as interrupt:
             raise UserInterruptError(interrupt, fix=after_interrupt) from interrupt
+        except Exception as error:
+            if (found := found_by(error)) is not None and not as_json:
+                show(found)
+            raise
+        if as_json and _is_first_process():
+            _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
+        elif not as_json:
+            show(report)
+
+    def show(report: Report) -> None:
         if not _is_first_process():
             return
-        if as_json:
-            _print_json(_command_name(app, name), ok=True, result=json_ready(report.to_dict()))
-        elif to_stdout:
+        if to_stdout:
             _print("\n".join(report.lines()))
         else:
             _say(*report.lines())
@@ -167,7 +175,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
             known = UserInterruptError(*came)  # of which a library has made another error
         if known is None:
             return _bug(error, name, as_json, debug="--debug" in arguments)
-        return _fail(known, name, as_json)
+        return _fail(known, name, as_json, found_by(error))
 
 
 @contextlib.contextmanager
@@ -260,9 +268,9 @@ def _usage_error(error: Any, name: str) -> UsageError:
     return UsageError(text, fix=f"see `sse-convert {name} --help`" if name else "see `sse-convert --help`")
 
 
-def _fail(error: SSEConvertError, name: str, as_json: bool) -> int:
+def _fail(error: SSEConvertError, name: str, as_json: bool, found: Report | None = None) -> int:
     if as_json and _is_first_process():
-        _print_json(name, ok=False, error=json_ready(error.to_dict()))
+        _print_error(name, json_ready(error.to_dict()), found)
     if isinstance(error, UserInterruptError):
         _say("; ".join([error.what, *([error.fix] if error.fix else [])]))
         return error.exit_code
@@ -276,7 +284,8 @@ def _bug(error: Exception, name: str, as_json: bool, *, debug: bool) -> int:
     file = _kept(trace)
     fix = f"report it with {file}" if file else "run it again with --debug, and report it with the traceback"
     if as_json and _is_first_process():
-        _print_json(name, ok=False, error={"kind": "bug", "exit_code": 1, "what": what, "expected": "", "fix": fix})
+        told = {"kind": "bug", "exit_code": 1, "what": what, "expected": "", "fix": fix}
+        _print_error(name, told, found_by(error))
     if debug:
         print(trace, file=sys.stderr)
     _complain("internal error", f"{what}\nthis is a mistake in sse-convert, not yours\nfix: {fix}")
@@ -301,6 +310,10 @@ def _complain(kind: str, text: str) -> None:
     console = stderr()
     console.print(f"{kind}: ", style="bold red", end="")
     console.print(text, markup=False)
+
+
+def _print_error(name: str, error: dict[str, Any], found: Report | None) -> None:
+    _print_json(name, ok=False, error=error, **({} if found is None else {"result": json_ready(found.to_dict())}))
 
 
 def _print_json(name: str, **content: Any) -> None:

@@ -41,6 +41,7 @@ from sse_convert.files import write_json
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe.schema import Recipe
+from sse_convert.report import found_before
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.plan import geometry_of
@@ -81,7 +82,8 @@ def evaluate_checkpoint(
     report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))
     if measures(recipe):
         report = dc.replace(report, controls=control_table(recipe, evaluator.source, report.to_dict(), command))
-    publish(report, out if main else None, plot if main else None)
+    with found_before(report):
+        publish(report, out if main else None, plot if main else None)
     return report
 
 

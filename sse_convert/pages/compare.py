@@ -27,7 +27,7 @@ from sse_convert.pages.scores import (
     teacher_name,
 )
 from sse_convert.pages.sections.layers import layer_map
-from sse_convert.report import format_bytes
+from sse_convert.report import format_bytes, found_before
 
 TIMES = (PREFILL, DECODE)
 
@@ -111,11 +111,12 @@ def compare_runs(sources: Sequence[str | Path], *, out: Path | None = None) -> C
             fix="evaluate them with the same recipe settings (`sse-convert eval`)"
             + "".join(f"\n  {line}" for line in differing),
         )
-    size = 0
-    if out is not None:
-        with styled(page=True):
-            size = write_page(out, _page(names, found, board, differing))
-    return CompareReport(board=board, differences=differing, out=out, bytes=size)
+    report = CompareReport(board=board, differences=differing, out=None, bytes=0)
+    if out is None:
+        return report
+    with found_before(report), styled(page=True):
+        size = write_page(out, _page(names, found, board, differing))
+    return dc.replace(report, out=out, bytes=size)
 
 
 def read_source(source: str | Path) -> ComparedSource:

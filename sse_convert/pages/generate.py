@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sse_convert.errors import UsageError
-from sse_convert.files import write_json
+from sse_convert.files import check_writable, write_json
 from sse_convert.pages.collect import SAMPLES_FILE, SAMPLES_SCHEMA, STUDENT, UNTRAINED, UNTRAINED_LABEL, Run
 
 
@@ -23,6 +23,7 @@ def make_samples(run: Run, prompts: Sequence[str], *, max_new_tokens: int, devic
     """
     if run.model is None or run.recipe is None:
         raise UsageError(f"{run.out} has no converted checkpoint yet", expected="one, to generate texts with")
+    check_writable(run.root / SAMPLES_FILE)
     from sse_convert.inference.generate import Sampling, generate_text
 
     sampling = Sampling(max_new_tokens=max_new_tokens)

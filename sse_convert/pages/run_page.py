@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sse_convert.errors import UsageError
+from sse_convert.files import check_writable
 from sse_convert.pages.blocks import Section
 from sse_convert.pages.collect import ANALYSIS_FOLDER, Evaluation, Run, collect
 from sse_convert.pages.compare import labels, read_source
@@ -69,12 +70,13 @@ def write_report(
             fix="convert it first, or use `sse-convert inspect`",
         )
     controls = _controls(beside)
+    path = out or found.out.with_name(f"{found.out.name}{SUFFIX}")
+    check_writable(path)
     if text is not None:
         _analyze(found, text, device)
     if prompts:
         make_samples(found, prompts, max_new_tokens=max_new_tokens, device=device)
     found = collect(run)
-    path = out or found.out.with_name(f"{found.out.name}{SUFFIX}")
     with styled(page=True):
         sections = _sections(found, controls)
         page = render(found.name, "A conversion by sse-convert, and what came of it.", sections)

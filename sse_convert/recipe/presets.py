@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from sse_convert.errors import OutputError, RecipeError
+from sse_convert.files import check_writable, replacing
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)")
 
@@ -67,11 +68,12 @@ def recipe_target(to: Path, name: str, *, overwrite: bool) -> Path:
         overwrite: it may exist.
 
     Raises:
-        OutputError: the file exists.
+        OutputError: the file exists, or cannot be written.
     """
     target = to / f"{name}.yaml" if to.is_dir() else to
     if target.exists() and not overwrite:
         raise OutputError(f"{target} exists", expected="a new file", fix="choose another name, or pass --overwrite")
+    check_writable(target)
     return target
 
 
@@ -84,10 +86,6 @@ def copy_preset(name: str, to: Path, *, overwrite: bool = False) -> Path:
     """
     source = preset_path(name)
     target = recipe_target(to, source.stem, overwrite=overwrite)
-    try:
-        shutil.copyfile(source, target)
-    except OSError as error:
-        raise OutputError(
-            f"{target} cannot be written: {error.strerror}", fix="choose a folder you can write to"
-        ) from error
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
     return target

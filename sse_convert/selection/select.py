@@ -13,6 +13,7 @@ from sse_convert.mixers import FULL, mixer_to_dict
 from sse_convert.recipe.choosing import chosen_recipe
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
+from sse_convert.report import found_before
 from sse_convert.selection.choice import Choice, agreements
 from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.recall_probes import NAMES
@@ -79,7 +80,8 @@ def select_layers(
             conditions={**dc.asdict(settings), **setup.conditions},
         )
         if team.leads:
-            report.write()
+            with found_before(report):
+                report.write()
     return report
 
 

@@ -24,7 +24,7 @@ from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
 from sse_convert.recipe.checks import BACKENDS
 from sse_convert.recipe.presets import preset_names
 from sse_convert.recipe.schema import RulerName
-from sse_convert.report import TextReport
+from sse_convert.report import TextReport, found_before
 from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
@@ -70,6 +70,19 @@ def outcome(monkeypatch):
         monkeypatch.setattr(api, "plan", plan)
 
     return set_outcome
+
+
+@pytest.mark.parametrize("error", [errors.OutputError("full"), OSError(30, "Read-only file system"), ValueError("x")])
+def test_what_was_found_before_an_error_is_told(monkeypatch, capsys, error):
+    def plan(*_, **__):
+        with found_before(TextReport({"loss": 2}, ["loss 2"])):
+            raise error
+
+    monkeypatch.setattr(api, "plan", plan)
+    code = run_app(app, ["plan", "x"])
+    assert capsys.readouterr().err.startswith(f"loss 2\n{'internal ' * (code == 1)}error: ")
+    code, answer = run_json(capsys, "plan", "x")
+    assert (code, answer["result"]) == (1 if isinstance(error, ValueError) else 8, {"loss": 2})
 
 
 def test_all_lines_of_a_result_are_told(outcome, capsys):

@@ -8,7 +8,7 @@ import torch
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer, tokenizer_of
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
-from sse_convert.errors import CheckpointError, DataError, HardwareError, RecipeError, VerificationError
+from sse_convert.errors import CheckpointError, DataError, HardwareError, OutputError, RecipeError, VerificationError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation import tasks
 from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, model_mixers
@@ -16,6 +16,7 @@ from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
 from sse_convert.recipe.stage_settings import Rope
+from sse_convert.report import found_by
 from sse_convert.surgery.budget import cache_bytes
 from sse_convert.surgery.plan import geometry_of
 from tests.evaluation.cases import MATERIAL
@@ -140,6 +141,16 @@ def test_a_missed_gate_fails_after_the_report_is_written(recipe, student_folder,
     assert str(out) in caught.value.fix
     gate = json.loads(out.read_text())["gate"]
     assert gate == [{"name": "needle_retention", "limit": 0.9, "value": None, "passed": False}]
+
+
+def test_a_report_that_cannot_be_written_is_told(recipe, student_folder, tmp_path, monkeypatch):
+    def full(*_):
+        raise OutputError("the disk is full")
+
+    monkeypatch.setattr(evaluation, "write_json", full)
+    with pytest.raises(OutputError) as caught:
+        evaluate_checkpoint(recipe, student_folder, out=tmp_path / "e.json", device="cpu")
+    assert found_by(caught.value).to_dict()["student"]["held_out"]
 
 
 def test_packed_stories_and_needle_text_without_special_tokens(recipe, tokenizer, tmp_path):

@@ -167,4 +167,4 @@ def test_copying(tmp_path):
     with pytest.raises(OutputError, match="exists"):
         copy_preset("qwen3-4b", written)
     with pytest.raises(OutputError, match="cannot be written"):
-        copy_preset("qwen3-4b", tmp_path / "none" / "mine.yaml")
+        copy_preset("qwen3-4b", written / "mine.yaml")
