@@ -75,7 +75,7 @@ def _times(ratio: float) -> str:
 
 def gains() -> str:
     """The figure that `benchmarks.quality.plots` draws."""
-    words = "memory by context, needles found and generation speed by context, softmax attention and hybrids"
+    words = "memory and generation speed by context, softmax attention and a hybrid"
     return f"![{words}](docs/pages/assets/gains.png)"
 
 

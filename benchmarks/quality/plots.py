@@ -1,9 +1,9 @@
-"""Three figures from `results.csv`: all whole models, quality against memory, and what a user gains.
+"""Three figures: all whole models and quality against memory, from `results.csv`, and memory and speed by context.
 
     python -m benchmarks.quality.plots
 
-Writes `runs.png` and `frontier.png` here and `gains.png` beside the documentation's pages. The last one also takes
-`benchmarks/kernels/hybrid_h200.json`.
+Writes `runs.png` and `frontier.png` here and `gains.png`, from `benchmarks/kernels/hybrid_h200.json`, beside the
+documentation's pages.
 """
 
 import json
@@ -26,7 +26,7 @@ TEACHER = "teacher-qwen3-32m"
 CONTEXT = 8192
 KINDS = {"number_x1": "a number", "number_x8": "a number of eight", "code_x1": "a code", "code_x8": "a code of eight"}
 """columns of needles in words"""
-STYLES = {"softmax": "#444444", "hybrid": "#0072b2", "window": "#d55e00"}
+STYLES = {"softmax": "#444444", "hybrid": "#0072b2"}
 """colours of the figure of gains"""
 
 
@@ -87,17 +87,16 @@ def draw_frontier(table: Sequence[Row], png: Path) -> None:
     _save(figure, png)
 
 
-def draw_gains(table: Sequence[Row], speed: dict[str, Any], png: Path) -> None:
-    """Memory and speed of a 0.6B shape by context, and needles of the 32M teacher and its conversions.
+def draw_gains(speed: dict[str, Any], png: Path) -> None:
+    """Memory and speed of a 0.6B shape by context.
 
     Args:
-        table: rows of `results.csv`.
         speed: content of `hybrid_h200.json`.
         png: file to write.
     """
-    figure, axes = _figure((13, 3.8), columns=3)
+    figure, axes = _figure((9, 3.8))
     names = {"teacher": ("softmax attention", "softmax"), "hybrid-kv": ("hybrid, 4 of 5 layers SSE", "hybrid")}
-    for axis, name, scale in ((axes[0], "cache_gib", 2**30 / 1e9), (axes[2], "tokens_per_s", 1.0)):
+    for axis, name, scale in ((axes[0], "cache_gib", 2**30 / 1e9), (axes[1], "tokens_per_s", 1.0)):
         for model, (text, style) in names.items():
             decoding = matching(speed, "decoding", shape="0.6b", model=model, batch=1)
             contexts = sorted({row["context"] for row in decoding})
@@ -112,35 +111,19 @@ def draw_gains(table: Sequence[Row], speed: dict[str, Any], png: Path) -> None:
         axis.legend(fontsize=8)
         axis.grid(alpha=0.25)
     axes[0].set(title="Memory: one sequence, Qwen3-0.6B shape", ylabel="GB of cache and state")
-    axes[2].set(title="Speed: generation, Qwen3-0.6B shape", ylabel="tokens per second")
-    _needle_bars(axes[1], table)
-    figure.supxlabel("one NVIDIA H200; needles: a 32M-parameter teacher and its conversions", fontsize=8)
+    axes[1].set(title="Speed: generation, Qwen3-0.6B shape", ylabel="tokens per second")
+    figure.supxlabel("one NVIDIA H200", fontsize=8)
     _save(figure, png)
 
 
-def _needle_bars(axis: Any, table: Sequence[Row]) -> None:
-    pure = rows.pick(table, "keep-none_muon_8k-steps", CONTEXT)
-    window = rows.pick(table, "keep-4-9_window", CONTEXT)
-    bars = (
-        ("the teacher", "softmax", [_share(pure, kind, teacher=True) for kind in KINDS]),
-        ("SSE beside windows, no softmax layer", "hybrid", [_share(pure, kind) for kind in KINDS]),
-        ("windows, two softmax layers", "window", [_share(window, kind) for kind in KINDS]),
-    )
-    for i, (name, style, shares) in enumerate(bars):
-        axis.bar([x + 0.27 * (i - 1) for x in range(len(KINDS))], shares, 0.26, color=STYLES[style], label=name)
-    axis.set_xticks(range(len(KINDS)), list(KINDS.values()), fontsize=8)
-    axis.set(title="Retrieval: needles found in 8K tokens", ylabel="share found", ylim=(0, 1.35), yticks=(0, 0.5, 1))
-    axis.legend(fontsize=8, loc="upper right")
+def _share(row: Row, kind: str) -> float:
+    return row.found(kinds=[kind]) / row.asked([kind])
 
 
-def _share(row: Row, kind: str, *, teacher: bool = False) -> float:
-    return row.found(teacher=teacher, kinds=[kind]) / row.asked([kind])
-
-
-def _figure(size: tuple[float, float], *, columns: int = 2, **ratios: Any) -> tuple[Figure, Any]:
+def _figure(size: tuple[float, float], **ratios: Any) -> tuple[Figure, Any]:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, columns, **ratios)
+    return figure, figure.subplots(1, 2, **ratios)
 
 
 def _save(figure: Figure, png: Path) -> None:
@@ -151,7 +134,7 @@ def main() -> None:
     table = rows.read(FOLDER / "results.csv")
     draw_runs(table, FOLDER / "runs.png")
     draw_frontier(table, FOLDER / "frontier.png")
-    draw_gains(table, json.loads(SPEED.read_text(encoding="utf-8")), GAINS)
+    draw_gains(json.loads(SPEED.read_text(encoding="utf-8")), GAINS)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_settings_in_words() -> None:
 def test_the_plots_draw(tmp_path: Path) -> None:
     plots.draw_runs(TABLE, tmp_path / "runs.png")
     plots.draw_frontier(TABLE, tmp_path / "frontier.png")
-    plots.draw_gains(TABLE, json.loads(plots.SPEED.read_text(encoding="utf-8")), tmp_path / "gains.png")
+    plots.draw_gains(json.loads(plots.SPEED.read_text(encoding="utf-8")), tmp_path / "gains.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("runs.png", "frontier.png", "gains.png"))
 
 
