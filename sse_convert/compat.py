@@ -94,6 +94,33 @@ def configure_compile(programs: int) -> None:
     torch._dynamo.config.recompile_limit = max(programs, torch._dynamo.config.recompile_limit)
 
 
+def default_code_folder() -> str:
+    """Where torch.compile keeps compiled code unless the environment says where. Looking it up, it writes it there."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return default_cache_dir()
+
+
+def compiled_since(moment: float) -> list[tuple[float, str]]:
+    """Seconds and reason of each program that torch.compile made after a moment of `time.time()`."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    made = [one for one in get_compilation_metrics() if (one.start_time_us or 0) >= 1e6 * moment]
+    spent = [((one.end_time_us or 0) - (one.start_time_us or 0)) / 1e6 for one in made]
+    why = [
+        one.recompile_reason or ("backward pass" if one.is_forward is False else f"new: {one.co_name}") for one in made
+    ]
+    return [(max(0.0, seconds), reason) for seconds, reason in zip(spent, why, strict=True)]
+
+
+def of_any_length(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The tensor, after telling torch.compile to make its first program for any number of rows already."""
+    import torch
+
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return tensor
+
+
 def end_allocation(device: int, pool: Any) -> None:
     """End the allocation of a failed CUDA graph capture in its pool, which torch 2.11 would go on with.
 

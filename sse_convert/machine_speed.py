@@ -2,8 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,10 +48,12 @@ def time_calls(
         The milliseconds by what was called, and a problem for each number of threads that is much too large.
     """
     measure = measure or median_milliseconds
+    from sse_convert.kernels.triton.selfcheck import in_threads
+
     milliseconds = {what: measure(call) for what, call in calls.items()}
     fewer: dict[int, dict[str, float]] = {}
     for count in sorted({1, threads // 2} & set(range(1, threads))):
-        with _threads(count):
+        with in_threads(count):
             fewer[count] = {what: measure(call) for what, call in calls.items()}
     slow = [(now / fewer[count][what], what, count) for what, now in milliseconds.items() for count in fewer]
     worst = max(slow, default=(0.0, "", 0))
@@ -79,18 +80,6 @@ def median_milliseconds(call: Call) -> float:
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start))
     return statistics.median(times[1:] or times)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _model(device: str) -> "PreTrainedModel":

@@ -57,6 +57,7 @@ from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.plan import make_plan
+from sse_convert.training.compiling import kept_code
 from sse_convert.training.extend import set_aside
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
@@ -217,6 +218,7 @@ def _opened(steps: "_Steps") -> Iterator[None]:
             if exported is not None and not steps.out.exists() and not (exported / _MADE / steps.out.name).exists():
                 _remove_step(exported)  # the result was deleted: make it again
         steps.accelerator.wait_for_everyone()
+        held.enter_context(kept_code(steps.root, tidy=steps.accelerator.is_main_process))
         yield
 
 

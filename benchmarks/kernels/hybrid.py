@@ -31,7 +31,7 @@ from benchmarks.kernels.hybrid_models import MODELS, TEACHER, Subject, subject, 
 from benchmarks.kernels.hybrid_profile import profile
 from benchmarks.kernels.hybrid_report import Run
 from benchmarks.kernels.hybrid_training import Trainer, random_ids
-from sse_convert.training.setup import compile_layers
+from sse_convert.training.compiling import compile_layers
 
 MOST_ROWS = 64
 BOTH_KERNELS_UP_TO = 2**15

@@ -1,7 +1,8 @@
 """Softmax attention of packed rows without a mask of all pairs of tokens: each document attends to itself.
 
 Memory is linear in the tokens. On a GPU one call of torch's variable-length flash attention does all documents; where
-that has no kernel (CPUs, float32, wide heads), documents are attended to one after another.
+that has no kernel (CPUs, float32, wide heads), documents are attended to one after another, or, where no value may be
+read, under a mask of all pairs.
 
 Shape letters: T tokens of all rows, S documents, Hq query heads, H heads of keys and values, D width of a head.
 """
@@ -19,6 +20,7 @@ from sse_convert.errors import UsageError
 from sse_convert.modeling.compat import varlen_attention
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.sink_attention import attend_with_sinks, documents_with_sinks
+from sse_convert.modeling.tracing import traced
 
 DOCUMENT_ATTENTION = "sse_documents"
 """name under which transformers finds `document_attention`; it has no masks made for it"""
@@ -69,8 +71,11 @@ def document_attention(
             fix="load the model without attn_implementation",
         )
     windowed = sliding_window is not None and sliding_window < length
-    if sse_layout.sequences == batch and not windowed and s_aux is None:
+    if not sse_layout.documents and not windowed and s_aux is None:
         return _scaled_dot_product(module, query, key, value, None, scaling=scaling, **kwargs)
+    if traced() and not _has_kernel(query):
+        sees = _pairs(sse_layout.cu_seqlens, batch, length, sliding_window)
+        return document_attention(module, query, key, value, sees, scaling=scaling, s_aux=s_aux, **kwargs)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     offsets, longest = sse_layout.cu_seqlens, sse_layout.max_seqlen
     window = sliding_window if windowed else None
@@ -136,8 +141,19 @@ def _by_kernel(
     return o if key == value else o[..., :value]
 
 
+def _pairs(offsets: Tensor, batch: int, length: int, window: int | None) -> Tensor:
+    """bool [B, 1, T / B, T / B], True where a query sees a key; other arguments as of `attend_to_documents`."""
+    index = torch.arange(batch * length, device=offsets.device).view(batch, length)
+    document = torch.searchsorted(offsets[1:], index, right=True)
+    distance = index[:, :, None] - index[:, None]
+    sees = (distance >= 0) & (document[:, :, None] == document[:, None])
+    return (sees if window is None else sees & (distance < window))[:, None]
+
+
 def _has_kernel(q: Tensor) -> bool:
-    half = q.dtype in (torch.bfloat16, torch.float16)
+    kind = q.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+    half = dtype in (torch.bfloat16, torch.float16)
     return q.is_cuda and half and q.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 

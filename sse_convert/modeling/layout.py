@@ -24,6 +24,8 @@ class SequenceLayout:
     """int64 [S + 1], offsets of the sequences among the real tokens, on the device of the tokens"""
     max_seqlen: int
     """no sequence is longer; the host knows it without asking the device"""
+    documents: bool = False
+    """whether a row may hold several sequences"""
     real: Tensor | None = None
     """bool [B * T], False for padding, which then is packed too: last, as a sequence of its own. A forward that is
     traced packs so, since its shapes cannot depend on a mask. None where no padding is packed"""
@@ -92,7 +94,7 @@ def row_layout(
     if traced():
         order, total = torch.sort(~mask.flatten(), stable=True).indices, batch * length
         real = torch.arange(total, device=mask.device) < ends[-1]
-        return SequenceLayout(order, F.pad(F.pad(ends, (1, 0)), (0, 1), value=total), total, real, cache)
+        return SequenceLayout(order, F.pad(F.pad(ends, (1, 0)), (0, 1), value=total), total, real=real, cache=cache)
     return SequenceLayout(mask.flatten().nonzero()[:, 0], F.pad(ends, (1, 0)), length, cache=cache)
 
 
@@ -106,7 +108,7 @@ def document_layout(starts: Tensor, offsets: Tensor | None = None) -> SequenceLa
     """
     if offsets is None:
         offsets = F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=starts.numel())
-    return SequenceLayout(None, offsets, starts.shape[1])
+    return SequenceLayout(None, offsets, starts.shape[1], documents=True)
 
 
 def document_starts(position_ids: Tensor | None, batch: int, *, look: bool = True) -> Tensor | None:

@@ -79,18 +79,13 @@ def lay_out(accelerator: Accelerator, stage: Stage) -> Place:
     return Place.of(accelerator, parts)
 
 
-def choose_attention(
-    model: PreTrainedModel, stage: Stage, accelerator: Accelerator, *, traced: bool
-) -> PreTrainedModel:
+def choose_attention(model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
     """Let a model's softmax layers attend over the processes that hold the same rows, or else within documents, without
     masks of all pairs of tokens. Families that this is not built for keep their attention.
 
     Args:
         model: student or teacher.
         stage: of the model.
-        accelerator: of the stage.
-        traced: layers are compiled or passes recorded. Such a model keeps its attention where there is no kernel for
-            documents: one after another, they cannot be traced.
 
     Raises:
         RecipeError: the model's heads or layers cannot be dealt out.
@@ -105,8 +100,6 @@ def choose_attention(
             )
         config._attn_implementation = CONTEXT_ATTENTION
         return model
-    kernel = accelerator.device.type == "cuda" and accelerator.mixed_precision != "no"
-    plain = config._attn_implementation in ("sdpa", SINK_ATTENTION) and document_attention_problem(config) is None
-    if plain and (kernel or not traced):
+    if config._attn_implementation in ("sdpa", SINK_ATTENTION) and document_attention_problem(config) is None:
         config._attn_implementation = DOCUMENT_ATTENTION
     return model

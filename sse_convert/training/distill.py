@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.head import Head
 from sse_convert.recipe.schema import Stage, Train
+from sse_convert.training.compiling import compile_layers
 from sse_convert.training.frozen_matrices import share
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import Student, WholeModel, held_out_sums, hidden_and_balance
 from sse_convert.training.objective import Frozen, frozen_teacher
-from sse_convert.training.setup import compile_layers, decoder_layers
+from sse_convert.training.setup import decoder_layers
 from sse_convert.training.sharding import is_sharded
 
 

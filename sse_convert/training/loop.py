@@ -18,6 +18,7 @@ from sse_convert.errors import DataError, TrainingError
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
+from sse_convert.training.compiling import LateCompiling
 from sse_convert.training.held_out import HeldOut
 from sse_convert.training.left_out import NOT_FINITE, check_left_out, kept, last_good
 from sse_convert.training.metrics import (
@@ -75,7 +76,7 @@ def train(
         TrainingError: too many steps were left out, or weights are not finite.
         DataError: the text cannot be used, or a step has nothing to predict.
     """
-    accelerator, now = objective.accelerator, start
+    accelerator, now, compiling = objective.accelerator, start, LateCompiling()
     with _bar(accelerator, stage, schedule, start) as bar, Stop(accelerator) as stop:
         for step in steps:
             if now.step == schedule.steps:
@@ -98,6 +99,7 @@ def train(
                 note = f"loss {values['loss']:.4f}{'' if held_out is None else held_out.note()}"
                 bar.update(schedule.step_tokens, note=note)
             _report(accelerator, watch, now, record, checkpoints)
+            compiling.after(now.step, aloud=accelerator.is_main_process)
             stopping, late = stop.wanted(), checkpoints.late()
             regular = last or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps
             if regular or stopping or late:

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sse_convert.compat import of_any_length
 from sse_convert.console import say
 from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.architectures import backbone_of, source_spec
@@ -15,6 +16,7 @@ from sse_convert.modeling.head import Head
 from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
+from sse_convert.training.compiling import compile_layers
 from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
 from sse_convert.training.frozen_matrices import hold_low, with_originals
@@ -24,7 +26,6 @@ from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.optimizer import make_optimizer
 from sse_convert.training.setup import (
     autocast_dtype,
-    compile_layers,
     converted_attention,
     decoder_layers,
     prepare_parameters,
@@ -82,7 +83,8 @@ class WholeModel(Objective):
         self._picks = stage.loss == "ce" or stage.loss_mask != "all"
         if stage.gradient_checkpointing is True:
             recompute_activations(self.student)
-        if train.compile is True:
+        self._compiled = train.compile is True
+        if self._compiled:
             compile_layers(self.student)
         layers = f"{_STUDENT}{source_spec(self.student.config.model_type).layers_path}."
         mixers = tuple(f"{_STUDENT}{path}." for path in converted_attention(self.student).values())
@@ -102,12 +104,15 @@ class WholeModel(Objective):
         return int((batch["targets"] != IGNORED).sum()) if self._picks else super().count(batch)
 
     def on_device(self, batch: Batch) -> Batch:
-        """Without positions where every row is one document: models count those themselves, and the student does not
-        look on the device for where documents begin. Otherwise with that, where passes are recorded. As it is where
-        rows are split."""
+        """With where documents begin, if layers are compiled, whose programs are for any documents. Without positions
+        where every row is one document: models count those themselves, and the student does not look on the device for
+        where documents begin. Otherwise with that, where passes are recorded. As it is where rows are split."""
         if ROW_POSITIONS in batch:
             return super().on_device(batch)
         starts = batch["position_ids"].flatten() == 0
+        if self._compiled:
+            moved = super().on_device({**batch, OFFSETS: padded_offsets(starts)})
+            return {**moved, OFFSETS: of_any_length(moved[OFFSETS])}
         if int(starts.sum()) == len(batch["position_ids"]):
             batch = {name: value for name, value in batch.items() if name != "position_ids"}
         elif self._recorded is not None:

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
-from sse_convert.compat import configure_compile, has_cpp_compiler
 from sse_convert.errors import DependencyError, HardwareError, TrainingError, UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of, source_spec
@@ -35,8 +34,6 @@ from sse_convert.training.sharding import empty_model, is_sharded, read_once
 
 WAIT = dt.timedelta(hours=12)
 """how long processes wait for one that converts, samples, evaluates or saves alone"""
-MOST_PROGRAMS = 32
-"""programs that torch.compile may make of the decoder layer's forward"""
 _PACKAGES = {"comet_ml": "comet_ml"}
 _OFFERED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 
@@ -251,24 +248,6 @@ def recompute_activations(model: PreTrainedModel) -> None:
     newer = "activation_checkpointing_enable"
     enable = getattr(model, newer if hasattr(model, newer) else "gradient_checkpointing_enable")
     enable({"use_reentrant": False})  # the balance loss needs the graph of the first forward
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """torch.compile each decoder layer by itself, so that layers of one kind share a program; names stay as they are.
-
-    Raises:
-        DependencyError: on a CPU, there is no C++ compiler.
-    """
-    if not has_cpp_compiler():
-        raise DependencyError(
-            "train.compile needs a C++ compiler, and none is found",
-            expected="g++ or clang++ on the PATH, or named by CXX",
-            fix="install one, or set train.compile: false",
-        )
-    # layers of all kinds, of teacher and student, with and without masks and windows, are programs of one function
-    configure_compile(MOST_PROGRAMS)
-    for layer in decoder_layers(model):
-        layer.compile()
 
 
 def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:

@@ -36,6 +36,7 @@ from sse_convert.surgery.stage_memory import still_the_teachers
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
+from sse_convert.training.compiling import COMPILED, kept_code
 from sse_convert.training.context import choose_attention, lay_out
 from sse_convert.training.distill import Distill
 from sse_convert.training.extend import Extension, differs_in_end, refuse_less, set_aside
@@ -65,7 +66,7 @@ Loss = Literal["layer_mse", "kl", "ce"]
 INPUTS = "inputs.json"
 TRACKERS = "trackers"
 SHARD_SIZE = "5GB"
-_WORK_FILES = {INPUTS, LOCK, TRACKERS, fit.FILE, metrics.FILE}
+_WORK_FILES = {INPUTS, LOCK, TRACKERS, COMPILED, fit.FILE, metrics.FILE}
 
 
 def pick_stage(recipe: Recipe, loss: Loss, name: str | None = None) -> Stage:
@@ -199,6 +200,7 @@ class _StageRun:
             self.accelerator.wait_for_everyone()
             self.checkpoints = Checkpoints(self.work, self.accelerator)
             self._keep_inputs(before)
+            held.enter_context(kept_code(self.work, tidy=self.accelerator.is_main_process))
             yield
 
     def _foreign(self) -> list[str]:
@@ -391,18 +393,14 @@ class _StageRun:
         lost = f"the {step} steps in {self.work} are lost: delete it first" if step else "nothing is lost"
         return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
 
-    def _attending(self, model: PreTrainedModel) -> PreTrainedModel:
-        train = self.train_settings
-        recorded = train.cuda_graphs and self.accelerator.device.type == "cuda"
-        return choose_attention(model, self.stage, self.accelerator, traced=train.compile is True or recorded)
-
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
+        torch.compiler.reset()  # or rows of another length than the last stage's would be compiled for any length
         model = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse, self.accelerator)
         layers = model.sse_layers().values()
         reason = next(filter(None, (layer.trains_on_torch(self.accelerator.device) for layer in layers)), None)
         if reason is not None and self.accelerator.is_main_process:
             say(f"{self.stage.name}: PyTorch makes the gradients, slowly: {reason}")
-        stretch_rope(self._attending(model), self.stage)
+        stretch_rope(choose_attention(model, self.stage), self.stage)
         if self.stage.loss == "layer_mse":
             teacher = self._teacher()
             first = next(self._steps(None)).batches if memory is None else []
@@ -413,7 +411,7 @@ class _StageRun:
         return Distill(self.accelerator, student, self._teacher(), self.stage, self.train_settings, self.vocabulary)
 
     def _teacher(self) -> PreTrainedModel:
-        return self._attending(load_teacher(stage_teacher(self.recipe, self.stage), self.accelerator))
+        return choose_attention(load_teacher(stage_teacher(self.recipe, self.stage), self.accelerator), self.stage)
 
     def _steps(self, position: dict[str, Any] | None) -> Iterator[Step]:
         """The stage's steps from a position of its rows on."""

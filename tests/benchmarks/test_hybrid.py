@@ -13,7 +13,7 @@ from benchmarks.kernels.hybrid_models import build, subject, subject_of_folder
 from benchmarks.kernels.hybrid_training import Trainer, next_token_loss, random_ids
 from sse_convert.inference.cuda_graphs import TokenStep
 from sse_convert.kernels import dispatch
-from sse_convert.training.setup import compile_layers
+from sse_convert.training.compiling import compile_layers
 
 CPU = torch.device("cpu")
 DRY_RUN = ["--shapes", "tiny", "--device", "cpu", "--backend", "varlen", "--step-tokens", "96", "--decode-tokens", "96",

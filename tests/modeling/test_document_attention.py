@@ -165,8 +165,14 @@ def test_the_kernel_gives_what_documents_give_one_by_one(window: int | None) -> 
         assert error < 2**-7
 
 
-def test_layers_compile_whole_for_any_number_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a kernel, as on a GPU, for which one that masks stands in."""
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt_oss"])
+def test_layers_compile_whole_for_any_number_of_documents(
+    family: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a kernel, as on a GPU, for which one that masks stands in; without one under masks."""
+    if has_kernel and family != "qwen3":
+        return
 
     def kernel(q, k, v, offsets, longest, scaling, window):  # type: ignore[no-untyped-def]
         index = torch.arange(len(q))
@@ -176,11 +182,11 @@ def test_layers_compile_whole_for_any_number_of_documents(monkeypatch: pytest.Mo
         scores = scaling * torch.einsum("thd,shd->hts", q, k)
         return torch.einsum("hts,shd->thd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
 
-    model = tiny_model("qwen3", LAYOUT)
+    model = tiny_model(family, LAYOUT)
     model.config._attn_implementation = DOCUMENT_ATTENTION
     packed = [rows(), (rows()[0], torch.arange(20) % torch.tensor([[5], [10]])), (rows()[0], None)]
     expected = [model(ids, position_ids=where, use_cache=False).logits for ids, where in packed]
-    monkeypatch.setattr(document_attention, "_has_kernel", lambda q: True)
+    monkeypatch.setattr(document_attention, "_has_kernel", lambda q: has_kernel)
     monkeypatch.setattr(document_attention, "varlen_attention", kernel)
     torch.compiler.reset()
     for layer in model.base_model.layers:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sse_convert.kernels.inputs import Inputs, position_of_tokens
 from sse_convert.kernels.namespace import operator_name
@@ -32,8 +33,9 @@ PADDING_BEARABLE = 0.25
 def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor, Tensor | None]:
     """`sse_attention` for any number of tokens per sequence.
 
-    Without states, gated linear attention packs many short segments into shared chunks; otherwise the results of a
-    token depend on nothing after it and on no other sequence, to the bit.
+    Without states, gated linear attention packs many short segments into shared chunks, and all that torch.compile
+    traces, whose programs are for any number of sequences; otherwise the results of a token depend on nothing after it
+    and on no other sequence, to the bit.
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state [S, M, H, D, V] in float32 if wanted.
@@ -46,7 +48,7 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     offsets, used_k = x.cu_seqlens.to(x.q.device), max(x.top_k, x.read_top_k)
     used, gate = _used(x, offsets, used_k)
     initial = _initial_state(x, output_final_state)
-    packed = initial is None and not delta and _much_padding(x, used_k)
+    packed = initial is None and not delta and (is_compiling() or _much_padding(x, used_k))
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
     layout = slot_layout(
         used, offsets, num_partitions=x.num_partitions, shared=x.shared is not None, packed=packed,
@@ -96,13 +98,10 @@ def _initial_state(x: Inputs, final: bool) -> Tensor | None:
 
 
 def _much_padding(x: Inputs, used_k: int) -> bool:
-    """Whether aligned segments waste too many slots, if each ends in the middle of a chunk. Decided when torch.compile
-    traces it, also where the number of sequences is a symbol: operators take no undecided truth values."""
+    """Whether aligned segments waste too many slots, if each ends in the middle of a chunk."""
     slots = x.num_tokens * (used_k + (x.shared is not None))
     segments = min(x.num_sequences * x.num_partitions, x.num_tokens * used_k)
-    if CHUNK / 2 * (segments + x.num_sequences) > PADDING_BEARABLE * slots:  # noqa: SIM103
-        return True
-    return False
+    return CHUNK / 2 * (segments + x.num_sequences) > PADDING_BEARABLE * slots
 
 
 def _tensors(x: Inputs) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -5,8 +5,9 @@ not the same twice. So one case with several chunks, an empty sequence, grouped 
 twice, over memory full of NaN, and must agree with `kernels/torch/reference.py` in float64 and with itself to the bit.
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -34,7 +35,8 @@ def self_check(device: torch.device, *, delta: bool = False, widths: Widths = US
     """
     plain = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), plain:
-        exact = _results(_leaves(torch.device("cpu"), torch.float64, delta, widths), _reference)
+        with in_threads(1):  # its products are small: ten threads took a minute to wait for each other
+            exact = _results(_leaves(torch.device("cpu"), torch.float64, delta, widths), _reference)
         try:
             leaves = _leaves(device, torch.bfloat16, delta, widths)
             _fill_free_memory_with_nan(device)
@@ -47,6 +49,17 @@ def self_check(device: torch.device, *, delta: bool = False, widths: Widths = US
         return f"{worst} is off by {errors[worst]:.1e} of its size (bound {BOUND:.0e})"
     different = [name for name in exact if not torch.equal(first[name], second[name])]
     return f"two runs differ in {', '.join(different)}" if different else None
+
+
+@contextlib.contextmanager
+def in_threads(count: int) -> Iterator[None]:
+    """Let torch compute in so many threads of the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _leaves(device: torch.device, dtype: torch.dtype, delta: bool, widths: Widths) -> dict[str, Tensor]:

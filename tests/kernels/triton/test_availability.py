@@ -1,6 +1,6 @@
 """The kernels are refused where they cannot run and where the self-check finds them wrong, with the reason in words."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -56,6 +56,28 @@ def test_self_check_passes_in_any_mode_and_leaves_random_numbers_alone(kernels: 
     with mode():
         assert self_check(CPU) is None
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_definition_runs_in_one_thread(kernels: pytest.MonkeyPatch) -> None:
+    """On ten cores its small products took a minute."""
+    threads: dict[str, int] = {}
+
+    def counted(name: str, run: Callable[[Inputs], tuple[Tensor, Tensor]]) -> None:
+        def noted(x: Inputs) -> tuple[Tensor, Tensor]:
+            threads[name] = torch.get_num_threads()
+            return run(x)
+
+        kernels.setattr(selfcheck, name, noted)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        counted("_reference", selfcheck._reference)
+        counted("_kernels", right)
+        assert self_check(CPU) is None
+    finally:
+        torch.set_num_threads(before)
+    assert threads == {"_reference": 1, "_kernels": 2}
 
 
 def test_self_check_passes_inside_a_gradient_checkpoint(kernels: pytest.MonkeyPatch) -> None:
