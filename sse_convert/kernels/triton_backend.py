@@ -10,21 +10,21 @@ from torch import Tensor
 
 from sse_convert.kernels.gates import gate_name
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.triton.config import MAX_DIM, USUAL, Widths
+from sse_convert.kernels.triton.config import MAX_DIM, Widths
 
 GPU = "cuda"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def unavailable_reason(
-    device: torch.device, delta: bool = False, widths: tuple[int, int, int] = USUAL
+    device: torch.device, delta: bool = False, widths: tuple[int, int, int] | None = None
 ) -> str | None:  # fmt: skip
-    """Why the kernels (those of the delta rule too, if `delta`) cannot run heads of such `Widths` on a device; None if
-    they can. The first call on a GPU for some widths runs their self-check. A plain tuple, since torch.compile empties
-    a named one on its way to functions whose result is constant."""
+    """Why the kernels (those of the delta rule too, if `delta`) cannot run heads of such `Widths` on a device, or what
+    has no heads, where these are None; None if they can. The first call on a GPU for some widths runs their self-check.
+    A plain tuple, since torch.compile empties a named one on its way to functions whose result is constant."""
     from sse_convert.kernels.triton.availability import untrusted_reason
 
-    return untrusted_reason(device, delta=delta, widths=Widths(*widths))
+    return untrusted_reason(device, delta=delta, widths=None if widths is None else Widths(*widths))
 
 
 def untrusted(x: Inputs) -> str | None:

@@ -18,10 +18,16 @@ class UptrainLoss(nn.Module):
         self.student = student
 
     def forward(
-        self, input_ids: Tensor, targets: Tensor, position_ids: Tensor | None = None, *, held_out: bool = False
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        position_ids: Tensor | None = None,
+        sse_offsets: Tensor | None = None,
+        *,
+        held_out: bool = False,
     ) -> dict[str, Tensor]:
         """`loss`, summed over targets, and `balance`; 0-d each. For held-out text `held_out_sums`."""
-        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids)
+        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
         if held_out:
             return held_out_sums(hidden, Head.of(self.student), targets)
         loss = linear_cross_entropy(hidden.flatten(0, 1), Head.of(self.student), targets.flatten())

@@ -108,6 +108,26 @@ def test_ten_layouts_of_documents_compile_once(traced, monkeypatch, backend, set
     assert graphs == graphs[:1] * len(STARTS)
 
 
+def test_a_later_stage_of_cross_entropy_compiles_for_its_own_row_length(monkeypatch, make, train, text_folder):
+    """torch.compile takes a length that has changed for any length, and thrice the time for it."""
+    whole, symbols = torch.nn.Module.compile, []
+
+    def seen(graph, inputs):
+        symbols.extend(s for x in inputs if isinstance(x, torch.Tensor) and x.dim() > 1 for s in x.shape)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: whole(module, backend=seen))
+    data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
+    for name, length in (("first", 32), ("second", 64)):
+        symbols.clear()
+        settings = {"compile": True, "validate_every": 128}
+        recipe = make(("uptrain", {"tokens": 256, "seq_len": length}), data=data, train=settings)
+        train("uptrain", name, recipe=recipe)
+        assert length in symbols
+        assert not any(isinstance(size, torch.SymInt) for size in symbols)
+    torch.compiler.reset()
+
+
 def test_late_compiling_is_told_with_its_reason(capsys):
     double = torch.compile(lambda x: x * 2, backend="eager")
     late, said = LateCompiling(), []

@@ -16,12 +16,13 @@ _reasons: dict[tuple[int, Widths, bool], str | None] = {}
 """by index of the device and widths of heads, of all kernels and of those that the delta rule needs besides"""
 
 
-def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Widths = USUAL) -> str | None:
+def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Widths | None = None) -> str | None:
     """Why the kernels (those of the delta rule too, if `delta`) cannot run on `device`; None if they can.
 
     The first call for a GPU and some widths runs the self-check, which compiles kernels and waits for the device, since
     a compiler's mistakes depend on the widths. Later ones only look its result up. The delta rule has a check of its
-    own, after the other. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and meant for tests.
+    own, after the other. For kernels of no heads (`widths` None) a check that any widths passed will do, or that of the
+    usual ones. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and meant for tests.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -32,6 +33,9 @@ def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Width
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     index = torch.cuda.current_device() if device.index is None else device.index
+    if widths is None:
+        passed = (own for (place, own, _), reason in _reasons.items() if place == index and reason is None)
+        widths = next(passed, USUAL)
     for key in [(index, widths, False), (index, widths, True)] if delta else [(index, widths, False)]:
         if key not in _reasons:
             if torch.cuda.is_current_stream_capturing():

@@ -178,8 +178,31 @@ def test_what_all_need_is_examined_before_the_delta_rule(gpu: pytest.MonkeyPatch
 def test_heads_of_each_width_are_examined_by_themselves(gpu: pytest.MonkeyPatch) -> None:
     narrow = Widths(1, 64, 64)
     gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: "k is off" if widths == narrow else None)
-    assert untrusted_reason(GPU) is None
+    assert untrusted_reason(GPU, widths=USUAL) is None
     assert "on Some GPU for heads of 64 x 64, 1 to a state: k is off;" in str(untrusted_reason(GPU, widths=narrow))
+    assert untrusted_reason(GPU, widths=USUAL) is None
+
+
+def test_kernels_of_no_heads_are_trusted_after_any_check_that_was_passed(gpu: pytest.MonkeyPatch) -> None:
+    """Another check compiles some twenty kernels that no model of these widths runs."""
+    examined, wrong, right = [], Widths(1, 64, 64), Widths(3, 64, 64)
+
+    def check(device: torch.device, delta: bool, widths: Widths) -> str | None:
+        examined.append(widths)
+        return "k is off" if widths == wrong else None
+
+    gpu.setattr(selfcheck, "self_check", check)
+    assert "k is off" in str(untrusted_reason(GPU, widths=wrong))
+    assert untrusted_reason(GPU, widths=right) is None
+    assert untrusted_reason(GPU) is None
+    assert examined == [wrong, right]
+    assert "k is off" in str(untrusted_reason(GPU, widths=wrong))
+
+
+def test_a_check_that_failed_says_nothing_of_other_kernels(gpu: pytest.MonkeyPatch) -> None:
+    narrow = Widths(1, 64, 64)
+    gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: "k is off" if widths == narrow else None)
+    assert "k is off" in str(untrusted_reason(GPU, widths=narrow))
     assert untrusted_reason(GPU) is None
 
 
