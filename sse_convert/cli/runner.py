@@ -19,7 +19,7 @@ import typer
 from typer.main import get_command
 
 from sse_convert.compat import command_line_error
-from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError, out_of_memory
 from sse_convert.process_memory import keep_freed_memory
 from sse_convert.recipe.problems import shortened
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, found_by, json_ready
@@ -251,9 +251,7 @@ def _known(error: Exception) -> SSEConvertError | None:
             fix="see what that process said, and run the same command again",
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return HardwareError(
-            "the machine is out of memory", expected="less at a time", fix="lower the sizes that were asked for"
-        )
+        return out_of_memory()
     if type(error).__name__ == "OutOfMemoryError":  # torch's; importing torch to name it would be slow
         return HardwareError(
             f"the accelerator is out of memory: {str(error).partition('. ')[0]}",

@@ -1,7 +1,7 @@
 """A document, and how it becomes tokens: special tokens at its ends, and which tokens a chat document is trained on."""
 
 import dataclasses as dc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from sse_convert.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LONGEST_PIECE = 1 << 20
+"""characters of a text that are tokenized as one; a tokenizer takes some fifty bytes of memory for each"""
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
@@ -33,6 +35,13 @@ class Document:
     """false when the document goes on after this text"""
     where: str = ""
     """file and offset, for error messages"""
+
+    @property
+    def characters(self) -> int:
+        """Length of its text; of tokens, about."""
+        if self.messages is not None:
+            return sum(len(str(part)) for message in self.messages for part in message.values())
+        return 4 * len(self.ids) if self.ids is not None else len(self.text or "")
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -78,10 +87,16 @@ class Encoder:
             DataError: a conversation does not fit the chat template.
         """
         texts = [document.text for document in documents if document.text is not None]
-        plain = iter(token_ids(self._tokenizer, texts))
+        short = iter(token_ids(self._tokenizer, [text for text in texts if len(text) <= LONGEST_PIECE]))
+        plain = (next(short) if len(text) <= LONGEST_PIECE else self._long(text) for text in texts)
         return [self._encoded(document, next(plain) if document.text is not None else []) for document in documents]
 
-    def _encoded(self, document: Document, text_ids: list[int]) -> Encoded:
+    def _long(self, text: str) -> Ids:
+        """Tokens of a long text, made of one piece after the other."""
+        parts = (token_ids(self._tokenizer, [piece])[0] for piece in _pieces(text))
+        return np.concatenate([np.array(part, dtype=np.int32) for part in parts])
+
+    def _encoded(self, document: Document, text_ids: list[int] | Ids) -> Encoded:
         if document.messages is not None:
             return self._conversation(document.messages, document.where)
         if document.ids is not None:
@@ -89,7 +104,7 @@ class Encoder:
         else:
             prefix = self._prefix if document.begins else []
             suffix = self._suffix if document.ends else []
-            ids = np.array([*prefix, *text_ids, *suffix], dtype=np.int32)
+            ids = np.concatenate([prefix, text_ids, suffix]).astype(np.int32)
         if self._vocab_size is not None and len(ids) and (highest := int(ids.max())) >= self._vocab_size:
             raise DataError(
                 f"{document.where}: the text holds a special token (id {highest}) that the model does not embed",
@@ -186,6 +201,17 @@ def document_from_record(record: dict[str, Any], field: str, *, chat: bool, wher
         for part in message.values():
             check_letters(part, field, where)
     return Document(messages=[dict(message) for message in value], where=where)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text, cut where it is long, before a space if there is one nearby: tokens of most kinds begin there."""
+    start = 0
+    while len(text) - start > LONGEST_PIECE:
+        end = start + LONGEST_PIECE
+        end = max(text.rfind(" ", end - LONGEST_PIECE // 2, end), 0) or end
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def check_letters(value: object, field: str, where: str) -> None:

@@ -87,7 +87,8 @@ class Packer:
         self._corpus, self._encoder, self._seq_len = corpus, encoder, seq_len
         self._seed, self._passes = seed, passes
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
-        self._ready: dict[tuple[int, int], list[Encoded]] = {}
+        self._units: dict[tuple[int, int], list[Document] | None] = {}
+        self._ready: dict[tuple[int, ...], Encoded] = {}
         self._found_text = cursor != Cursor()
 
     def row(self) -> Packed | None:
@@ -119,15 +120,16 @@ class Packer:
     def _current(self) -> Encoded | None:
         """The document the cursor stands in, moving it on to the next one with tokens left; None at the end."""
         while self._passes is None or self.cursor.epoch < self._passes:
-            documents = self._documents()
+            epoch, place, number = self.cursor.epoch, self.cursor.place, self.cursor.document
+            documents = self._documents(epoch, place)
             if documents is None:
                 self._next_pass()
-            elif self.cursor.document >= len(documents):
-                self.cursor = Cursor(self.cursor.epoch, self.cursor.place + 1)
-            elif self.cursor.token >= len(documents[self.cursor.document].ids):
-                self.cursor = Cursor(self.cursor.epoch, self.cursor.place, self.cursor.document + 1)
+            elif number >= len(documents):
+                self.cursor = Cursor(epoch, place + 1)
+            elif self.cursor.token >= len((found := self._encoded(epoch, place, number)).ids):
+                self.cursor = Cursor(epoch, place, number + 1)
             else:
-                return documents[self.cursor.document]
+                return found
         return None
 
     def _next_pass(self) -> None:
@@ -135,25 +137,37 @@ class Packer:
             raise DataError("the text has no documents", expected="at least one that is not blank", fix="add text")
         self.cursor = Cursor(self.cursor.epoch + 1)
 
-    def _documents(self) -> list[Encoded] | None:
-        """The tokens of the unit at the cursor, in this pass's order; None behind the last unit."""
-        here = self.cursor.epoch, self.cursor.place
-        if here not in self._ready:
-            self._ready = self._encoded(*here)
-        return self._ready.get(here)
+    def _documents(self, epoch: int, place: int) -> list[Document] | None:
+        """The documents of the unit at a place, in this pass's order; None behind the last unit."""
+        if (epoch, place) not in self._units:
+            here = self.cursor.epoch, self.cursor.place
+            self._units = {key: documents for key, documents in self._units.items() if key >= here}
+            self._units[epoch, place] = self._read(epoch, place)
+        return self._units[epoch, place]
 
-    def _encoded(self, epoch: int, place: int) -> dict[tuple[int, int], list[Encoded]]:
-        """The unit at a place, and ones after it if it is small: a tokenizer runs over many texts in parallel."""
-        units: dict[tuple[int, int], list[Document]] = {}
-        size = 0
-        while size < ENCODED_AT_ONCE and (documents := self._read(epoch, place)) is not None:
-            units[epoch, place] = documents
-            size += sum(1000 if document.text is None else len(document.text) for document in documents)
-            place += 1
+    def _encoded(self, *here: int) -> Encoded:
+        """The tokens of a document, by pass, place and number; with those after it, which a tokenizer makes in
+        parallel."""
+        if here not in self._ready:
+            keys, documents, size = [], [], 0
+            for key, document in self._from(*here):
+                keys.append(key)
+                documents.append(document)
+                size += document.characters
+                if size >= ENCODED_AT_ONCE:
+                    break
+            self._ready = dict(zip(keys, self._encoder.encode(documents), strict=True))
+        return self._ready[here]
+
+    def _from(self, epoch: int, place: int, number: int) -> Iterator[tuple[tuple[int, ...], Document]]:
+        """This document and those after it in its pass; of a stream, those of its unit alone: reading ahead would have
+        to be undone after a restart."""
+        while (documents := self._documents(epoch, place)) is not None:
+            for i in range(number, len(documents)):
+                yield (epoch, place, i), documents[i]
             if self._corpus.units is None:
-                break  # reading ahead in a stream would have to be undone after a restart
-        encoded = iter(self._encoder.encode([document for documents in units.values() for document in documents]))
-        return {key: [next(encoded) for _ in documents] for key, documents in units.items()}
+                return
+            place, number = place + 1, 0
 
     def _read(self, epoch: int, place: int) -> list[Document] | None:
         unit = self._unit_at(epoch, place)
@@ -162,7 +176,7 @@ class Packer:
         documents = self._corpus.read(unit)
         if not documents and self._corpus.units is None:
             return None
-        documents = [document for document in documents if document.text is None or document.text.strip()]
+        documents = [document for document in documents if document.text is None or not _is_blank(document.text)]
         if self._seed is not None and len(documents) > 1:
             order = np.random.default_rng([*self._seed, epoch, unit]).permutation(len(documents))
             documents = [documents[i] for i in order]
@@ -185,3 +199,7 @@ def packed_rows(packer: Packer) -> Iterator[Packed]:
     """The packer's rows until its last pass is over."""
     while (row := packer.row()) is not None:
         yield row
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()

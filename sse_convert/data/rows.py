@@ -20,10 +20,11 @@ from sse_convert.data.documents import Encoder
 from sse_convert.data.hub_datasets import check_datasets, open_hub
 from sse_convert.data.needle import KeyWords, load_words
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
+from sse_convert.data.parquet_files import ParquetFiles
 from sse_convert.data.recall_forms import ABOUT_TEXT
 from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
-from sse_convert.data.text_files import ParquetFiles, TextFiles, find_files, unit_bytes
+from sse_convert.data.text_files import TextFiles, find_files, unit_bytes
 from sse_convert.data.watched_files import WatchedFiles
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source

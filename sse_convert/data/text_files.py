@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.foreign import MOST_WORDS
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import FileBytes, WatchedFiles, changed
 from sse_convert.errors import DataError
-from sse_convert.recipe.problems import shortened
+from sse_convert.report import format_bytes
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -43,6 +42,8 @@ BYTES_PER_TOKEN = 4
 UNIT_ROWS = 4
 """a unit holds about this many rows, so that neighbouring rows come from different documents"""
 SMALLEST_UNIT_BYTES = 2048
+LARGEST_RECORD = 64 << 20
+"""bytes of a line of .jsonl, or of a value of .parquet"""
 _BLOCK = 8 << 20
 _LOOK_AHEAD = 4096
 _BOM = codecs.BOM_UTF8
@@ -183,7 +184,7 @@ class TextFiles:
 
     def fingerprint(self) -> dict[str, Any]:
         """Names, number, size and content of the files."""
-        return _fingerprint(self._files, self._watched)
+        return fingerprint(self._files, self._watched)
 
     def read(self, unit: int) -> list[Document]:
         """The documents of a unit, in file order.
@@ -237,8 +238,19 @@ class TextFiles:
                 if splittable and end - begin > 2 * size:
                     yield from _pieces(data, begin, end, size)
                 else:
+                    if not splittable and end - begin > max(size, LARGEST_RECORD):
+                        raise too_large(f"{path} at byte {begin}: a line", end - begin)
                     yield _Span(begin, end)
                 begin = end + (len(separator) if separator else 0)
+
+
+def too_large(what: str, size: int) -> DataError:
+    """That a record has more bytes than are read at once."""
+    return DataError(
+        f"{what} has {format_bytes(size)}",
+        expected=f"{format_bytes(LARGEST_RECORD)} at most",
+        fix="cut it into several documents, or store it as .txt, which is read in pieces",
+    )
 
 
 def _group_end(data: FileBytes, begin: int, separator: bytes | None, size: int) -> int:
@@ -271,91 +283,7 @@ def _cut(data: FileBytes, target: int, end: int) -> int:
     return target
 
 
-def _fingerprint(files: list[Path], watched: WatchedFiles) -> dict[str, Any]:
+def fingerprint(files: list[Path], watched: WatchedFiles) -> dict[str, Any]:
+    """Names, number, size and content of files."""
     sizes = {path.name: path.stat().st_size for path in files}
     return {"files": len(files), "bytes": sum(sizes.values()), "names": sorted(sizes)[:20], SEAL: watched.digest()}
-
-
-class ParquetFiles:
-    """Documents of parquet files. A unit is a row group, of which one column is read.
-
-    Args:
-        files: the files.
-        field: column that holds the text (or the messages).
-        chat: rows hold conversations.
-
-    Raises:
-        DataError: a file is damaged, has no rows or lacks the column.
-    """
-
-    def __init__(self, files: list[Path], *, field: str, chat: bool) -> None:
-        self._files = files
-        self._field = field
-        self._chat = chat
-        self._watched = WatchedFiles(files)
-        self._groups: list[tuple[int, int]] = []
-        for i, path in enumerate(files):
-            with self._open(path) as file:
-                names = file.schema_arrow.names
-                if field not in names:
-                    raise DataError(
-                        f"{path}: no column {field!r}",
-                        expected=f"one of {sorted(names)}",
-                        fix="name the column with `field` in the source",
-                    )
-                if file.metadata.num_rows == 0:
-                    raise DataError(f"{path} has no rows", expected="rows of text", fix="remove the file")
-                self._groups += [(i, group) for group in range(file.num_row_groups)]
-
-    @property
-    def units(self) -> int:
-        """Number of units."""
-        return len(self._groups)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Names, number, size and content of the files."""
-        return _fingerprint(self._files, self._watched)
-
-    def read(self, unit: int) -> list[Document]:
-        """The documents of a row group, in file order.
-
-        Raises:
-            DataError: a value is not text (or not a conversation), or the file has changed.
-        """
-        index, group = self._groups[unit]
-        path = self._files[index]
-        where = f"{path}, row group {group}"
-        self._watched.check(index)
-        with self._open(path) as file, _reading(where):
-            values = file.read_row_group(group, columns=[self._field]).column(self._field).to_pylist()
-        self._watched.check(index)
-        return [
-            document_from_record({self._field: value}, self._field, chat=self._chat, where=f"{where}, row {row}")
-            for row, value in enumerate(values)
-        ]
-
-    @staticmethod
-    def _open(path: Path) -> Any:
-        import pyarrow.parquet as pq
-
-        with _reading(str(path)):
-            return pq.ParquetFile(path)
-
-
-@contextlib.contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """Turn what pyarrow raises for damaged bytes into an error with their place.
-
-    Raises:
-        DataError: they are not what parquet says they are.
-    """
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeError, KeyError, OverflowError) as error:
-        raise DataError(
-            f"{where} is damaged: {shortened(str(error), MOST_WORDS)}",
-            expected="a parquet file",
-            fix="fetch the file again",
-        ) from error

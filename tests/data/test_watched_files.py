@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sse_convert.data import watched_files
+from sse_convert.data.parquet_files import ParquetFiles
 from sse_convert.data.teacher_samples import CACHE_VARIABLE
-from sse_convert.data.text_files import ParquetFiles, TextFiles
+from sse_convert.data.text_files import TextFiles
 from sse_convert.data.watched_files import FileBytes, WatchedFiles
 from sse_convert.errors import DataError
 from sse_convert.files import digest
