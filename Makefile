@@ -2,6 +2,7 @@
 # make test    all tests but those of experiments;  make quick  those of a minute;  make test-experiments  the others
 # make test-serving  tests of the vLLM plugin with vLLM for CPUs, in an environment of its own (.venv-vllm)
 # make test-quantised  tests of quantised models with the libraries that quantise, in another (.venv-quantised)
+# make test-newest  a few tests with the newest transformers, accelerate, peft, tokenizers and torch (.venv-newest)
 # make check   lint and types;  make wheel  builds dist/;  make docs  the documentation in site/
 # make clean   removes what these made
 # Each does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
@@ -10,6 +11,7 @@ PYTHON ?=
 VENV ?= .venv
 SERVING_VENV ?= .venv-vllm
 QUANTISED_VENV ?= .venv-quantised
+NEWEST_VENV ?= .venv-newest
 SERVING_TESTS ?= tests/serving/vllm
 WORKERS ?= 2
 TESTS ?= tests
@@ -17,7 +19,7 @@ QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recip
 PY := $(VENV)/bin/python
 export PYTHON VENV
 
-.PHONY: demo test quick test-experiments test-serving test-quantised check wheel docs setup clean
+.PHONY: demo test quick test-experiments test-serving test-quantised test-newest check wheel docs setup clean
 
 demo: setup
 	$(PY) demo/run.py
@@ -42,6 +44,9 @@ test-quantised: setup-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(QUANTISED_VENV)/bin/python -m pytest tests/modeling/test_quantised.py \
 		'tests/docs/test_pages.py::test_the_page_does_what_it_shows[guide/quantise.md]'
 
+test-newest: setup-dev
+	$(PY) tools/newest.py $(NEWEST_VENV)
+
 check: setup-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -63,4 +68,4 @@ setup-dev:
 	@tools/setup.sh dev,train,eval
 
 clean:
-	rm -rf $(VENV) $(SERVING_VENV) $(QUANTISED_VENV) dist build site .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(SERVING_VENV) $(QUANTISED_VENV) $(NEWEST_VENV) dist build site .pytest_cache .ruff_cache .mypy_cache

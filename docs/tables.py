@@ -23,6 +23,7 @@ from docs import (
     serving_tables,
     speed_tables,
     training_tables,
+    tried_table,
     wording_tables,
 )
 from docs.examples import ROOT, page_paths
@@ -42,6 +43,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **cost_tables.BLOCKS,
     **recipe_tables.BLOCKS,
     **serving_tables.BLOCKS,
+    **tried_table.BLOCKS,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")

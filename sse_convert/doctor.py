@@ -1,7 +1,6 @@
 """What this machine has: versions, devices, operator backends with reasons, optional packages."""
 
 import dataclasses as dc
-import importlib.metadata
 import os
 import platform
 import re
@@ -12,6 +11,7 @@ from typing import Any
 
 from sse_convert import __version__
 from sse_convert.machine_speed import small_calls, time_calls
+from sse_convert.modeling.tried import TRIED, installed_version, newer_than_tried
 from sse_convert.report import format_bytes, json_ready
 
 SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "accelerate": ((1, 15), (2, 0))}
@@ -50,6 +50,8 @@ class DoctorReport:
     """whether a hub token is stored or in the environment (the token itself is never shown)"""
     milliseconds: dict[str, float]
     """what was timed -> the median of three"""
+    newer: list[str]
+    """what is newer than the versions that this package was tried with"""
     problems: list[str]
     """what needs mending, each with its fix"""
 
@@ -67,7 +69,7 @@ class DoctorReport:
         return [
             f"{self.platform}, {self.cpu_threads} threads, {format_bytes(self.disk_free_bytes)} free here",
             "versions",
-            *(f"  {name:<{width}}  {version or 'MISSING'}" for name, version in self.versions.items()),
+            *(f"  {name:<{width}}  {version or 'MISSING'}{_tried(name)}" for name, version in self.versions.items()),
             "optional packages",
             *(
                 f"  {name:<{width}}  {version or 'not installed'} ({OPTIONAL[name]})"
@@ -80,6 +82,7 @@ class DoctorReport:
             "speed, on the first device",
             *(f"  {took:9.1f} ms  {what}" for what, took in self.milliseconds.items()),
             f"hub login: {'yes' if self.hub_login else 'no (push and gated models need it: run `hf auth login`)'}",
+            *(f"not tried: {version}" for version in self.newer),
             *(f"PROBLEM: {problem}" for problem in self.problems),
             "no problems found" if not self.problems else f"{len(self.problems)} to mend",
         ]
@@ -88,12 +91,12 @@ class DoctorReport:
 def diagnose() -> DoctorReport:
     """Look around and time a few calls, for some ten seconds. Changes nothing."""
     versions: dict[str, str | None] = {"python": platform.python_version(), "sse-convert": __version__}
-    versions |= {name: _version(name) for name in REQUIRED}
+    versions |= {name: installed_version(name) for name in REQUIRED}
     have_torch = versions["torch"] is not None
     milliseconds, slow = time_machine() if have_torch else ({}, [])
     return DoctorReport(
         versions=versions,
-        optional={name: _version(name) for name in OPTIONAL},
+        optional={name: installed_version(name) for name in OPTIONAL},
         platform=f"{platform.system()} {platform.machine()}",
         cpu_threads=_threads() if have_torch else os.cpu_count() or 1,
         devices=_devices() if have_torch else [],
@@ -101,6 +104,7 @@ def diagnose() -> DoctorReport:
         disk_free_bytes=shutil.disk_usage(Path.cwd()).free,
         hub_login=versions["huggingface_hub"] is not None and _hub_login(),
         milliseconds=milliseconds,
+        newer=newer_than_tried(),
         problems=[*_problems(versions), *slow],
     )
 
@@ -113,11 +117,8 @@ def time_machine() -> tuple[dict[str, float], list[str]]:
     return time_calls(small_calls("cuda" if on_gpu else "cpu"), 1 if on_gpu else torch.get_num_threads())
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _tried(name: str) -> str:
+    return f" (tried up to {TRIED[name]})" if name in TRIED else ""
 
 
 def _problems(versions: dict[str, str | None]) -> list[str]:

@@ -16,7 +16,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import IMAGE_TEXT, has_experts
 from sse_convert.modeling.auto import load_pretrained
-from tests.modeling.tiny_images import IMAGE_MODELS, image_prompts, tiny_image_source
+from tests.modeling.tiny_images import IMAGE_MODELS, image_prompts, tiny_image_source, unless_broken
 from tests.surgery.models import recipe, recipe_data, save_teacher, tokens
 from tests.test_family_travel import ELSEWHERE, TWO_STEPS, does, elsewhere
 
@@ -74,7 +74,7 @@ LONG = ("qwen3_vl_moe", "qwen3_5_moe")
 
 
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in IMAGE_MODELS]
+    "model_type", [unless_broken(name, *([pytest.mark.slow] if name in LONG else [])) for name in IMAGE_MODELS]
 )
 def test_a_model_of_images_and_text_travels(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -66,6 +66,7 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             qkv=("query_key_value",), qkv_layout="heads", output="dense", rotary="partial",
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
+        _llama_like("apertus1p5_text", "Apertus1p5Text", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),
         _llama_like(
             "cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours", logits_times="logit_scale",

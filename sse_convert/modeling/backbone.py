@@ -34,6 +34,7 @@ from sse_convert.modeling.layout import (
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.tried import warn_of_newer
 from sse_convert.modeling.window.document_masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.window.window_branch import attention_layer
@@ -50,7 +51,9 @@ class SSEMixin(_Source):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the source's; refuses tensor, context and sequence parallelism, and picks kernels for learned sinks."""
+        """As the source's; refuses tensor, context and sequence parallelism, picks kernels for learned sinks, and warns
+        of libraries that are newer than the tried ones."""
+        warn_of_newer()
         refuse_parallel_load(kwargs)
         given = kwargs.get("config")
         asked = kwargs.get("attn_implementation") or getattr(given, "_attn_implementation", None)

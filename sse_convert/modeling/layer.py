@@ -24,7 +24,7 @@ from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import attention_dims
-from sse_convert.modeling.compat import cache_argument
+from sse_convert.modeling.compat import CACHE
 from sse_convert.modeling.context import current_shard, operator_heads
 from sse_convert.modeling.initialise import (
     NORM_EPS,
@@ -60,6 +60,8 @@ class SSEAttention(RoutedLayer):
         UsageError: the settings do not fit the family or each other.
     """
 
+    cache_argument = CACHE
+    """what the family calls the cache among this module's arguments"""
     sse_out_scale: nn.Parameter
     sse_k_scale: nn.Parameter
     sse_delta_q_down: NewProjection
@@ -90,7 +92,6 @@ class SSEAttention(RoutedLayer):
         rotated = is_rotated(source, spec)
         self.spec = spec.of(config, rotated=rotated, own_values=dims.own_values)
         self.backend = backend
-        self.cache_argument = cache_argument(type(source))
         self.state_heads = state_heads(self.dims, self.mixer)
         self.rotates = self.mixer.rope == "keep" and rotated
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0

@@ -41,6 +41,7 @@ from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
+from sse_convert.modeling.tried import warn_of_newer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.report import FieldsReport, format_number
 from sse_convert.surgery.compatibility import check_fit
@@ -148,6 +149,7 @@ def convert_layers(
     Raises:
         CheckpointError, OutputError, HubError: see `convert`.
     """
+    warn_of_newer()
     unused = check_complete(teacher)
     teacher = as_teacher(download(teacher.files, allow_pickle=bool(teacher.files.pickles)))
     files = teacher.files

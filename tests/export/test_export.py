@@ -143,6 +143,19 @@ def test_code_of_an_older_version_is_named_no_longer(recipe, trained, tmp_path):
     assert json.loads((out / "config.json").read_text())["auto_map"] == config["auto_map"]
 
 
+def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_folder, trained, tmp_path):
+    (trained / "evaluation.json").write_text(json.dumps(make_report({}).to_dict()))
+    old, new = export_checkpoint(recipe, trained, tmp_path / "old").out, tmp_path / "new"
+    code = old / "sse_code" / "modeling_backbone.py"
+    today = code.read_text()
+    code.write_text("raise ImportError('written for an older transformers')")
+    stored = load_recipe(old / "recipe.yaml", [f"model={teacher_folder}"])
+    assert export_checkpoint(stored, old, new).evaluated
+    assert (new / "sse_code" / code.name).read_text() == today
+    for name in ("model.safetensors", "evaluation.json"):
+        assert (new / name).read_bytes() == (old / name).read_bytes()
+
+
 def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder, trained, tmp_path, monkeypatch):
     """Absolute paths wherever one can stand, with the home folder's name in each."""
     home = tmp_path / "home of ada"

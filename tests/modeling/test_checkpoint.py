@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sse_convert.errors import CheckpointError
-from sse_convert.modeling.architectures import ARCHITECTURES, spec_for
+from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
@@ -18,7 +18,17 @@ from sse_convert.modeling.initialise import decay_bias
 from sse_convert.modeling.remote_code import remote_code, write_remote_code
 from sse_convert.modeling.sink_attention import use_kernels
 from tests.elsewhere import without_package
-from tests.modeling.tiny import BASELINES, BESIDE, FAMILIES, LAYOUT, prompts, tiny_config, tiny_model, tiny_source
+from tests.modeling.tiny import (
+    BASELINES,
+    BESIDE,
+    ENTRIES,
+    FAMILIES,
+    LAYOUT,
+    prompts,
+    tiny_config,
+    tiny_model,
+    tiny_source,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -222,7 +232,7 @@ def test_loading_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_derived_classes_have_names_and_homes() -> None:
-    for spec in ARCHITECTURES.values():
+    for spec in map(spec_for, ENTRIES):
         cls = model_class_for(source_class(spec))
         assert cls is model_class_for(source_class(spec))
         assert cls.__name__ == spec.hybrid_causal_lm

@@ -22,6 +22,7 @@ from tests.modeling.tiny import prompts
 from tests.modeling.tiny_images import (
     IMAGE,
     IMAGE_MODELS,
+    RUNNING_MODELS,
     image_prompts,
     tiny_image_config,
     tiny_image_model,
@@ -46,7 +47,7 @@ def test_every_entry_has_a_line() -> None:
     assert set(IMAGE_MODELS) == IMAGE_TEXT.keys()
 
 
-@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+@pytest.mark.parametrize("model_type", RUNNING_MODELS)
 @torch.no_grad()
 def test_nothing_converted_is_the_source_to_the_bit(model_type: str) -> None:
     """With images and without, in one piece and token by token after left padding."""
@@ -60,7 +61,7 @@ def test_nothing_converted_is_the_source_to_the_bit(model_type: str) -> None:
     assert all(map(torch.equal, made.logits, theirs.logits))
 
 
-@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+@pytest.mark.parametrize("model_type", RUNNING_MODELS)
 @torch.no_grad()
 def test_a_hybrid_sees_images_and_generates_from_its_cache(model_type: str) -> None:
     """Features of images are the source's to the bit; padded rows generate what each does alone by whole forwards."""
@@ -100,7 +101,7 @@ def extended(inputs: dict[str, Tensor], token: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+@pytest.mark.parametrize("model_type", RUNNING_MODELS)
 @torch.no_grad()
 def test_fixed_caches_and_text_after_an_image(model_type: str) -> None:
     """A static cache gives the tokens of a dynamic one; so do two turns over one cache those of one."""
@@ -153,7 +154,7 @@ def test_partition_gates_get_positions_in_the_row() -> None:
         made = model(torch.full((2, 1), 7), attention_mask=mask, past_key_values=cache).logits
 
 
-@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+@pytest.mark.parametrize("model_type", RUNNING_MODELS)
 @torch.no_grad()
 def test_the_language_model_by_itself_is_the_path_of_text(model_type: str) -> None:
     """Stages run it alone, packed documents too, and the head that losses use."""
@@ -171,7 +172,7 @@ def test_the_language_model_by_itself_is_the_path_of_text(model_type: str) -> No
     torch.testing.assert_close(Head.of(model).logits(inside), packed)
 
 
-@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+@pytest.mark.parametrize("model_type", RUNNING_MODELS)
 @torch.no_grad()
 def test_it_loads_through_its_auto_classes_and_as_nothing_else(model_type: str, tmp_path: Path) -> None:
     register()

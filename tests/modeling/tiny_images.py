@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from _pytest.mark import ParameterSet
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -110,6 +112,19 @@ _MODELS: dict[str, dict[str, Any]] = {
     },
 }
 IMAGE_MODELS = tuple(_MODELS)
+BROKEN = {("llama4", "5.24.0"): "the plain model's forward raises: its language model gives no image_outputs"}
+"""model type and version of transformers -> why no forward works there, converted or not"""
+
+
+def unless_broken(model_type: str, *marks: pytest.MarkDecorator) -> ParameterSet:
+    """A model type as a parameter of a test that runs it."""
+    reason = BROKEN.get((model_type, transformers.__version__))
+    return pytest.param(
+        model_type, marks=[*marks, *([pytest.mark.xfail(strict=True, reason=reason)] if reason else [])]
+    )
+
+
+RUNNING_MODELS = tuple(map(unless_broken, IMAGE_MODELS))
 _GRIDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 

@@ -16,9 +16,12 @@ from sse_convert.surgery.family_guard import model_problems
 GROUPS = [group for groups in left_out().values() for group in groups]
 KNOWN = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not name.startswith(SSE_PREFIX)]
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+_ONE_KIND = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
 FIELDS: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 2},
+    "gemma4": {"text_config": _ONE_KIND},
+    "gemma4_unified": {"text_config": _ONE_KIND},
     "gemma3n_text": {"num_hidden_layers": 2, "num_kv_shared_layers": 0},
     "minimax_m3_vl_text": {"num_hidden_layers": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},

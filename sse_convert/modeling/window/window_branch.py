@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
+from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
@@ -219,6 +220,8 @@ def branch_sum(heads: Tensor, window: Tensor, window_scale: Tensor) -> Tensor:
 def attention_layer(
     source: nn.Module, config: Any, layer_idx: int, *, spec: ArchSpec, mixer: SSEMixer, backend: str = "auto"
 ) -> SSEAttention:
-    """The layer of a recurrent mixer; see `SSEAttention` for arguments and errors."""
+    """The layer of a recurrent mixer; see `SSEAttention` for arguments, it and `compat.cache_argument` for errors."""
     kind = SSESlidingAttention if isinstance(mixer, SSESlidingMixer) else SSEAttention
-    return kind(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)
+    layer = kind(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)
+    layer.cache_argument = cache_argument(type(source))
+    return layer
