@@ -19,6 +19,7 @@ from docs import (
     quality_tables,
     quantised_table,
     readme_tables,
+    real_tables,
     recipe_tables,
     serving_tables,
     speed_tables,
@@ -30,6 +31,7 @@ from docs.examples import ROOT, page_paths
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     **readme_tables.BLOCKS,
+    **real_tables.BLOCKS,
     **wording_tables.BLOCKS,
     **quality_tables.BLOCKS,
     **beyond_table.BLOCKS,

@@ -1,24 +1,21 @@
 """Which heads hold a teacher's retrieval: needles and KL while all KV heads but some see a window alone. No training.
 
-    python -m benchmarks.real.heads MODEL BOOKS OUT.json [--lengths 1024 2048 4096 8192] [--samples 50] [--counts 3 6 9 12 18 24]
+    python -m benchmarks.real.heads MODEL BOOKS OUT.json [--samples 50] [--counts 3 6 9 12 18 24] [--select 0 7 8]
 
-BOOKS is a folder of text files. Choices of heads are made on their own wordings and on other passages than those that
-judge them:
+BOOKS is a folder of text files. Heads are chosen by wordings and passages that judge nothing:
 
-    attention   mass of attention from the tokens of an answer to those of its fact, beyond the window
-    far         mass of attention beyond the window, on running text
+    attention   attention from the tokens of an answer to those of its fact, beyond the window, at a length of rows
+    far         attention beyond the window on running text
     greedy      one head at a time, the one that lowers KL on running text most
-    refined     the best by attention, then swaps that lower KL on running text and on answers to facts
+    refined     the best by attention, then swaps that lower KL on running text and the loss of answers
     layers      whole layers, by the attention of all their heads
-
-A needle counts where every token of the answer is the likeliest one.
+    select      the layers that `sse-convert select` chose, given by --select
 """
 
 import argparse
-import dataclasses as dc
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,349 +23,209 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface
 
+from benchmarks.real.needles import TASKS, Judge, Row, Wording
 from sse_convert.files import write_json
 
 WINDOW, SINKS = 128, 4
+FACT_WEIGHT = 0.1
+"""of the loss of answers, in nats per token, beside KL on text"""
 Head = tuple[int, int]
 """layer, KV head"""
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-WORDS = (
-    "amber anchor basket beacon bishop blossom bridge candle canyon carpet castle cherry circle copper corner cotton "
-    "cradle dragon emerald falcon feather fiddle forest garden ginger guitar hammer harbor helmet island jacket jungle "
-    "kettle ladder lantern lemon lizard magnet marble meadow mirror monkey needle oyster palace parrot pepper pillow"
-).split()
-TASKS = {"noise": 1, "book": 1, "one of four": 4}
-"""kind of text -> needles in a row"""
-
-
-@dc.dataclass(frozen=True, slots=True)
-class Wording:
-    """How facts are planted and asked for."""
-
-    head: str
-    fact: str
-    question: str
-
-
-JUDGED = Wording(
-    "Some special magic numbers are hidden within the following text. Make sure to memorize them. I will quiz you about "
-    "the numbers afterwards.\n",
-    " One of the special magic numbers for {key} is: {value}.",
-    "\nWhat is the special magic number for {key} mentioned in the provided text? The special magic number for {key} "
-    "mentioned in the provided text is",
-)
-"""RULER's"""
+Columns = Callable[[Tensor, Tensor], Tensor]
+"""(rows [T], columns [S]) -> bool [T, S] or [S], which columns count"""
 CHOSEN_BY = (
-    Wording("", " The locker of the {key} opens with {value}.", "\nQuestion: what opens the locker of the {key}?\nAnswer:"),
+    Wording(
+        "", " The locker of the {key} opens with {value}.", "\nQuestion: what opens the locker of the {key}?\nAnswer:"
+    ),
     Wording("", " Note: {key} -> {value}.", "\nFrom the note above: {key} ->"),
     Wording("", " Call {key} at extension {value}.", "\nThe extension at which to call {key} is"),
 )
-"""of the rows that choose"""
-
-
-@dc.dataclass(frozen=True, slots=True)
-class Row:
-    """A row with facts, one of which is asked for at its end."""
-
-    ids: list[int]
-    answer: int
-    """tokens of the answer, the last ones"""
-    fact: range
-    """where the asked fact stands"""
+"""wordings of the rows that choose"""
 
 
 class Heads:
-    """Attention in which some KV heads see the whole row, the others a window and sinks."""
+    """Attention of a model in which some KV heads see the whole row, the others a window and sinks."""
 
     def __init__(self, model: Any) -> None:
-        config = model.config
-        self.model, self.layers, self.kv_heads = model, config.num_hidden_layers, config.num_key_value_heads
-        self.keep: Tensor | None = None
-        self.look: dict[str, Any] | None = None
-        self._masks: dict[int, Tensor] = {}
+        self.model, self.layers = model, model.config.num_hidden_layers
+        self.kv_heads = model.config.num_key_value_heads
+        self._kept: set[Head] | None = None
+        self._look: tuple[Tensor, Tensor, Columns] | None = None
+        self._mask = torch.empty(0, 0)
         AttentionInterface.register("kept_heads", self._attend)
         model.set_attn_implementation("kept_heads")
 
     @contextmanager
     def only(self, kept: Sequence[Head] | None) -> Iterator[None]:
         """Let these heads alone see the whole row; None for all."""
-        self.keep = None
-        if kept is not None:
-            self.keep = torch.zeros(self.layers, self.kv_heads, dtype=torch.bool)
-            for head in kept:
-                self.keep[head] = True
+        self._kept = None if kept is None else set(kept)
         try:
             yield
         finally:
-            self.keep = None
+            self._kept = None
 
-    def mask(self, length: int, device: torch.device) -> Tensor:
-        """bool [T, T], what windowed heads see."""
-        if length not in self._masks:
-            at = torch.arange(length, device=device)
-            far = at[:, None] - at[None]
-            self._masks = {length: (far >= 0) & ((far < WINDOW) | (at[None] < SINKS))}
-        return self._masks[length]
+    def attention(self, ids: Tensor, rows: Tensor, columns: Columns) -> Tensor:
+        """Attention [layers, KV heads] of one row ids [T], from some positions to some columns: the mean over positions
+        of the largest of a KV head's query heads."""
+        mass = torch.zeros(self.layers, self.kv_heads)
+        self._look = mass, rows, columns
+        self.model(input_ids=ids[None], use_cache=False, logits_to_keep=1)
+        self._look = None
+        return mass
 
     def _attend(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, scaling: float | None = None, **_: Any
     ) -> tuple[Tensor, None]:
-        groups, index = q.shape[1] // k.shape[1], module.layer_idx
-        if self.look is not None:
-            self._watch(q, k, index, groups, scaling)
-        full = [True] * k.shape[1] if self.keep is None else self.keep[index].tolist()
-        parts = []
-        for head, whole in enumerate(full):
+        groups, layer, parts = q.shape[1] // k.shape[1], module.layer_idx, []
+        if self._look is not None:
+            self._watch(q[0].unflatten(0, (-1, groups)), k[0], layer, scaling or q.shape[-1] ** -0.5)
+        for head in range(k.shape[1]):
+            whole = self._kept is None or (layer, head) in self._kept
             own = q[:, head * groups : (head + 1) * groups]
             key, value = (x[:, head : head + 1].expand(-1, groups, -1, -1) for x in (k, v))
-            seen: dict[str, Any] = {"is_causal": True} if whole else {"attn_mask": self.mask(q.shape[2], q.device)}
+            seen: dict[str, Any] = {"is_causal": True} if whole else {"attn_mask": self._window(q.shape[2], q.device)}
             parts.append(F.scaled_dot_product_attention(own, key, value, scale=scaling, **seen))
         return torch.cat(parts, 1).transpose(1, 2).contiguous(), None
 
-    def _watch(self, q: Tensor, k: Tensor, index: int, groups: int, scaling: float | None) -> None:
-        """Add each KV head's attention from some rows to some columns: the largest of its query heads."""
-        assert self.look is not None
-        for row, (queries, columns) in enumerate(zip(self.look["queries"], self.look["columns"], strict=True)):
-            own = q[row, :, queries].unflatten(0, (-1, groups)).float()
-            scores = torch.einsum("hgtd,hsd->hgts", own, k[row].float()) * (scaling or q.shape[-1] ** -0.5)
-            at = torch.arange(k.shape[2], device=q.device)
-            weights = scores.masked_fill(at > queries[:, None], float("-inf")).softmax(-1)
-            mass = (weights * columns(queries, at)).sum(-1).mean(-1).amax(1)
-            self.look["mass"][index] += mass.cpu()
+    def _window(self, length: int, device: torch.device) -> Tensor:
+        """bool [T, T], what windowed heads see."""
+        if len(self._mask) != length:
+            at = torch.arange(length, device=device)
+            far = at[:, None] - at[None]
+            self._mask = (far >= 0) & ((far < WINDOW) | (at[None] < SINKS))
+        return self._mask
+
+    def _watch(self, q: Tensor, k: Tensor, layer: int, scaling: float) -> None:
+        assert self._look is not None
+        mass, rows, columns = self._look
+        at = torch.arange(k.shape[1], device=q.device)
+        scores = torch.einsum("hgtd,hsd->hgts", q[:, :, rows].float(), k.float()) * scaling
+        weights = scores.masked_fill(at > rows[:, None], float("-inf")).softmax(-1)
+        mass[layer] += (weights * columns(rows, at)).sum(-1).mean(-1).amax(1).cpu()
 
 
-class Judge:
-    """Rows, text and figures of one model."""
+class Choices:
+    """Ways to choose heads, on what judges nothing."""
 
-    def __init__(self, folder: str, books: Path, device: str, seed: int) -> None:
-        self.device, self.seed = device, seed
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-        self.model, self.heads = model, Heads(model)
-        texts = [self.ids(path.read_text(encoding="utf-8")[:600_000]) for path in sorted(books.glob("*.txt"))]
-        self.own, self.others = texts[::2], texts[1::2]
-        """books that judge, and those that choose"""
+    def __init__(self, judge: Judge, heads: Heads, facts: int) -> None:
+        self.judge, self.heads, self.facts = judge, heads, facts
 
-    def ids(self, text: str) -> list[int]:
-        """Tokens of a text."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def rows(self, length: int, count: int) -> list[Row]:
+        """Rows of all tasks and wordings in turn."""
+        rng, tasks = random.Random(f"{self.judge.seed} choose {length}"), list(TASKS)
+        asked = [(tasks[i % len(tasks)], CHOSEN_BY[i % len(CHOSEN_BY)]) for i in range(count)]
+        return [self.judge.row(task, length, rng, wording, self.judge.choosing) for task, wording in asked]
 
-    def row(self, task: str, length: int, rng: random.Random, wording: Wording, texts: list[list[int]]) -> Row:
-        """One row of exactly `length` tokens."""
-        keys = rng.sample(WORDS, TASKS[task])
-        values = [str(rng.randint(10**6, 10**7 - 1)) for _ in keys]
-        facts = [self.ids(wording.fact.format(key=k, value=v)) for k, v in zip(keys, values, strict=True)]
-        asked = rng.randrange(len(keys))
-        head, answer = self.ids(wording.head), self.ids(" " + values[asked])
-        tail = self.ids(wording.question.format(key=keys[asked]))
-        room = length - len(head) - len(tail) - len(answer) - sum(map(len, facts))
-        body = self._body(task, room, rng, texts)
-        cuts = sorted(rng.randrange(room) for _ in facts)
-        out, last, at = list(head), 0, 0
-        for i, (cut, fact) in enumerate(zip(cuts, facts, strict=True)):
-            out += body[last:cut]
-            at, last = (len(out), cut) if i == asked else (at, cut)
-            out += fact
-        return Row([*out, *body[last:], *tail, *answer], len(answer), range(at, at + len(facts[asked])))
+    def by_attention(self, length: int) -> Tensor:
+        """Attention of answers to their facts beyond the window, mean [layers, KV heads]."""
+        found = []
+        for row in self.rows(length, self.facts):
+            rows = torch.arange(length - row.answer - 1, length - 1, device=self.judge.device)
+            fact = row.fact
+            columns = lambda q, at, fact=fact: (at >= fact.start) & (at < fact.stop) & (q[:, None] - at >= WINDOW)  # noqa: E731
+            found.append(self.heads.attention(torch.tensor(row.ids, device=self.judge.device), rows, columns))
+        return torch.stack(found).mean(0)
 
-    def _body(self, task: str, room: int, rng: random.Random, texts: list[list[int]]) -> list[int]:
-        if task == "noise":
-            noise = self.ids(NOISE)
-            return (noise * (room // len(noise) + 1))[:room]
-        text = rng.choice([text for text in texts if len(text) > room + 1])
-        start = rng.randrange(len(text) - room)
-        return text[start : start + room]
+    def by_distance(self, length: int) -> Tensor:
+        """Attention beyond the window and the sinks on running text, mean [layers, KV heads]."""
+        rows = torch.arange(length // 2, length, 16, device=self.judge.device)
+        columns: Columns = lambda q, at: (q[:, None] - at >= WINDOW) & (at >= SINKS)  # noqa: E731
+        passages = self.judge.passages(self.judge.choosing, length, 6)
+        return torch.stack([self.heads.attention(ids, rows, columns) for ids in passages]).mean(0)
 
-    def rows(self, task: str, length: int, count: int) -> list[Row]:
-        """The rows that judge."""
-        rng = random.Random(f"{self.seed} {task} {length}")
-        return [self.row(task, length, rng, JUDGED, self.own) for _ in range(count)]
+    def loss(self, facts: Sequence[Row]) -> Callable[[Sequence[Head]], float]:
+        """What keeping some heads costs: KL on running text, and the loss of answers times `FACT_WEIGHT`."""
+        ids = self.judge.passages(self.judge.choosing, 2048, 4)
+        expected = self.judge.expected(ids)
 
-    def choosing_rows(self, length: int, count: int) -> list[Row]:
-        """The rows that choose: all tasks and wordings in turn."""
-        rng = random.Random(f"{self.seed} choose {length}")
-        tasks = list(TASKS)
-        wordings = [CHOSEN_BY[i % len(CHOSEN_BY)] for i in range(count)]
-        return [self.row(tasks[i % 3], length, rng, wording, self.others) for i, wording in enumerate(wordings)]
+        def cost(kept: Sequence[Head]) -> float:
+            with self.heads.only(kept):
+                text = self.judge.kl(ids, expected)
+                return text + (FACT_WEIGHT * self.judge.answers(facts)[1] if facts else 0.0)
 
-    def passages(self, texts: list[list[int]], length: int, count: int) -> Tensor:
-        """[count, length] of running text."""
-        rng = random.Random(f"{self.seed} text {length}")
-        long = [text for text in texts if len(text) > length + 1]
-        starts = [(text := rng.choice(long), rng.randrange(len(text) - length)) for _ in range(count)]
-        return torch.tensor([text[at : at + length] for text, at in starts], device=self.device)
-
-    def logits(self, ids: Tensor, last: int = 0) -> Tensor:
-        """Log probabilities [B, T or last, V]."""
-        made = self.model(input_ids=ids, use_cache=False, logits_to_keep=last).logits
-        return made.float().log_softmax(-1)
-
-    def answers(self, rows: list[Row]) -> tuple[int, float]:
-        """How many answers are wholly right, and the mean loss of their tokens in nats."""
-        right, loss = 0, 0.0
-        for part in _parts(rows, len(rows[0].ids)):
-            ids = torch.tensor([row.ids for row in part], device=self.device)
-            longest = max(row.answer for row in part)
-            logs = self.logits(ids, longest + 1)[:, :-1]
-            for log, row in zip(logs, part, strict=True):
-                target = torch.tensor(row.ids[-row.answer :], device=self.device)
-                own = log[-row.answer :]
-                right += bool((own.argmax(-1) == target).all())
-                loss -= float(own.gather(-1, target[:, None]).mean())
-        return right, loss / len(rows)
-
-    def kl(self, ids: Tensor, expected: list[Tensor]) -> float:
-        """Mean KL of the teacher's predictions from those of today's heads, nats per token."""
-        total, size = 0.0, max(1, 8192 // ids.shape[1])
-        for i in range(0, len(ids), size):
-            for logs, own in zip(expected[i : i + size], self.logits(ids[i : i + size]), strict=True):
-                total += float((logs.exp() * (logs - own)).sum(-1).mean())
-        return total / len(ids)
-
-    def teacher(self, ids: Tensor) -> list[Tensor]:
-        """The teacher's log probabilities [T, V] of each row."""
-        return [self.logits(row[None])[0] for row in ids]
-
-    def looked(self, ids: Tensor, queries: list[Tensor], columns: list[Any]) -> Tensor:
-        """[layers, KV heads] of attention mass, see `Heads._watch`."""
-        mass = torch.zeros(self.heads.layers, self.heads.kv_heads)
-        for i, row in enumerate(ids):
-            self.heads.look = {"mass": mass, "queries": [queries[i]], "columns": [columns[i]]}
-            self.model(input_ids=row[None], use_cache=False, logits_to_keep=1)
-        self.heads.look = None
-        return mass / len(ids)
-
-
-def _parts(rows: list[Row], length: int) -> Iterator[list[Row]]:
-    size = max(1, 32768 // length)
-    for i in range(0, len(rows), size):
-        yield rows[i : i + size]
-
-
-def by_attention(judge: Judge, length: int, count: int) -> Tensor:
-    """Attention of the answers' tokens to their facts, [layers, KV heads]."""
-    rows = judge.choosing_rows(length, count)
-    ids = torch.tensor([row.ids for row in rows], device=judge.device)
-    queries = [torch.arange(length - row.answer - 1, length - 1, device=judge.device) for row in rows]
-    columns = [lambda q, at, r=row.fact: (at >= r.start) & (at < r.stop) & (q[:, None] - at >= WINDOW) for row in rows]
-    return judge.looked(ids, queries, columns)
-
-
-def by_distance(judge: Judge, length: int, count: int) -> Tensor:
-    """Attention beyond the window and the sinks on running text, [layers, KV heads]."""
-    ids = judge.passages(judge.others, length, count)
-    queries = [torch.arange(length // 2, length, 16, device=judge.device)] * count
-    columns = [lambda q, at: (q[:, None] - at >= WINDOW) & (at >= SINKS)] * count
-    return judge.looked(ids, queries, columns)
+        return cost
 
 
 def ranked(mass: Tensor) -> list[Head]:
-    """Heads in the order of their mass."""
-    heads = mass.shape[1]
-    return [(int(i) // heads, int(i) % heads) for i in mass.flatten().argsort(descending=True)]
+    """Heads in the order of their mass [layers, KV heads]."""
+    return [divmod(int(i), mass.shape[1]) for i in mass.flatten().argsort(descending=True)]
 
 
 def whole_layers(mass: Tensor) -> list[Head]:
     """Heads of whole layers, in the order of the layers' mass."""
-    order = mass.sum(1).argsort(descending=True).tolist()
-    return [(layer, head) for layer in order for head in range(mass.shape[1])]
+    return [(layer, head) for layer in mass.sum(1).argsort(descending=True).tolist() for head in range(mass.shape[1])]
 
 
-class Loss:
-    """What a choice costs: KL on running text, and beside it the loss of answers to facts."""
-
-    def __init__(self, judge: Judge, length: int, rows: int, facts: int, far: int) -> None:
-        self.judge = judge
-        self.ids = judge.passages(judge.others, length, rows)
-        self.facts = judge.choosing_rows(far, facts) if facts else []
-        self.expected = judge.teacher(self.ids)
-
-    def __call__(self, kept: Sequence[Head]) -> float:
-        """Nats per token of text, plus nats per token of an answer times a tenth."""
-        with self.judge.heads.only(kept):
-            text = self.judge.kl(self.ids, self.expected)
-            return text + (0.1 * self.judge.answers(self.facts)[1] if self.facts else 0.0)
-
-
-def greedy(loss: Loss, candidates: list[Head], count: int) -> list[Head]:
-    """One head at a time, the one with which the loss is least."""
+def greedy(cost: Callable[[Sequence[Head]], float], candidates: Sequence[Head], count: int) -> list[Head]:
+    """One head at a time, the one with which the cost is least."""
     kept: list[Head] = []
     while len(kept) < count:
-        rest = [head for head in candidates if head not in kept]
-        kept.append(min(rest, key=lambda head: loss([*kept, head])))
+        kept.append(min((head for head in candidates if head not in kept), key=lambda head: cost([*kept, head])))
     return kept
 
 
-def refined(loss: Loss, order: list[Head], count: int, tries: int) -> list[Head]:
-    """The first of an order; then each of the next ones takes the place of whichever lowers the loss."""
-    kept, best = order[:count], loss(order[:count])
+def refined(cost: Callable[[Sequence[Head]], float], order: Sequence[Head], count: int, tries: int = 10) -> list[Head]:
+    """The first heads of an order; each of the next ones may take the place of one of their later half."""
+    kept = list(order[:count])
+    best = cost(kept)
     for head in order[count : count + tries]:
         swaps = [[*(own for own in kept if own != out), head] for out in kept[count // 2 :]]
-        costs = [loss(swap) for swap in swaps]
-        if (least := min(costs)) < best:
-            kept, best = swaps[costs.index(least)], least
+        least, swap = min((cost(swap), swap) for swap in swaps)
+        if least < best:
+            kept, best = swap, least
     return kept
 
 
-def measure(judge: Judge, kept: Sequence[Head] | None, lengths: list[int], samples: int, texts: dict[int, Any]) -> dict[str, Any]:
-    """KL by length, and needles found by task and length."""
-    entry: dict[str, Any] = {"kl": {}, "needles": {}}
-    with judge.heads.only(kept):
-        for length, (ids, expected) in texts.items():
-            entry["kl"][length] = round(judge.kl(ids, expected), 4)
-        for task in TASKS:
-            for length in lengths:
-                right, loss = judge.answers(judge.rows(task, length, samples))
-                entry["needles"][f"{task} {length}"] = {"right": right, "of": samples, "loss": round(loss, 3)}
-    return entry
+def plans(
+    options: argparse.Namespace, choices: Choices, report: dict[str, Any]
+) -> Iterator[tuple[str, Sequence[Head] | None]]:
+    """What is kept, by what chose it."""
+    shortest, longest, size = min(options.lengths), max(options.lengths), choices.heads.kv_heads
+    mass = {length: choices.by_attention(length) for length in sorted({shortest, longest})}
+    report["attention"] = {
+        length: [[round(x, 4) for x in row] for row in each.tolist()] for length, each in mass.items()
+    }
+    far = choices.by_distance(longest)
+    orders: dict[str, Sequence[Head]] = {f"attention at {length:,}": ranked(each) for length, each in mass.items()}
+    orders |= {"far": ranked(far), "layers": whole_layers(mass[longest])}
+    orders["greedy"] = greedy(choices.loss([]), ranked(mass[longest] + far)[:45], max(options.counts[:4]))
+    yield "all", None
+    yield "none", []
+    for count in options.counts:
+        for name, order in orders.items():
+            if len(order) >= count and (name != "layers" or count % size == 0):
+                yield name, order[:count]
+    if options.select:
+        yield "select", [(layer, head) for layer in options.select for head in range(size)]
+    cost = choices.loss(choices.rows(longest // 2, 12))
+    for count in options.counts[1:4]:
+        yield "refined", refined(cost, orders[f"attention at {longest:,}"], count)
 
 
 @torch.inference_mode()
 def run(options: argparse.Namespace) -> None:
-    """Choose, judge and write."""
+    """Choose, judge and write; the report is written anew after each plan."""
     start = time.monotonic()
     judge = Judge(options.model, options.books, options.device, options.seed)
-    lengths, longest = options.lengths, max(options.lengths)
-    texts = {}
-    for length in sorted({min(lengths), min(2048, longest), longest}):
-        ids = judge.passages(judge.own, length, options.rows if length <= 2048 else 4)
-        texts[length] = ids, judge.teacher(ids)
-    mass = {length: by_attention(judge, length, options.facts) for length in sorted({min(lengths), longest})}
-    far = by_distance(judge, longest, 6)
+    heads = Heads(judge.model)
     report: dict[str, Any] = {
-        "model": options.model, "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
-        "window": WINDOW, "sinks": SINKS, "kv_heads": judge.heads.layers * judge.heads.kv_heads, "samples": options.samples,
-        "attention": {length: [[round(float(x), 4) for x in row] for row in each] for length, each in mass.items()},
-        "plans": [],
-    }  # fmt: skip
-    counts, orders = options.counts, {f"attention at {n:,}": ranked(each) for n, each in mass.items()}
-    orders |= {"far": ranked(far), "layers": whole_layers(mass[longest])}
-    if options.greedy:
-        loss = Loss(judge, 2048, 4, 0, 0)
-        orders["greedy"] = greedy(loss, ranked(mass[longest] + far)[:45], max(counts[:4]))
-        print("greedy", orders["greedy"], round(time.monotonic() - start), flush=True)
-    plans: list[tuple[str, list[Head] | None]] = [("all", None), ("none", [])]
-    size = judge.heads.kv_heads
-    for count in counts:
-        for name, order in orders.items():
-            if len(order) >= count and (name != "layers" or count % size == 0):
-                plans.append((name, order[:count]))
-    if options.select:
-        plans.append(("select", [(layer, head) for layer in options.select for head in range(size)]))
-    if options.refine:
-        both = Loss(judge, 2048, 4, 12, longest // 2)
-        for count in counts[1:4]:
-            plans.append(("refined", refined(both, orders[f"attention at {longest:,}"], count, 10)))
-    for name, kept in plans:
-        entry = {"choice": name, "kept": kept, **measure(judge, kept, lengths, options.samples, texts)}
-        report["plans"].append(entry)
-        found = "  ".join(f"{key} {value['right']}" for key, value in entry["needles"].items())
-        count = "all" if kept is None else len(kept)
-        print(f"{name:20} {count:>4}  KL {entry['kl']}  {found}  {time.monotonic() - start:.0f} s", flush=True)
+        **{"model": options.model, "window": WINDOW, "sinks": SINKS, "kv_heads": heads.layers * heads.kv_heads},
+        **{"samples": options.samples, "plans": []},
+    }
+    texts = []
+    for length in sorted({min(options.lengths), min(2048, max(options.lengths)), max(options.lengths)}):
+        ids = judge.passages(judge.judging, length, options.rows if length <= 2048 else options.rows // 2)
+        texts.append((length, ids, judge.expected(ids)))
+    for name, kept in plans(options, Choices(judge, heads, options.facts), report):
+        with heads.only(kept):
+            kl = {length: round(judge.kl(ids, expected), 4) for length, ids, expected in texts}
+            needles = judge.needles(options.lengths, options.samples)
+        report["plans"].append({"choice": name, "kept": kept, "kl": kl, "needles": needles})
         report["seconds"] = round(time.monotonic() - start, 1)
+        found = "  ".join(f"{key} {value['right']}" for key, value in needles.items())
+        print(f"{name:20} {'all' if kept is None else len(kept):>4}  KL {kl}  {found}", flush=True)
         write_json(options.out, report)
 
 
@@ -383,8 +240,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--facts", type=int, default=24, help="rows that rank heads")
     p.add_argument("--rows", type=int, default=8, help="passages for KL")
     p.add_argument("--select", nargs="*", type=int, default=[], help="layers that `select` chose")
-    p.add_argument("--greedy", action="store_true", help="choose by KL as well")
-    p.add_argument("--refine", action="store_true", help="refine the choice by attention")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return p

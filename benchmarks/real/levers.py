@@ -1,0 +1,113 @@
+"""Levers of retrieval without softmax layers, one at a time: needles and KL of a real model after a short training.
+
+    python -m benchmarks.real.levers BOOKS OUT.json --levers "as it is" "one state" [--set stages.0.tokens=8M]
+
+Each lever of `LEVERS` changes one thing about --recipe. BOOKS is a folder of text files that training does not read.
+The JSON is rewritten after each training; started again it goes on, and takes folders in --work as they are.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.real.needles import Judge
+from sse_convert import api
+from sse_convert.cli.runner import hush_libraries, reporting_errors
+from sse_convert.console import say
+from sse_convert.files import write_json
+from sse_convert.recipe import Recipe, load_recipe
+from sse_convert.training.stage import run_stage
+
+MIXER = "mixers.sse+sliding"
+ONE = (f"{MIXER}.num_partitions=1", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
+KEYS = (f"{MIXER}.advanced.router=keys", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
+LEVERS: dict[str, tuple[str, ...]] = {
+    "as it is": (),
+    "windows alone": ("layers.pattern=[sliding]", "calibrate.enabled=false"),
+    "one state": ONE,
+    "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
+    "4 partitions": (f"{MIXER}.num_partitions=4",),
+    "64 partitions": (f"{MIXER}.num_partitions=64",),
+    "chosen by keys, none shared": KEYS,
+    "chosen by keys, none shared, per KV head": (*KEYS, f"{MIXER}.state_heads=kv"),
+    "window of 32": (f"{MIXER}.window=32",),
+    "no decay": (f"{MIXER}.advanced.decay=none",),
+    "fewer planted rows": ("data.needles.share=0.2",),
+}
+
+
+def measure(recipe: Recipe, work: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Convert, calibrate, train and judge."""
+    start, stages, last = time.monotonic(), [], work / "converted"
+    if not last.exists():
+        api.convert(recipe, out=last)
+    if recipe.calibrate.enabled:
+        if not (work / "calibrated").exists():
+            api.calibrate(recipe, last, out=work / "calibrated")
+        last = work / "calibrated"
+    for stage in recipe.stages:
+        report = run_stage(recipe, stage, last, work / stage.name)
+        stages.append(
+            {"name": stage.name, "tokens": report.tokens, "seq_len": stage.seq_len, "seconds": round(report.seconds, 1)}
+        )
+        last = work / stage.name
+    return {"stages": stages, **judged(recipe.model, last, options), "seconds": round(time.monotonic() - start, 1)}
+
+
+@torch.inference_mode()
+def judged(teacher: str, student: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """KL from the teacher at 2K tokens, and needles by task and length."""
+    own = Judge(teacher, options.books, options.device)
+    ids = own.passages(own.judging, 2048, 16)
+    expected = own.expected(ids)
+    judge = Judge(str(student), options.books, options.device)
+    return {"kl": {2048: round(judge.kl(ids, expected), 4)}, "needles": judge.needles(options.lengths, options.samples)}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what the report lacks."""
+    report: dict[str, Any] = {"recipe": options.recipe, "overrides": options.set, "trials": []}
+    if options.out.is_file():
+        report = json.loads(options.out.read_text(encoding="utf-8"))
+    done = {(trial["lever"], trial["seed"]) for trial in report["trials"]}
+    for seed in range(options.seeds):
+        for lever in options.levers:
+            if (lever, seed) in done:
+                continue
+            recipe = load_recipe(options.recipe, [*options.set, *LEVERS[lever], f"train.seed={seed}"])
+            work = options.work / f"{lever}-{seed}".replace(",", "").replace(" ", "-")
+            work.mkdir(parents=True, exist_ok=True)
+            entry = {"lever": lever, "seed": seed, "changes": LEVERS[lever], **measure(recipe, work, options)}
+            report["trials"].append(entry)
+            write_json(options.out, report)
+            say(f"{lever}, seed {seed}: KL {entry['kl']}, needles {entry['needles']}")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("books", type=Path, help="folder of held-out text files")
+    p.add_argument("out", type=Path, help="JSON file to write, and to go on with")
+    p.add_argument("--levers", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME", help=", ".join(LEVERS))
+    p.add_argument("--recipe", default="benchmarks/real/none_kept.yaml")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    p.add_argument("--seeds", type=int, default=1, help="seeds of each lever")
+    p.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192], help="tokens of a row")
+    p.add_argument("--samples", type=int, default=50, help="needles of each kind and length")
+    p.add_argument("--work", type=Path, default=Path("out/real/levers"), help="folder of trainings")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return p
+
+
+@reporting_errors
+def main(arguments: list[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    hush_libraries()
+    run(options)
+
+
+if __name__ == "__main__":
+    main()

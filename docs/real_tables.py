@@ -1,0 +1,91 @@
+"""Tables of the page on real models, from `benchmarks/real/`."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from docs.examples import ROOT
+from docs.markdown import table
+
+FOLDER = ROOT / "benchmarks" / "real"
+LENGTHS = (1024, 2048, 4096, 8192)
+TASKS = {"noise": "in noise", "book": "in a book", "one of four": "one of four"}
+CHOICES = ("all", "none", "layers", "select", "greedy", "refined", "attention at 8,192")
+"""of heads, as the table shows them"""
+FIRST = {
+    "sliding": "windows of 128 alone",
+    "long_gdn": "a window beside one state, delta rule",
+    "long_sse": "a window beside SSE, 16 partitions",
+}
+"""trainings of the README's table"""
+Entry = Mapping[str, Any]
+"""what a report says of one choice of heads, or of one training"""
+
+
+def heads() -> str:
+    """Needles and KL by what sees the whole row."""
+    report, lines = _load("heads_smollm2.json"), []
+    for plan in report["plans"]:
+        if plan["choice"] in CHOICES:
+            kept = report["kv_heads"] if plan["kept"] is None else len(plan["kept"])
+            words = f"{plan['choice']}, {kept} heads" if plan["kept"] else plan["choice"]
+            kl = ", ".join(f"{plan['kl'][length]:.3f}" for length in ("2048", "8192"))
+            lines.append((words, f"{kept / report['kv_heads']:.0%}", *_found(plan, LENGTHS), kl))
+    names = (f"{words}, 1K 2K 4K 8K" for words in TASKS.values())
+    return "\n".join(table(("what sees the whole row", "growing cache", *names, "KL, 2K, 8K"), lines))
+
+
+def none_kept() -> str:
+    """Needles and KL of trainings without a softmax layer."""
+    lines = [("the teacher, 189 MB at 8K", "", *_found(_teacher(), LENGTHS), "0")]
+    for trial in sorted(_trials(), key=lambda trial: (_tokens(trial), -trial["kl"]["2048"])):
+        words = f"{trial['lever']}, {trial['cache_mb']} MB"
+        lines.append((words, _millions(trial), *_found(trial, LENGTHS), f"{trial['kl']['2048']:.3f}"))
+    names = (f"{words}, 1K 2K 4K 8K" for words in TASKS.values())
+    return "\n".join(table(("every layer, and its cache", "tokens", *names, "KL, 2K"), lines))
+
+
+def first_page() -> str:
+    """The best training without a softmax layer beside one state and windows."""
+    trials, shown = {trial["name"]: trial for trial in _trials()}, (1024, 4096)
+    lines = [("the teacher", "", *_found(_teacher(), shown), "0")]
+    for name, words in FIRST.items():
+        trial = trials[name]
+        kl = f"{trial['kl']['2048']:.2f}"
+        lines.append((f"{words}, {trial['cache_mb']} MB", _millions(trial), *_found(trial, shown), kl))
+    names = (f"{words}, 1K 4K" for words in TASKS.values())
+    return "\n".join(table(("every layer, and its cache", "tokens", *names, "KL, 2K"), lines))
+
+
+def _trials() -> list[dict[str, Any]]:
+    trials: list[dict[str, Any]] = _load("levers_smollm2.json")["trials"]
+    return trials
+
+
+def _teacher() -> Entry:
+    return next(plan for plan in _load("heads_smollm2.json")["plans"] if plan["choice"] == "all")
+
+
+def _tokens(trial: Entry) -> int:
+    return sum(stage["tokens"] for stage in trial["stages"])
+
+
+def _millions(trial: Entry) -> str:
+    return f"{_tokens(trial) / 1e6:.0f}M"
+
+
+def _found(entry: Entry, lengths: Sequence[int]) -> list[str]:
+    """Needles found in percent, a cell a task with all lengths; a dash where a length was not asked."""
+    return [" ".join(_share(entry["needles"].get(f"{task} {length}")) for length in lengths) for task in TASKS]
+
+
+def _share(found: Mapping[str, Any] | None) -> str:
+    return "–" if found is None else f"{100 * found['right'] / found['of']:.0f}"
+
+
+def _load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    return content
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"real-heads": heads, "real-none": none_kept, "real-first": first_page}
