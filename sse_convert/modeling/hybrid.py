@@ -6,6 +6,7 @@ not see. The backbone's own mixin is in `backbone.py`.
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -187,20 +188,39 @@ def _change_class(model: Any) -> None:
 
 
 def _with_balance_loss(source_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The source's forward; in training, with labels, its loss includes the balance loss."""
+    """The source's forward; in training, with labels, its loss includes the balance loss, which counts as much of a
+    step as the source's own loss does (see `_share_of_step`)."""
+    place = list(inspect.signature(source_forward).parameters).index("labels") - 1
 
     @functools.wraps(source_forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = source_forward(self, *args, **named_cache(kwargs))
-        if not self.training or kwargs.get("labels") is None:
+        labels = args[place] if len(args) > place else kwargs.get("labels")
+        if not self.training or labels is None:
             return outputs
         balance = self.sse_balance_loss()
+        if isinstance(self, SSECausalLMMixin) and (items := kwargs.get("num_items_in_batch")) is not None:
+            balance = balance * _share_of_step(labels, kwargs.get("shift_labels"), items).to(balance.device)
         if isinstance(outputs, tuple):
             return (outputs[0] + balance.to(outputs[0].device), *outputs[1:])
         outputs.loss = outputs.loss + balance.to(outputs.loss.device)
         return outputs
 
     return forward
+
+
+def _share_of_step(labels: Tensor, shifted: Tensor | None, items: Tensor | int) -> Tensor:
+    """Which share of an optimizer step this forward's loss is, 0-d: trainers that accumulate gradients tell causal LMs
+    how many tokens the step predicts, and the loss is a sum over this forward's tokens, divided by that number.
+
+    Args:
+        labels: [B, T], -100 where nothing is predicted.
+        shifted: [B, T], labels of the next tokens, where the trainer has shifted them.
+        items: predicted tokens of the step.
+    """
+    predicted = (labels[..., 1:] if shifted is None else shifted).ne(-100).sum()
+    total = torch.as_tensor(items, device=predicted.device)
+    return predicted / total.clamp(min=1)
 
 
 _CLASSES: dict[type, type] = {}
