@@ -85,12 +85,6 @@ class HardwareError(SSEConvertError):
     kind = "hardware"
 
 
-def out_of_memory(doing: str = "") -> HardwareError:
-    """That memory is lacking, and for what."""
-    what = f"the machine is out of memory{f' while {doing}' if doing else ''}"
-    return HardwareError(what, expected="less at a time", fix="free memory, or lower the sizes that were asked for")
-
-
 class VerificationError(SSEConvertError):
     """A verification or an evaluation gate failed."""
 

@@ -37,7 +37,7 @@ def found_before(report: Report) -> Iterator[None]:
         raise
 
 
-def found_by(error: Exception) -> Report | None:
+def found_by(error: BaseException) -> Report | None:
     """What was found before an error came, if something was."""
     report: Report | None = vars(error).get(_FOUND)
     return report

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import CheckpointError, SSEConvertError
+from sse_convert.process_memory import memory_for
 from sse_convert.recipe.problems import shortened
 from sse_convert.recipe.ranges import Range
 
@@ -44,8 +45,9 @@ def refusing(what: str, *, expected: str, fix: str) -> Iterator[None]:
         CheckpointError: the block raised anything but an error of ours or want of memory.
     """
     try:
-        yield
-    except (SSEConvertError, MemoryError):
+        with memory_for(f"finding out whether {what}"):
+            yield
+    except SSEConvertError:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -16,6 +16,7 @@ from typing import Literal
 from sse_convert.checkpoints.hub import cached_blob
 from sse_convert.errors import OutputError
 from sse_convert.files import copy_folder, held, remove_leftovers, sync, sync_folder
+from sse_convert.process_memory import memory_for
 from sse_convert.report import format_bytes
 
 Link = Literal["auto", "hard", "copy"]
@@ -73,7 +74,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     remove_partial(out)
     partial = _make_partial(out)
     try:
-        with held(partial):
+        with held(partial), memory_for(f"writing {out}"):
             yield partial
             with contextlib.suppress(OSError):  # exFAT, CIFS and others have no modes
                 partial.chmod(0o777 & ~_umask())

@@ -19,8 +19,8 @@ import typer
 from typer.main import get_command
 
 from sse_convert.compat import command_line_error
-from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError, out_of_memory
-from sse_convert.process_memory import keep_freed_memory
+from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.process_memory import keep_freed_memory, lacks_memory, memory_for, out_of_memory, reserve
 from sse_convert.recipe.problems import shortened
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, found_by, json_ready
 
@@ -48,6 +48,9 @@ EXIT_CODES = {
     143: "ended by SIGTERM",
 }
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NO_MEMORY = b"error: the machine is out of memory\nfix: free memory, or lower the sizes that were asked for\n"
+_PANIC = "PanicException"
+"""what libraries in Rust raise where they give up; no `Exception`"""
 _IMPORTING = "<frozen importlib"
 """begins the file name of Python's own code for imports"""
 
@@ -99,7 +102,8 @@ def add_command(
     def run(*, as_json: bool, debug: bool, **given: Any) -> None:
         try:
             # what libraries print must not end up beside the JSON
-            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+            with quiet, memory_for(f"running {name}"):
                 report = function(**given)
         except KeyboardInterrupt as interrupt:
             raise UserInterruptError(interrupt, fix=after_interrupt) from interrupt
@@ -152,10 +156,18 @@ def hush_libraries() -> None:
 
 def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code. A bug says how to report it and gives 1."""
+    try:
+        hush_libraries()
+        keep_freed_memory()
+        return _run_app(app, arguments, reserve())
+    except MemoryError:  # not even an error can be made
+        os.write(2, _NO_MEMORY)
+        return HardwareError.exit_code
+
+
+def _run_app(app: typer.Typer, arguments: Sequence[str], room: list[bytearray]) -> int:
     as_json = "--json" in arguments
     name = _invoked(app, arguments)
-    hush_libraries()
-    keep_freed_memory()
     came: list[Ended] = []
     try:
         with _signals_interrupt(came):
@@ -169,8 +181,11 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
         return _fail(UserInterruptError(interrupt), name, as_json)
     except command_line_error() as error:
         return _fail(_usage_error(error, name), name, as_json)
-    except Exception as error:
-        known = _known(error)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        room.clear()
+        known = _known(error, name)
         if came and not isinstance(known, UserInterruptError):
             known = UserInterruptError(*came)  # of which a library has made another error
         if known is None:
@@ -228,8 +243,10 @@ def _raise_in(frame: FrameType, error: BaseException) -> None:
     sys.settrace(lambda *_: None)
 
 
-def _known(error: Exception) -> SSEConvertError | None:
+def _known(error: BaseException, name: str = "") -> SSEConvertError | None:
     """The error as a message for the user, if it is one of ours or one the machine caused."""
+    if not isinstance(error, HardwareError | UserInterruptError) and lacks_memory(error):
+        return out_of_memory(f"running {name or 'a command'}", error)
     if isinstance(error, SSEConvertError):
         return error
     if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
@@ -250,8 +267,6 @@ def _known(error: Exception) -> SSEConvertError | None:
             expected="all processes to run to the end",
             fix="see what that process said, and run the same command again",
         )
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return out_of_memory()
     if type(error).__name__ == "OutOfMemoryError":  # torch's; importing torch to name it would be slow
         return HardwareError(
             f"the accelerator is out of memory: {str(error).partition('. ')[0]}",
@@ -276,7 +291,7 @@ def _fail(error: SSEConvertError, name: str, as_json: bool, found: Report | None
     return error.exit_code
 
 
-def _bug(error: Exception, name: str, as_json: bool, *, debug: bool) -> int:
+def _bug(error: BaseException, name: str, as_json: bool, *, debug: bool) -> int:
     """Say that it is our mistake, and keep the traceback: a run of days is not started again to see it."""
     what, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
     file = _kept(trace)

@@ -13,7 +13,8 @@ from sse_convert.checkpoints.foreign import MOST_WORDS
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.text_files import LARGEST_RECORD, fingerprint, too_large
 from sse_convert.data.watched_files import WatchedFiles
-from sse_convert.errors import DataError, out_of_memory
+from sse_convert.errors import DataError
+from sse_convert.process_memory import memory_for
 from sse_convert.recipe.problems import shortened
 
 UNIT_BYTES = 32 << 20
@@ -167,9 +168,8 @@ def _reading(where: str) -> Iterator[None]:
     import pyarrow as pa
 
     try:
-        yield
-    except MemoryError as error:
-        raise out_of_memory(f"reading {where}") from error
+        with memory_for(f"reading {where}"):
+            yield
     except (pa.ArrowException, OSError, UnicodeError, KeyError, OverflowError) as error:
         raise DataError(
             f"{where} is damaged: {shortened(str(error), MOST_WORDS)}",

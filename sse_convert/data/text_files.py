@@ -17,6 +17,7 @@ from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import FileBytes, WatchedFiles, changed
 from sse_convert.errors import DataError
+from sse_convert.process_memory import memory_for
 from sse_convert.report import format_bytes
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -195,7 +196,7 @@ class TextFiles:
         path = self._files[self._of_file[unit]]
         start, end = self._start[unit], self._end[unit]
         try:
-            with path.open("rb") as file:
+            with memory_for(f"reading {path} at byte {start}"), path.open("rb") as file:
                 data = FileBytes(file, path).part(start, end)
         except OSError as error:
             raise changed(path) from error

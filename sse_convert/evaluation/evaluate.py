@@ -40,6 +40,7 @@ from sse_convert.evaluation.throughput import throughput
 from sse_convert.files import write_json
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
 from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
@@ -135,6 +136,10 @@ class Evaluator:
         Raises:
             CheckpointError, HubError, DataError: see `evaluate`.
         """
+        with memory_for(f"measuring {checkpoint}"):
+            return self._report(checkpoint)
+
+    def _report(self, checkpoint: str | Path) -> EvalReport:
         if self._tasks is None:
             tokenizer, vocabulary = load_tokenizer(checkpoint), decoder_config(self.source.config).vocab_size
             self._tasks = make_tasks(self._recipe, tokenizer, vocabulary, self._context)

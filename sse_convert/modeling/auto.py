@@ -19,6 +19,7 @@ from sse_convert.compat import add_config, add_model, is_loading
 from sse_convert.errors import CheckpointError, DependencyError, SSEConvertError
 from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec
 from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, further_tokens
+from sse_convert.process_memory import memory_for
 from sse_convert.trust import trusts_code
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def load_pretrained(
     Raises:
         CheckpointError: the folder holds no such checkpoint, or tensors are missing, unexpected or of another shape.
         DependencyError: its weights are quantised by a library that is not installed.
+        HardwareError: there is too little memory.
     """
     register()
     from sse_convert.modeling.sink_attention import use_kernels
@@ -109,15 +111,16 @@ def _read(
 
     model_type = ""
     try:
-        model_type = str(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
-        model, info = auto_class(model_type).from_pretrained(
-            path,
-            dtype="auto" if dtype is None else dtype,
-            output_loading_info=True,
-            trust_remote_code=trusts_code(),
-            **({} if sse is None else {"sse": sse}),
-        )
-    except (SSEConvertError, MemoryError):
+        with memory_for(f"loading {path}"):
+            model_type = str(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
+            model, info = auto_class(model_type).from_pretrained(
+                path,
+                dtype="auto" if dtype is None else dtype,
+                output_loading_info=True,
+                trust_remote_code=trusts_code(),
+                **({} if sse is None else {"sse": sse}),
+            )
+    except SSEConvertError:
         raise
     except ImportError as error:
         raise DependencyError(

@@ -27,6 +27,7 @@ from sse_convert.checkpoints.teacher import refuse_quantised
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.files import copy_folder
+from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
@@ -106,7 +107,11 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, *, late
         OutputError: `out` exists and is no finished stage, or cannot be written.
         HardwareError: a parallel mode, backend or precision is not offered.
     """
-    run = _StageRun(recipe, stage, Path(checkpoint), Path(out), later)
+    with memory_for(f"training {out}"):
+        return _run_stage(_StageRun(recipe, stage, Path(checkpoint), Path(out), later))
+
+
+def _run_stage(run: "_StageRun") -> StageReport:
     if (done := run.finished()) is not None:
         return done
     with run.opened():
