@@ -107,14 +107,10 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, *, late
         OutputError: `out` exists and is no finished stage, or cannot be written.
         HardwareError: a parallel mode, backend or precision is not offered.
     """
-    with memory_for(f"training {out}"):
-        return _run_stage(_StageRun(recipe, stage, Path(checkpoint), Path(out), later))
-
-
-def _run_stage(run: "_StageRun") -> StageReport:
+    run = _StageRun(recipe, stage, Path(checkpoint), Path(out), later)
     if (done := run.finished()) is not None:
         return done
-    with run.opened():
+    with memory_for(f"training {out}"), run.opened():
         run.prepare()
         try:
             objective, report = run.train()
