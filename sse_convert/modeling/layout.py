@@ -143,7 +143,7 @@ def handed_cache(arguments: dict[str, Any], name: str, layout: SequenceLayout | 
         UsageError: it is another one, or there is one where the forward has none, or none where it has one; or no
             layout arrived.
     """
-    if layout is None:
+    if not isinstance(layout, SequenceLayout):
         raise UsageError(
             f"layer {layer_idx} received no {LAYOUT}",
             expected="a decoder layer that hands its keyword arguments to its attention",

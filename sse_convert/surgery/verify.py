@@ -28,6 +28,7 @@ from sse_convert.checkpoints.weights import Scan, check_weights, scan_weights
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
+from sse_convert.modeling.remote_code import remote_code
 from sse_convert.report import FieldsReport
 from sse_convert.surgery.originals import Originals
 from sse_convert.surgery.verify_teacher import compare_with_teacher
@@ -255,7 +256,13 @@ def _check_code(files: CheckpointFiles) -> str:
         raise CheckpointError("config.json has no auto_map, so the model loads only where sse_convert is installed")
     if missing := sorted(module for module in modules if not (files.folder / f"{module}.py").is_file()):
         raise CheckpointError(f"{', '.join(f'{module}.py' for module in missing)} is missing")
-    return f"travels with the checkpoint ({', '.join(sorted(modules))})"
+    named = f"travels with the checkpoint ({', '.join(sorted(modules))})"
+    return named if _is_todays(files.folder) else f"{named}; not that of this version: `sse-convert export` renews it"
+
+
+def _is_todays(folder: Path) -> bool:
+    written = {folder / name: text for name, text in remote_code().items()}
+    return all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in written.items())
 
 
 def _check_logits(files: CheckpointFiles) -> str:

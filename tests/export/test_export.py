@@ -17,6 +17,7 @@ from sse_convert.export.published import published
 from sse_convert.export.push import check_folder
 from sse_convert.mixers import mixer_from_dict
 from sse_convert.modeling.auto import load_pretrained
+from sse_convert.modeling.remote_code import remote_code
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, RulerEval, Source, Stage
 from sse_convert.surgery.convert import convert_checkpoint
@@ -143,15 +144,19 @@ def test_code_of_an_older_version_is_named_no_longer(recipe, trained, tmp_path):
     assert json.loads((out / "config.json").read_text())["auto_map"] == config["auto_map"]
 
 
-def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_folder, trained, tmp_path):
+def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_folder, trained, tmp_path, monkeypatch):
     (trained / "evaluation.json").write_text(json.dumps(make_report({}).to_dict()))
-    old, new = export_checkpoint(recipe, trained, tmp_path / "old").out, tmp_path / "new"
-    code = old / "sse_code" / "modeling_backbone.py"
-    today = code.read_text()
-    code.write_text("raise ImportError('written for an older transformers')")
+    today, new = remote_code(), tmp_path / "new"
+    older = {"modeling_backbone.py": "raise ImportError('written for an older transformers')"}
+    files = {name.rpartition("/")[2]: text for name, text in today.items()} | older
+    with monkeypatch.context() as then:
+        then.setattr("sse_convert.modeling.remote_code._from_package", lambda: files)
+        old = export_checkpoint(recipe, trained, tmp_path / "old").out
+    assert "not that of this version" in "\n".join(verify_checkpoint(old, teacher=None).lines())
     stored = load_recipe(old / "recipe.yaml", [f"model={teacher_folder}"])
     assert export_checkpoint(stored, old, new).evaluated
-    assert (new / "sse_code" / code.name).read_text() == today
+    assert "not that of this version" not in "\n".join(verify_checkpoint(new, teacher=None).lines())
+    assert {name: (new / name).read_text() for name in today} == today
     for name in ("model.safetensors", "evaluation.json"):
         assert (new / name).read_bytes() == (old / name).read_bytes()
 

@@ -241,6 +241,21 @@ def test_a_layer_that_a_library_calls_otherwise_computes_the_same_or_refuses(
     assert not wrong
 
 
+@pytest.mark.parametrize(("model_type", "layers"), [("llama", PURE), ("llama", LAYOUT), ("llama", BESIDE)], ids=str)
+def test_a_layer_that_is_called_by_position_refuses(model_type: str, layers: tuple[str, ...]) -> None:
+    model, names = tiny_model(model_type, layers), ("hidden_states", "position_embeddings", "attention_mask", CACHE)
+
+    def by_position(_: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
+        given = tuple(kwargs[name] for name in names)
+        return given, {name: value for name, value in kwargs.items() if name not in names}
+
+    for layer in model.model.layers[:3]:
+        hook = layer.self_attn.register_forward_pre_hook(by_position, with_kwargs=True, prepend=True)
+        with pytest.raises((UsageError, TypeError), match=r"received no|multiple values for argument"):
+            split(model, CACHE, DynamicCache(config=model.config))
+        hook.remove()
+
+
 def test_a_layer_of_a_version_that_renamed_the_cache_is_not_built() -> None:
     class Attention(nn.Module):
         def forward(self, hidden_states: Tensor, memory: Any = None) -> Tensor:
