@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, GenerationMixin, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
@@ -282,7 +282,9 @@ def _derive(name: str, mixin: type, source: type[PreTrainedModel]) -> type[PreTr
     if issubclass(mixin, SSEHeadMixin):
         namespace["forward"] = _with_balance_loss(source.forward)
     share_weight_names(source, name, config_class_for(source.config_class).model_type)
-    return type(name, (mixin, source), namespace)
+    # By name among the bases: else transformers copies a remote class that generates, and no copy can be pickled.
+    generates = (GenerationMixin,) if issubclass(mixin, SSECausalLMMixin) else ()
+    return type(name, (mixin, source, *generates), namespace)
 
 
 def __getattr__(name: str) -> type[PreTrainedModel]:

@@ -106,6 +106,18 @@ def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 _REMOTE = """
+import copy, multiprocessing, pickle
+from tempfile import TemporaryFile
+
+def check_copies(model):
+    with TemporaryFile() as file:
+        torch.save(model, file)
+        file.seek(0)
+        whole = torch.load(file, weights_only=False)
+    for again in (whole, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(again) is type(model)
+        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
 def check(folder, expected):
     model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
@@ -114,6 +126,7 @@ def check(folder, expected):
     assert torch.equal(found, expected["logits"])
     assert torch.equal(model.generate(expected["ids"], **expected["inputs"]), expected["generated"])
     assert type(model).__module__.startswith("transformers_modules."), type(model)
+    check_copies(model)
     return model
 
 def must_fail(load, text):
@@ -132,6 +145,9 @@ for name, source in zip(sys.argv[1::2], sys.argv[2::2]):
     assert type(AutoModelForCausalLM.from_config(config, trust_remote_code=True)).__name__ == config.architectures[0]
     must_fail(lambda: AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False), "contains custom code")
     must_fail(lambda: getattr(transformers, source).from_pretrained(name), "this checkpoint has SSE layers")
+sys.modules["__main__"].__spec__ = sys.modules["__main__"].__file__ = None  # a worker does not run this script
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    assert pool.apply(type(check(name, expected)).num_parameters, (check(name, expected),)) > 0
 assert "sse_convert" not in sys.modules
 """
 
