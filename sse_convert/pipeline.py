@@ -30,15 +30,16 @@ from accelerate import Accelerator
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
-from sse_convert.checkpoints.manifest import add_to_manifest
+from sse_convert.checkpoints.manifest import add_to_manifest, changed_files, read_manifest
 from sse_convert.checkpoints.output_folder import check_output, move_folder
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
+from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.overlap import overlap
 from sse_convert.data.rows import check_sources, text_digests
-from sse_convert.errors import OutputError
+from sse_convert.errors import CheckpointError, OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, measures, publish
@@ -308,6 +309,8 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
     made = steps.alone("export", inputs, write) / _MADE
+    if steps.done[-1]["already_done"] and steps.accelerator.is_main_process and steps.out.exists():
+        _require_whole(steps.out)
     if steps.accelerator.is_main_process:
         write_text(steps.root / RECIPE, yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     if steps.accelerator.is_main_process and made.exists():
@@ -315,6 +318,25 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
             move_folder(made / steps.out.name, steps.out)
         shutil.rmtree(made)
     steps.accelerator.wait_for_everyone()
+
+
+def _require_whole(out: Path) -> None:
+    """Make sure that a model of an earlier run is as it was written.
+
+    Raises:
+        CheckpointError: a file is missing or has changed.
+    """
+    records, provenance = read_manifest(out), read_provenance(out)
+    if records is None:
+        wrong = f"{MANIFEST} is missing" if provenance is None or provenance.manifest else None
+    else:
+        wrong = next(changed_files(out, records, {}), None)
+    if wrong is not None:
+        raise CheckpointError(
+            f"{out} is not the model that an earlier run finished: {wrong}",
+            expected="every file as it was written",
+            fix=f"delete {out}, and run again: the finished steps are kept, and the model is exported anew",
+        )
 
 
 class _Steps:

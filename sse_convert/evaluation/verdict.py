@@ -5,7 +5,7 @@
     loses       at most 0.3                       at least 70%
     damaged     worse than that
     destroyed   not finite, or surely above 2, or above that of guessing every token alike where the teacher's is not
-    unknown     neither loss nor needles that the teacher finds were measured
+    unknown     neither loss nor needles that the teacher finds were measured, or the teacher hardly predicts the text
 
 The loss is that of the worst window length. Needles, RULER and questions are pooled, each over the settings where the
 teacher itself finds 60% or more, or answers 30% of the questions; the lowest share counts. What is not measured does
@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from sse_convert.data.guessing import guesses
 from sse_convert.errors import VerificationError
 from sse_convert.evaluation.intervals import Z95, share_interval
 
@@ -92,6 +93,11 @@ def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]
     """
     gap, shares = _worst_gap(report), dict(_shares(report))
     grade = _grade(report, gap, [share for share, _ in shares.values()])
+    if grade != "destroyed" and (loss := guessing(report)) is not None:
+        text = (
+            f"none: the teacher's own loss is {loss:.2f} nats, no better than guessing: check its weights and the text"
+        )
+        return ModelVerdict(grade="unknown", text=text, notes=tuple(_left_out(report)))
     if grade == "unknown":
         text = "none: neither a loss nor needles that the teacher finds were measured"
         return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
@@ -126,6 +132,14 @@ def _guesses(report: Mapping[str, Any]) -> bool:
     pairs = zip(report["teacher"]["held_out"], report["student"]["held_out"], strict=True)
     losses = [(t["loss"], s["loss"]) for t, s in pairs if None not in (t["loss"], s["loss"])]
     return vocabulary is not None and any(t < math.log(vocabulary) < s for t, s in losses)
+
+
+def guessing(report: Mapping[str, Any]) -> float | None:
+    """The teacher's largest loss, in nats, if it is no better than guessing."""
+    vocabulary = report["conditions"].get("vocab_size")
+    losses = [row["loss"] for row in report["teacher"]["held_out"]]
+    worst = math.inf if None in losses else max(losses, default=0.0)
+    return worst if vocabulary is not None and guesses(worst, vocabulary) else None
 
 
 def _worst_gap(report: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -8,7 +8,6 @@ from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card_metadata import base_model, card_metadata
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.recipe.choosing import METHOD
 from sse_convert.report import format_bytes, format_number, format_rate
 
 CARD = "README.md"
@@ -42,7 +41,7 @@ def model_card(
     Args:
         name: title, usually the folder name.
         config: config.json of the converted model, with its `sse` field.
-        recipe: the resolved recipe.
+        recipe: the resolved recipe, with the stages that took place alone.
         report: JSON form of an `EvalReport`, or None when nothing was measured.
         parameters: number of parameters.
         pictures: path in the model's folder and description of each figure.
@@ -87,15 +86,9 @@ def _linked(model: str) -> str:
 
 
 def _choice(recipe: dict[str, Any]) -> str:
-    """Which layers were chosen, and how."""
+    """Which layers stay softmax, where that was left to a choice."""
     select = recipe["layers"].get("select")
-    if not select:
-        return ""
-    layers = ", ".join(map(str, select["chosen"]))
-    return (
-        f" Layers {layers} stay softmax: the {METHOD} method of `sse-convert select` chose them before training, "
-        f"where the recipe asked for {select['keep']}."
-    )
+    return f" Layers {', '.join(map(str, select['chosen']))} stay softmax." if select else ""
 
 
 _TEXT = """from transformers import AutoModelForCausalLM, AutoTokenizer

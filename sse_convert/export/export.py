@@ -18,7 +18,7 @@ from sse_convert.checkpoints.foreign import parse_json
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
-from sse_convert.checkpoints.provenance import Provenance, read_provenance
+from sse_convert.checkpoints.provenance import UNTRAINED, Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
 from sse_convert.checkpoints.teacher import open_teacher, refuse_quantised
 from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
@@ -113,7 +113,8 @@ def export_checkpoint(
             (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         pictures = write_pictures(figures, files.folder, folder)
         teacher_card = Path(recipe.model) / CARD
-        card = model_card(out.name, config, told, figures, files.parameters, pictures, teacher_card)
+        trained = {**told, "stages": _trained(told["stages"], read_provenance(files.folder))}
+        card = model_card(out.name, config, trained, figures, files.parameters, pictures, teacher_card)
         (folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(folder, records)
     return ExportReport(
@@ -125,6 +126,14 @@ def export_checkpoint(
         evaluated=figures is not None,
         destroyed=figures is not None and model_verdict(figures).destroyed,
     )
+
+
+def _trained(stages: list[dict[str, Any]], provenance: Provenance | None) -> list[dict[str, Any]]:
+    """The recipe's stages that took place: up to the one that wrote the checkpoint; all where nothing says which."""
+    if provenance is None or provenance.stage in UNTRAINED:
+        return stages if provenance is None else []
+    last = next((i for i, stage in enumerate(stages) if stage["name"] == provenance.stage), len(stages))
+    return stages[: last + 1]
 
 
 def _check(files: CheckpointFiles, recipe: Recipe) -> None:

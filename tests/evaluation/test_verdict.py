@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from sse_convert.data.guessing import guesses
 from sse_convert.errors import VerificationError
 from sse_convert.evaluation.intervals import share_interval
 from sse_convert.evaluation.verdict import model_verdict
@@ -55,7 +56,21 @@ def test_words_of_a_good_and_of_a_destroyed_model():
 
 def test_guessing_needs_a_teacher_that_does_better():
     assert judged(0.5, vocabulary=30).grade == "destroyed"  # 3.03 < ln 30 = 3.40 < 3.53
-    assert judged(0.5, vocabulary=20).grade == "damaged"  # the teacher itself is above ln 20 = 3.00
+    assert judged(0.5, vocabulary=20).grade == "unknown"  # the teacher itself is above ln 20 = 3.00
+
+
+def test_a_teacher_that_guesses_is_no_measure():
+    found = judged(0.0, ((20, 20),), vocabulary=20)
+    assert found.grade == "unknown"
+    assert found.text.startswith("none: the teacher's own loss is 3.03 nats, no better than guessing")
+    assert judged(0.0, ((20, 20),), vocabulary=30).grade == "keeps"
+    assert [guesses(loss, 512) for loss in (47.42, 10.59, math.log(512), 5.8, math.nan)] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_what_the_teacher_cannot_do_is_left_out_and_said():

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig
 
+from sse_convert.checkpoints.provenance import Provenance
 from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.export import export as exporting
 from sse_convert.export.export import export_checkpoint
@@ -97,6 +98,17 @@ def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
     torch.save(IDS, tmp_path / "ids.pt")
     without_package(LOAD, tmp_path, str(out))
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(tmp_path / "converted"))
+
+
+@pytest.mark.parametrize(("wrote", "told"), [("convert", 0), ("calibrate", 0), ("distill", 1), ("long", 2)])
+def test_the_card_has_the_stages_that_took_place(recipe, trained, tmp_path, wrote, told):
+    stages = [Stage(name=name, loss="kl", tokens=20480, seq_len=512, lr=1e-3) for name in ("distill", "long")]
+    origin = {"recipe_hash": None, "teacher": recipe.model, "teacher_folder": "", "teacher_revision": None}
+    Provenance(stage=wrote, shards={}, **origin).write(trained)
+    out = export_checkpoint(dc.replace(recipe, stages=stages), trained, tmp_path / "final").out
+    card = (out / "README.md").read_text()
+    assert [f"| {stage.name} | kl |" in card for stage in stages] == [told > 0, told > 1]
+    assert ("None: converted only." in card) == (told == 0)
 
 
 def test_other_types(recipe, student_folder, tmp_path):

@@ -14,7 +14,7 @@ from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import DataError, OutputError, TrainingError, VerificationError
+from sse_convert.errors import CheckpointError, DataError, OutputError, TrainingError, VerificationError
 from sse_convert.evaluation import generation
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.modeling.auto import load_pretrained
@@ -295,6 +295,22 @@ def test_a_deleted_result_is_exported_again(recipe, tmp_path):
     assert (tmp_path / "out" / "config.json").is_file()
     with pytest.raises(OutputError, match="earlier run"):
         run_recipe(recipe(**settings), resume=False)
+
+
+def test_a_damaged_result_is_no_finished_model(recipe, tmp_path):
+    settings = {"eval": {"perplexity": False}}
+    run_recipe(recipe(**settings))
+    for path in (tmp_path / "out" / name for name in ("model.safetensors", "tokenizer.json", "manifest.json")):
+        content = path.read_bytes()
+        for damaged in (None, content[:-9], content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]):
+            if damaged is None:
+                path.unlink()
+            else:
+                path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=path.name):
+                run_recipe(recipe(**settings))
+        path.write_bytes(content)
+    assert all(step["already_done"] for step in run_recipe(recipe(**settings)).steps)
 
 
 def test_bad_text_of_a_later_step_is_found_first(recipe, tmp_path, text_folder):

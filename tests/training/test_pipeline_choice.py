@@ -66,7 +66,7 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch, capsys
         assert config["layers"] == names
         assert config["recipe"]["layers"]["select"] == {"keep": "34%", "chosen": [kept]}
     assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["layers"]["select"]["chosen"] == [kept]
-    assert f"Layers {kept} stay softmax: the greedy method" in (tmp_path / "out" / "README.md").read_text()
+    assert f"Layers {kept} stay softmax." in (tmp_path / "out" / "README.md").read_text()
     assert api.verify(tmp_path / "out.stages").checks
 
     monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
