@@ -31,6 +31,7 @@ STATE_TYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torc
 """`--mamba-ssm-cache-dtype` -> type of the states"""
 ALIGNMENT = 256
 """bytes; each tensor of a row begins at a multiple"""
+BLOCK_SCHEDULER = "sse_convert.serving.vllm.scheduler.BlockScheduler"
 SOURCE_LAYER_TYPES = "sse_source_layer_types"
 """where the configuration keeps the `layer_types` that vLLM's own classes build their layers by"""
 
@@ -56,12 +57,14 @@ class ServedConfig(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Refuse what is not built.
+        """Refuse what is not built, and have chunks end where states are kept.
 
         Raises:
             UsageError: an option asks for it.
         """
-        parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+        parallel, cache, scheduler = vllm_config.parallel_config, vllm_config.cache_config, vllm_config.scheduler_config
+        if cache.enable_prefix_caching and scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls, scheduler.async_scheduling = BLOCK_SCHEDULER, False
         refused = {
             "speculative decoding": vllm_config.speculative_config is not None,
             "LoRA adapters": vllm_config.lora_config is not None,

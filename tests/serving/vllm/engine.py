@@ -30,6 +30,7 @@ MIXERS: dict[str, Mixer] = {
     "gdn": BUILT_IN["gdn"],
     "mom": BUILT_IN["mom"],
     "sliding": SlidingMixer(window=16, sinks=2),
+    "large": SSEMixer(**{**SMALL, "num_partitions": 18}, **DELTA),
 }
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 4,

@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 from transformers import AutoTokenizer
 
-from tests.serving.vllm.engine import NEW, Checkpoint, checkpoint
+from tests.serving.vllm.engine import NEW, Checkpoint, checkpoint, prompts
 
 TEACHER = Path(__file__).resolve().parents[3] / "demo" / "teacher"
 PROMPTS = (
@@ -26,7 +26,8 @@ READY = "Application startup complete"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A converted model with a tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    made = checkpoint(folder, ["sse+sliding", "full"], vocab_size=2048)
+    layers = ["sse+sliding", "large", "full"]
+    made = checkpoint(folder, layers, vocab_size=2048, max_position_embeddings=4096)
     for file in TEACHER.glob("tokenizer*"):
         shutil.copy(file, folder)
     return made
@@ -40,7 +41,8 @@ def client(served: Checkpoint) -> Iterator[OpenAI]:
         port = free.getsockname()[1]
     command = [
         Path(sys.executable).parent / "vllm", "serve", served.path, "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--served-model-name", "hybrid",
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--enable-prefix-caching",
+        "--served-model-name", "hybrid",
     ]  # fmt: skip
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -75,3 +77,21 @@ def test_a_stream_is_the_same(client: OpenAI) -> None:
     whole = client.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text
     pieces = client.completions.create(**options, extra_body={"ignore_eos": True}, stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == whole
+
+
+def test_a_long_prompt_is_the_same_again(served: Checkpoint, client: OpenAI) -> None:
+    """Prompts longer than a chunk, all at once and again: each answer is that of a prompt read from its beginning."""
+    given = prompts(100, 2500, 3000, 2100)
+
+    def answers() -> tuple[list[list[int]], list[list[float]]]:
+        choices = client.completions.create(
+            model="hybrid", prompt=given, temperature=0, max_tokens=NEW, logprobs=1,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        ).choices  # fmt: skip
+        return [choice.token_ids for choice in choices], [choice.logprobs.token_logprobs for choice in choices]
+
+    found, expected = answers(), [served.follows(ids) for ids in given]
+    again = answers()
+    assert found[0] == again[0] == expected
+    for one, other in zip(found[1], again[1], strict=True):
+        assert one == pytest.approx(other, abs=1e-3)

@@ -55,6 +55,16 @@ def test_a_prefix_is_read_once(tmp_path: Path) -> None:
     assert tokens(answers) == [made.follows(ids) for ids in given]
 
 
+def test_a_long_prompt_is_the_same_again(tmp_path: Path) -> None:
+    """Chunks of 2,048 tokens over blocks of 640, in a process of its own: a kept state is that of its prefix."""
+    made, given = checkpoint(tmp_path, ["large", "full"], max_position_embeddings=4096), prompts(2500, 3000)
+    options = {"max_model_len": 4096, "max_num_batched_tokens": 2048, "enable_prefix_caching": True}
+    with engine(tmp_path, **options) as llm:
+        first, second = (greedy(llm, given) for _ in range(2))
+    assert [answer.num_cached_tokens for answer in second] == [1920, 2560]
+    assert tokens(first) == tokens(second) == [made.follows(ids) for ids in given]
+
+
 def test_a_request_that_loses_its_place_begins_anew(tmp_path: Path) -> None:
     """Memory for fewer tokens than the answers will have: somebody is preempted."""
     made, given, new = checkpoint(tmp_path, ["sse", "full"]), prompts(230, 225, 190), 80
