@@ -209,12 +209,13 @@ def expand(
 
 
 def dequantize(model: Path | str, out: Path | str, *, revision: str | None = None) -> "DequantizeReport":
-    """Make a bfloat16 copy of a model whose weights are quantised (fp8 or mxfp4), which can be converted.
+    """Make a bfloat16 copy of a model whose weights are quantised (fp8, mxfp4 or GGUF), which can be converted.
 
-    Weights are read and written one by one: memory does not grow with the model.
+    Weights are read and written one by one: memory does not grow with the model. A GGUF file is read whole instead, by
+    transformers with the package gguf: six bytes for each parameter.
 
     Args:
-        model: folder or hub id.
+        model: folder, hub id or GGUF file.
         out: the folder to make.
         revision: hub branch, tag or commit.
 

@@ -74,7 +74,7 @@ def open_checkpoint(
         CheckpointError: missing folder, config or shard; damaged shard or index; pickle weights without `allow_pickle`.
         HubError: the hub refused or cannot be reached.
     """
-    folder = _folder(source)
+    folder = source_path(source)
     if folder.is_dir():
         return _open_folder(str(source), folder, None, allow_pickle, config_enough)
     if folder.exists():
@@ -92,7 +92,12 @@ def open_checkpoint(
     return _open_hub(str(source), revision, allow_pickle, config_enough)
 
 
-def _folder(source: str | Path) -> Path:
+def source_path(source: str | Path) -> Path:
+    """A folder, a file or a hub id as a path; it need not exist.
+
+    Raises:
+        CheckpointError: no path can be so.
+    """
     try:
         return Path(PlainText(path=True).read(str(source)))
     except ValueError as error:

@@ -5,6 +5,7 @@ float8: `X` of F8_E4M3 beside `X_scale_inv`, one float per block of its last two
 mxfp4: `X_blocks` [..., rows, groups, 16], two 4-bit numbers in a byte, beside `X_scales`, one exponent per group.
 
 Everything else is copied as it is. What only quantised products need, such as scales of activations, is left out.
+GGUF files are read elsewhere (`gguf`).
 """
 
 import dataclasses as dc
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, without_code_keys
-from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint, source_path
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, Layout, write_shard
 from sse_convert.checkpoints.teacher import DEQUANTISED, quantised, quantization_method
@@ -27,6 +28,7 @@ from sse_convert.console import progress
 from sse_convert.errors import CheckpointError
 from sse_convert.report import FieldsReport, format_bytes
 from sse_convert.surgery.convert import layout_bytes, write_index
+from sse_convert.surgery.gguf import is_gguf, write_gguf
 
 SCALE, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"
 """what follows a weight's name"""
@@ -45,12 +47,16 @@ class DequantizeReport(FieldsReport):
     dequantised_tensors: int
     bytes: int
     """of all tensors in the new folder"""
+    source_sha256: str | None = None
+    """of the GGUF file that was read"""
 
     def lines(self) -> list[str]:
         """The result for a person."""
+        source = [f"dequantised from a {self.method} file of sha256 {self.source_sha256}"] if self.source_sha256 else []
         return [
             f"wrote {self.out}: {self.dequantised_tensors} {self.method} tensors as bfloat16, "
             f"{format_bytes(self.bytes)} in all",
+            *source,
             f"next: set `model: {self.out}` in the recipe",
         ]
 
@@ -58,6 +64,9 @@ class DequantizeReport(FieldsReport):
 def dequantize_checkpoint(model: Path | str, out: Path, *, revision: str | None = None) -> DequantizeReport:
     """Write a checkpoint's weights as bfloat16 into a new folder. Arguments and errors as of `api.dequantize`."""
     check_output(out)
+    if is_gguf(path := source_path(model)):
+        sha256, count, written = write_gguf(path, out)
+        return DequantizeReport(out=out, method="GGUF", dequantised_tensors=count, bytes=written, source_sha256=sha256)
     files = open_checkpoint(model, revision)
     method = quantization_method(files)
     if method is None:
