@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
+from vllm.platforms import current_platform
 
 from sse_convert.errors import UsageError
 from sse_convert.mixers import Mixer, SSEMixer
@@ -57,13 +58,14 @@ class ServedConfig(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Refuse what is not built, and have chunks end where states are kept.
+        """Refuse what is not built, and on CPUs have chunks end where states are kept (see `BlockScheduler`).
 
         Raises:
             UsageError: an option asks for it.
         """
         parallel, cache, scheduler = vllm_config.parallel_config, vllm_config.cache_config, vllm_config.scheduler_config
-        if cache.enable_prefix_caching and scheduler.scheduler_cls is None:
+        aligned = cache.enable_prefix_caching and current_platform.is_cpu()
+        if aligned and scheduler.scheduler_cls is None:
             scheduler.scheduler_cls, scheduler.async_scheduling = BLOCK_SCHEDULER, False
         refused = {
             "speculative decoding": vllm_config.speculative_config is not None,
@@ -74,6 +76,7 @@ class ServedConfig(VerifyAndUpdateConfig):
             "micro-batches (dbo)": getattr(parallel, "enable_dbo", False),
             "transfer of states between servers": vllm_config.kv_transfer_config is not None,
             f"mamba_cache_mode {cache.mamba_cache_mode!r}": cache.mamba_cache_mode not in ("none", "align"),
+            "a scheduler class with prefix caching on a CPU": aligned and scheduler.scheduler_cls != BLOCK_SCHEDULER,
             f"states in {cache.mamba_ssm_cache_dtype}": cache.mamba_ssm_cache_dtype not in STATE_TYPES,
         }
         if asked := [name for name, wanted in refused.items() if wanted]:
