@@ -309,7 +309,7 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
     made = steps.alone("export", inputs, write) / _MADE
-    if steps.done[-1]["already_done"] and steps.accelerator.is_main_process and steps.out.exists():
+    if steps.done[-1]["already_done"] and steps.out.exists():  # every process, so that none waits for one that failed
         _require_whole(steps.out)
     if steps.accelerator.is_main_process:
         write_text(steps.root / RECIPE, yaml.safe_dump(recipe.to_dict(), sort_keys=False))

@@ -18,7 +18,7 @@ from sse_convert.checkpoints.foreign import parse_json
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
-from sse_convert.checkpoints.provenance import UNTRAINED, Provenance, read_provenance
+from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
 from sse_convert.checkpoints.teacher import open_teacher, refuse_quantised
 from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
@@ -129,10 +129,11 @@ def export_checkpoint(
 
 
 def _trained(stages: list[dict[str, Any]], provenance: Provenance | None) -> list[dict[str, Any]]:
-    """The recipe's stages that took place: up to the one that wrote the checkpoint; all where nothing says which."""
-    if provenance is None or provenance.stage in UNTRAINED:
-        return stages if provenance is None else []
-    last = next((i for i, stage in enumerate(stages) if stage["name"] == provenance.stage), len(stages))
+    """The recipe's stages that took place: up to the one that wrote the checkpoint, none where that is no stage of the
+    recipe; all where nothing says which it was, as in a folder that was exported before."""
+    if provenance is None or provenance.stage == "export":
+        return stages
+    last = next((i for i, stage in enumerate(stages) if stage["name"] == provenance.stage), -1)
     return stages[: last + 1]
 
 

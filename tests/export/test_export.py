@@ -100,7 +100,9 @@ def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(tmp_path / "converted"))
 
 
-@pytest.mark.parametrize(("wrote", "told"), [("convert", 0), ("calibrate", 0), ("distill", 1), ("long", 2)])
+@pytest.mark.parametrize(
+    ("wrote", "told"), [("convert", 0), ("calibrate", 0), ("distill", 1), ("long", 2), ("renamed", 0)]
+)
 def test_the_card_has_the_stages_that_took_place(recipe, trained, tmp_path, wrote, told):
     stages = [Stage(name=name, loss="kl", tokens=20480, seq_len=512, lr=1e-3) for name in ("distill", "long")]
     origin = {"recipe_hash": None, "teacher": recipe.model, "teacher_folder": "", "teacher_revision": None}
