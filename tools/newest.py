@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/newest.py [FOLDER]    the environment is in .venv-newest unless FOLDER says otherwise
 
-It is made anew each time, and only what moved is installed. torch stays that of this Python, unless its index of CPU
-builds is reachable: from elsewhere a new torch is gigabytes of CUDA libraries.
+It is made anew each time, and only what moved is installed; where nothing moved, no test runs twice. torch stays that
+of this Python, unless its index of CPU builds is reachable: from elsewhere a new torch is gigabytes of CUDA libraries.
 """
 
 import json
@@ -48,7 +48,11 @@ def main(folder: Path) -> int:
         say(f"FAILED: pip installs no newest {', '.join(LIBRARIES)} beside torch {versions['torch']}")
         return 1
     versions, newer = ask(python)
-    say("with " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if versions == ask(sys.executable)[0]:
+        say(f"{named} are the newest: all tests run with them")
+        return 0
+    say(f"with {named}")
     found = pip(python, "index", "versions", "torch", capture_output=True, text=True).stdout
     say(f"the registry's newest torch: {found.partition(chr(10))[0] or 'not known'}")
     subprocess.run([python, "tools/upstream_tests.py"], cwd=ROOT, check=True)

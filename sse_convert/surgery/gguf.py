@@ -7,6 +7,7 @@ from typing import Any
 from sse_convert.checkpoints.output_folder import check_space, new_folder
 from sse_convert.errors import CheckpointError
 from sse_convert.files import digest
+from sse_convert.trust import trusts_code
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
@@ -84,9 +85,13 @@ def _loaded(path: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=trusts_code())
     loaded, info = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        output_loading_info=True,
+        trust_remote_code=trusts_code(),
     )
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"it lacks {len(missing)} tensors: {', '.join(missing[:3])}")
