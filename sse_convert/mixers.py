@@ -27,6 +27,8 @@ BASIC = (
     "sinks",
 )
 """settings that recipes give as they are; all others, which hardly anyone needs, stand under `advanced`"""
+BY_LAYER = "full_heads"
+"""the setting that a recipe gives with its layers, not with its mixers"""
 DECAY_NORMALIZER = 16.0
 """log decay = logsigmoid(.) / DECAY_NORMALIZER"""
 
@@ -97,6 +99,8 @@ def _fits(annotation: Any, value: Any) -> bool:
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:
         return isinstance(value, str) and value in options
+    if typing.get_origin(annotation) is tuple:
+        return isinstance(value, tuple) and all(type(item) is int for item in value)
     if options:
         return any(_fits(option, value) for option in options)
     if annotation is float:
@@ -253,13 +257,13 @@ class SlidingMixer:
     """tokens a query sees, itself included"""
     sinks: int = 4
     """first tokens of the document that stay visible"""
+    full_heads: tuple[int, ...] = ()
+    """key-value heads that see the whole row, with the query heads that read them"""
 
     def __post_init__(self) -> None:
         _check_types(self)
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}, expected at least 1")
-        if self.sinks < 0:
-            raise ValueError(f"sinks is {self.sinks}, expected 0 or more")
+        if problems := [message for bad, message in _window_checks(self) if bad]:
+            raise ValueError("; ".join(problems))
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,17 +281,29 @@ class SSESlidingMixer(SSEMixer):
     """tokens a query of the window branch sees, itself included"""
     sinks: int = 4
     """first tokens of the document that stay visible to the window branch"""
+    full_heads: tuple[int, ...] = ()
+    """key-value heads that see the whole row, with the query heads that read them; the others have SSE and a window"""
 
     def _checks(self) -> list[tuple[bool, str]]:
-        return [
-            *SSEMixer._checks(self),
-            (self.window < 1, f"window is {self.window}, expected at least 1"),
-            (self.sinks < 0, f"sinks is {self.sinks}, expected 0 or more"),
-        ]
+        return [*SSEMixer._checks(self), *_window_checks(self)]
 
 
 WindowMixer = SlidingMixer | SSESlidingMixer
 """mixers with softmax attention in a window"""
+
+
+def _window_checks(mixer: WindowMixer) -> list[tuple[bool, str]]:
+    heads = mixer.full_heads
+    return [
+        (mixer.window < 1, f"window is {mixer.window}, expected at least 1"),
+        (mixer.sinks < 0, f"sinks is {mixer.sinks}, expected 0 or more"),
+        (
+            any(head < 0 for head in heads) or list(heads) != sorted(set(heads)),
+            f"full_heads is {list(heads)}, expected key-value heads in ascending order, each once",
+        ),
+    ]
+
+
 Mixer = SSEMixer | SSESlidingMixer | SlidingMixer
 _RECOMMENDED: dict[str, Any] = {
     "num_partitions": 60,
@@ -360,6 +376,8 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
                 f"{name} is {value!r}, which was retired (only {_RETIRED[name]!r} is left); load the checkpoint with "
                 "its own code: AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True) without sse_convert"
             )
+    if isinstance(values.get(BY_LAYER), list):
+        values[BY_LAYER] = tuple(values[BY_LAYER])
     known = {f.name for f in dc.fields(cls)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"mixer {kind} has unknown fields {unknown}, expected some of {sorted(known)}")
@@ -372,24 +390,27 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
 
 def mixer_to_dict(mixer: Mixer) -> dict[str, Any]:
     """The mixer as plain JSON-ready data."""
-    return dc.asdict(mixer)
+    data = dc.asdict(mixer)
+    heads = data.pop(BY_LAYER, ())
+    return {**data, BY_LAYER: list(heads)} if heads else data
 
 
 def recipe_entry(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings by name as a recipe gives them: those of `BASIC`, and the others under `advanced`."""
-    advanced = {name: value for name, value in settings.items() if name not in BASIC}
-    basic = {name: value for name, value in settings.items() if name in BASIC}
+    plain = (*BASIC, BY_LAYER)
+    advanced = {name: value for name, value in settings.items() if name not in plain}
+    basic = {name: value for name, value in settings.items() if name in plain}
     return {**basic, "advanced": advanced} if advanced else basic
 
 
 def changed_settings(mixer: Mixer) -> dict[str, Any]:
     """The settings of `mixer` that are not its built-in one's, as a recipe gives them."""
-    return recipe_entry(_changed(dc.asdict(mixer), dc.asdict(BUILT_IN[mixer.kind])))
+    return recipe_entry(_changed(mixer_to_dict(mixer), mixer_to_dict(BUILT_IN[mixer.kind])))
 
 
 def _changed(own: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _changed(value, default[name]) if isinstance(value, dict) else value
         for name, value in own.items()
-        if value != default[name]
+        if value != default.get(name)
     }

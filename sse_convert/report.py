@@ -140,6 +140,11 @@ def format_rate(stage: dict[str, Any]) -> str:
     return ", ".join(f"{value:g} ({group})" for group, value in rate.items() if value is not None) + muon
 
 
+def format_cache(constant: int, growth: int) -> str:
+    """What one sequence takes of a layer's cache: bytes whatever its length, and whether it grows."""
+    return ", ".join([format_bytes(constant)] * bool(constant) + ["grows"] * bool(growth)) or "none"
+
+
 def format_mixer(settings: dict[str, Any]) -> str:
     """`sse {num_partitions: 16}`: kind and settings other than the defaults, as a recipe writes them.
 

@@ -11,9 +11,10 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.evaluation.report import EvalReport
 from tests.recipe.recipes import entries
-from tests.surgery.models import recipe_data, save_source
+from tests.surgery.models import MIXERS, recipe_data, save_source
 
 STAGE = {"tokens": 128, "seq_len": 32, "batch_tokens": 64, "micro_batch": 2, "lr": 0.001}
+LAYERS = ["sse", "sliding", "sse+sliding@1", "full"]
 STAGES = [
     {"name": "align", "loss": "layer_mse", **STAGE},
     {"name": "distill", "loss": "kl", **STAGE},
@@ -29,6 +30,8 @@ def place(tmp_path_factory):
     (folder / "text.txt").write_text(" ".join(f"w{(i * i) % 90 + 3}" for i in range(4000)))
     recipe = recipe_data(
         folder / "teacher",
+        layers={"pattern": ["sse", "sliding", "sse+sliding", "full"], "overrides": {2: {"full_heads": [1]}}},
+        mixers={**MIXERS, "sse+sliding": {"qk_rank": 4, "window": 4, "sinks": 2}},
         stages=STAGES,
         data={"train": [{"path": str(folder / "text.txt")}], "valid": [{"path": str(folder / "text.txt")}]},
         eval={"lengths": [32], "tokens": 256, "throughput": [32]},
@@ -60,8 +63,8 @@ def does(capsys):
 
 def test_step_by_step(place, does):
     recipe = place / "r.yaml"
-    assert [row["mixer"] for row in does("plan", recipe)["layers"]] == ["sse", "sliding", "gla", "full"]
-    assert does("convert", recipe, "-o", place / "0")["layers"] == ["sse", "sliding", "gla", "full"]
+    assert [row["mixer"] for row in does("plan", recipe)["layers"]] == LAYERS
+    assert does("convert", recipe, "-o", place / "0")["layers"] == LAYERS
     assert all(check["passed"] for check in does("verify", place / "0")["checks"])
     assert does("inspect", place / "0")
     does("calibrate", recipe, "-c", place / "0", "-o", place / "1")

@@ -22,6 +22,7 @@ from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
 from sse_convert.modeling.projections import projections, value_heads
 from sse_convert.modeling.rotary import RotaryTables
+from sse_convert.modeling.tensors import own_query_heads
 from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.modeling.window.sliding import training_mask
 
@@ -39,7 +40,7 @@ class LayerStatistics:
     missed_square_H: Tensor
     """the same for what a window misses of them, in layers that have a window beside the new branch"""
     student_square_H: Tensor
-    """the same for the new layer's heads at scale one, where it was run"""
+    """the same for the new layer's heads at scale one, where it was run; 0 of heads that it leaves softmax"""
     student_product_H: Tensor
     """those heads times what they are to give: the teacher's, or what the window misses of them; summed likewise"""
     tokens: int = 0
@@ -194,9 +195,10 @@ class Collector:
         if layer not in self.students:
             return
         x_BTC, embeddings = self._given.pop(layer)
-        heads_NHD = self._student(self.students[layer], x_BTC, embeddings)
-        statistics.student_square_H += _sums(heads_NHD, heads_NHD)
-        statistics.student_product_H += _sums(heads_NHD, target_NHD)
+        student = self.students[layer]
+        heads_NHD, own = self._student(student, x_BTC, embeddings), own_query_heads(student.source_dims, student.mixer)
+        statistics.student_square_H[own] += _sums(heads_NHD, heads_NHD)
+        statistics.student_product_H[own] += _sums(heads_NHD, target_NHD[:, own])
 
     def _inputs(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x_BTC = args[0] if args else kwargs["hidden_states"]

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.centroids import KeyCollector
-from sse_convert.calibration.initial_values import branch_windows, decay_values, half_lives, output_scale
+from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale, state_half_lives
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.manifest import inherited_records, write_manifest
@@ -41,7 +41,7 @@ from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.remote_code import write_remote_code
-from sse_convert.modeling.tensors import new_tensors, state_heads
+from sse_convert.modeling.tensors import new_tensors
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, table
@@ -194,7 +194,7 @@ def _place_centroids(
 def _summary(
     layer: int, mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics, values: dict[str, Tensor]
 ) -> CalibratedLayer:
-    half_life = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
+    half_life = state_half_lives(mixer, dims, statistics)
     scale = values.get("sse_out_scale")
     return CalibratedLayer(
         index=layer,

@@ -9,7 +9,7 @@ from torch import Tensor
 from sse_convert.calibration.attention_statistics import LayerStatistics
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
-from sse_convert.modeling.tensors import state_heads
+from sse_convert.modeling.tensors import own_query_heads, state_heads
 
 HALF_LIFE = 1.0, 4096.0
 """tokens; bounds of a head's half-life"""
@@ -36,7 +36,7 @@ def decay_values(mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatisti
     """
     if mixer.decay == "none" or not statistics.measured:
         return {}
-    half_life_H = half_lives(statistics.mean_distance(), state_heads(dims, mixer))
+    half_life_H = state_half_lives(mixer, dims, statistics)
     bias = half_life_bias(half_life_H, dims.head_dim if mixer.decay == "gla" else 1)
     names = ("sse_decay_up.bias", "sse_shared_decay_up.bias")
     return dict.fromkeys(names if mixer.decay_params == "separate" else names[:1], bias)
@@ -65,7 +65,13 @@ def output_scale(
     else:
         target_H = statistics.missed_rms() if isinstance(mixer, SSESlidingMixer) else statistics.output_rms()
         scale_H = target_H / statistics.student_rms().clamp_min(MIN_SCALE)
-    return {"sse_out_scale": scale_H.clamp_min(MIN_SCALE).float().repeat_interleave(dims.value_dim)}
+    own_H = scale_H[own_query_heads(dims, mixer)]
+    return {"sse_out_scale": own_H.clamp_min(MIN_SCALE).float().repeat_interleave(dims.value_dim)}
+
+
+def state_half_lives(mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatistics) -> Tensor:
+    """Half-life [H] in tokens of each state head of a layer; arguments as of `decay_values`."""
+    return half_lives(statistics.mean_distance()[own_query_heads(dims, mixer)], state_heads(dims, mixer))
 
 
 def half_lives(distance_Q: Tensor, heads: int) -> Tensor:

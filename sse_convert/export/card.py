@@ -6,7 +6,7 @@ from typing import Any
 
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card_metadata import base_model, card_metadata
-from sse_convert.mixers import BUILT_IN, SSE_KINDS, SSESlidingMixer, mixer_from_dict, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, SSE_KINDS, SlidingMixer, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.report import format_bytes, format_number, format_rate
 
@@ -135,8 +135,9 @@ def _settings(mixer: dict[str, Any] | None) -> str:
     if mixer is None:
         return "softmax attention, unchanged"
     built = mixer_from_dict(mixer)
-    if built.kind == "sliding":
-        return f"softmax attention, window {built.window}, {built.sinks} sinks"
+    if isinstance(built, SlidingMixer):
+        heads = f"; key-value heads {list(built.full_heads)} see the whole row" if built.full_heads else ""
+        return f"softmax attention, window {built.window}, {built.sinks} sinks{heads}"
     default = type(built)() if built.kind in SSE_KINDS else BUILT_IN[built.kind]  # SSE as it differs from the paper's
     kind, told = str(built.kind), {"kind"}
     if isinstance(built, SSESlidingMixer):

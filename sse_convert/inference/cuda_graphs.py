@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -27,13 +27,13 @@ from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import has_experts, source_spec
 from sse_convert.modeling.compat import CACHE
-from sse_convert.modeling.roomy_keys import RoomyLayer
+from sse_convert.modeling.roomy_keys import RoomyLayer, with_slots
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
-from sse_convert.modeling.window_cache import SlidingCacheLayer, SSESlidingCacheLayer
+from sse_convert.modeling.window_cache import JoinedCacheLayer, SlidingCacheLayer
 
 _SOFTMAX = (DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer)
-_OWN = (SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer)
+_OWN = (SSECacheLayer, SlidingCacheLayer, JoinedCacheLayer)
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOVING_ROPE = ("dynamic", "longrope")
 """rotary embeddings that look at the positions on the host in every step"""
@@ -188,7 +188,7 @@ def can_fix(cache: Cache) -> bool:
 
 def has_room(cache: Cache, slots: int) -> bool:
     """Whether its device has twice the memory that a dynamic cache takes besides, if all of its slots are there."""
-    layers = [layer for layer in cache.layers if isinstance(layer, _SOFTMAX)]
+    layers = [part for layer in cache.layers if isinstance(part := getattr(layer, "whole", layer), _SOFTMAX)]
     tensors = [x for layer in layers for x in (layer.keys, layer.values)]
     if not tensors or tensors[0].device.type != "cuda":
         return True
@@ -253,7 +253,7 @@ class _FixedCache:
                 layer.fix(slots)
             else:
                 self._replaced[index] = layer
-                cache.layers[index] = _with_slots(layer, slots, length)
+                cache.layers[index] = with_slots(layer, slots, length)
 
     def release(self, length: int) -> None:
         """Make the layers dynamic again, of `length` columns."""
@@ -268,20 +268,6 @@ class _FixedCache:
                     before.cumulative_length = length
                 before.keys, before.values = (x[:, :, first:length] for x in (layer.keys, layer.values))
                 self.cache.layers[index] = before
-
-
-def _with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
-    """A layer with a slot for every position, which takes what the given one holds of the last columns of `length`.
-
-    Layers with a window get slots for all positions too: the mask hides what is out of sight.
-    """
-    fixed = StaticLayer(max_cache_len=slots)
-    fixed.lazy_initialization(layer.keys, layer.values)
-    held = slice(length - layer.keys.shape[2], length)
-    fixed.keys[:, :, held], fixed.values[:, :, held] = layer.keys, layer.values
-    fixed.cumulative_length.fill_(length)
-    layer.keys = layer.values = None
-    return fixed
 
 
 class _Replayer:

@@ -214,6 +214,7 @@ def _check_state_layer(attention: SSEAttention) -> None:
         (mixer.row_top_k is not None, "row-sparse keys"),
         (mixer.output_gate, "an output gate"),
         (mixer.router == "keys", "partitions chosen by keys"),
+        (attention.dims != attention.source_dims, "heads that see the whole row"),
         (mixer.partition_gate != SOFTMAX, "a registered partition gate"),
         (width & (width - 1) != 0, f"heads of {width} values, no power of two"),
         (attention.dims.head_dim % 2 != 0, "heads of an odd size"),

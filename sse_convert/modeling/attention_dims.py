@@ -45,6 +45,11 @@ class AttentionDims:
     own_values: bool = True
     """whether values have a projection of their own; else keys serve as values"""
 
+    def without(self, kv_heads: int) -> "AttentionDims":
+        """The same with so many key-value heads less, and the query heads that read them."""
+        each, left = self.query_heads // self.kv_heads, self.kv_heads - kv_heads
+        return dc.replace(self, query_heads=left * each, kv_heads=left)
+
     @property
     def cached(self) -> int:
         """Elements that a softmax layer's cache keeps of a token: keys and values, or what they are made of."""
@@ -143,6 +148,25 @@ def document_attention_problem(config: Any) -> str | None:
         f"heads are {widest} wide": widest > WIDEST_HEAD,
         "some layers have masks of another kind": has_other_masks(config),
         "windows are in the masks alone": spec.windows_in_masks and any(native_windows(config)),
+    }
+    return next((problem for problem, holds in found.items() if holds), None)
+
+
+def heads_problem(config: Any, layer: int, heads: tuple[int, ...]) -> str | None:
+    """Why some heads of a layer cannot see the whole row while a mixer replaces the others; None if they can.
+
+    Args:
+        config: of a model of a known family, plain or converted.
+        layer: its index.
+        heads: key-value heads.
+    """
+    spec, windows, of = source_spec(config.model_type), native_windows(config), attention_dims(config, layer).kv_heads
+    found = {
+        "heads share what low-rank projections make of keys and values": spec.qkv_layout == "latent",
+        "queries and keys are normed over all heads together": spec.qk_norm == "whole",
+        "attention has learned sinks": bool(spec.softmax_parameters),
+        f"all heads see a window of {windows[layer]} already": windows[layer] is not None,
+        f"there are {of} key-value heads": len(heads) >= of or max(heads) >= of,
     }
     return next((problem for problem, holds in found.items() if holds), None)
 

@@ -12,9 +12,9 @@ from transformers import DynamicCache
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.kernels.gates import partition_gate
-from sse_convert.mixers import SlidingMixer, SSESlidingMixer
+from sse_convert.mixers import SlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import further_tokens, source_spec
-from sse_convert.modeling.attention_dims import attention_dims
+from sse_convert.modeling.attention_dims import attention_dims, heads_problem
 from sse_convert.modeling.cache import check_pasts, counting_layer, install, one_cache
 from sse_convert.modeling.compat import CACHE, CACHE_NAMES
 from sse_convert.modeling.configuration import layer_mixers
@@ -91,6 +91,7 @@ class SSEBaseMixin(SSEMixin):
             raise CheckpointError("config.json has add_cross_attention", expected="a decoder-only model")
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
+        self._sse_full: set[int] = set()
         self._sse_counts = False
         self._sse_layer_kinds: list[str] = []
         for index, mixer in enumerate(layer_mixers(config)):
@@ -102,11 +103,13 @@ class SSEBaseMixin(SSEMixin):
             layer = getattr(self, spec.layers)[index]
             attention = getattr(layer, spec.attention)
             handing = None if spec.hands_on else HandOn(layer)
+            if isinstance(mixer, WindowMixer):
+                self._sse_windows[index] = mixer.window, mixer.sinks
+                self._sse_keep_heads(index, mixer.full_heads)
             if handing is not None and isinstance(mixer, SlidingMixer):
                 handing.reach(attention)
             if isinstance(mixer, SlidingMixer):
-                make_sliding(attention, index, mixer.window, mixer.sinks)
-                self._sse_windows[index] = mixer.window, mixer.sinks
+                make_sliding(attention, index, mixer)
             else:
                 backend = config.sse.get("backend", "auto")
                 new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
@@ -115,8 +118,22 @@ class SSEBaseMixin(SSEMixin):
                     handing.reach(new)
                 self._sse_indices.append(index)
                 self._sse_counts |= partition_gate(mixer.partition_gate) is not None
-                if isinstance(mixer, SSESlidingMixer):
-                    self._sse_windows[index] = mixer.window, mixer.sinks
+
+    def _sse_keep_heads(self, index: int, heads: tuple[int, ...]) -> None:
+        """Note that a layer has heads that see the whole row.
+
+        Raises:
+            CheckpointError: it cannot have them.
+        """
+        if not heads:
+            return
+        if problem := heads_problem(self.config, index, heads):
+            raise CheckpointError(
+                f"layer {index} has full_heads {list(heads)}, and {problem}",
+                expected="heads that can be told apart by key-value head, and one of them at least with a mixer",
+                fix="convert the model again, with other layers.overrides",
+            )
+        self._sse_full.add(index)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -238,7 +255,7 @@ class SSEBaseMixin(SSEMixin):
             running = self.config.num_hidden_layers
             states = [index for index in self._sse_indices if index < running]
             owner = "; ".join(self._sse_layer_kinds[:running])
-            install(cache, self.config, states, self._sse_running_windows(), owner)
+            install(cache, self.config, states, self._sse_running_windows(), self._sse_full, owner)
 
     def _sse_masks(
         self,

@@ -1,5 +1,6 @@
 """Cache layers of converted layers, swapped into whatever transformers `Cache` arrives."""
 
+from collections.abc import Collection
 from typing import Any
 
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache, StaticLayer
@@ -10,7 +11,7 @@ from sse_convert.modeling.counting_cache import CountingLayer
 from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.tracing import traced
-from sse_convert.modeling.window_cache import SlidingCacheLayer, SSESlidingCacheLayer
+from sse_convert.modeling.window_cache import JoinedCacheLayer, SlidingCacheLayer
 
 _FIX = "pass DynamicCache(config=model.config), or leave it out"
 
@@ -52,7 +53,12 @@ def named_cache(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def install(
-    cache: Any, config: Any, sse_layers: list[int], windows: dict[int, tuple[int, int]], owner: str = ""
+    cache: Any,
+    config: Any,
+    sse_layers: list[int],
+    windows: dict[int, tuple[int, int]],
+    full: Collection[int] = (),
+    owner: str = "",
 ) -> None:
     """Swap the layers of a fresh cache for those that converted layers need, and the others' for such as have room on a
     CPU. The second time it only makes sure that they are still there.
@@ -62,6 +68,7 @@ def install(
         config: the model's configuration.
         sse_layers: indices of SSE layers.
         windows: index of each layer with a window -> (window, sinks); those of both kinds are in both arguments.
+        full: indices of layers with a window some of whose heads see the whole row.
         owner: what is converted how, and of which sizes: what the cache of another model differs in.
 
     Raises:
@@ -99,12 +106,18 @@ def install(
     for index in sse_layers:
         cache.layers[index] = SSECacheLayer(static_length=static_length)
     for index, (window, sinks) in windows.items():
-        kind = SSESlidingCacheLayer if index in sse_layers else SlidingCacheLayer
-        cache.layers[index] = kind(window=window, sinks=sinks, static_length=static_length)
+        cache.layers[index] = window_layer(window, sinks, index in sse_layers, index in full, static_length)
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and not layer.is_initialized:
             cache.layers[index] = RoomyLayer()
     cache._sse_installed = owner
+
+
+def window_layer(window: int, sinks: int, state: bool, full: bool, static_length: int | None) -> SlidingCacheLayer:
+    """What a layer with a window keeps; arguments as of `JoinedCacheLayer`."""
+    if not state and not full:
+        return SlidingCacheLayer(window=window, sinks=sinks, static_length=static_length)
+    return JoinedCacheLayer(window=window, sinks=sinks, state=state, full=full, static_length=static_length)
 
 
 def check_pasts(cache: Cache, running: int, length: int) -> None:

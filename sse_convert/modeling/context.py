@@ -9,7 +9,7 @@ Shape letters: B rows, T tokens of a whole row, P ranks, t = T / P tokens of a r
 
 import contextlib
 import dataclasses as dc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,12 +20,20 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from sse_convert.errors import UsageError
+from sse_convert.mixers import Mixer
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.modeling.attention_dims import bounds_scores, dims_by_layer, has_other_masks, native_windows
+from sse_convert.modeling.attention_dims import (
+    AttentionDims,
+    bounds_scores,
+    dims_by_layer,
+    has_other_masks,
+    native_windows,
+)
 from sse_convert.modeling.document_attention import attend_to_documents
 from sse_convert.modeling.layout import document_starts, padding_mask
 from sse_convert.modeling.sink_attention import attend_with_sinks
+from sse_convert.modeling.tensors import own_dims
 
 CONTEXT_ATTENTION = "sse_context"
 """name under which transformers finds `context_attention`; it has no masks made for it"""
@@ -177,18 +185,20 @@ def sharded(shard: Shard) -> Iterator[None]:
         _held = before
 
 
-def split_problems(config: Any, ranks: int) -> list[str]:
+def split_problems(config: Any, ranks: int, mixers: Iterable[Mixer | None] = ()) -> list[str]:
     """Why a model cannot have its rows on so many ranks, as far as its configuration says.
 
     Args:
         config: of a model of a known family, plain or converted.
         ranks: P. Key-value heads may be fewer, and are repeated then.
+        mixers: those in use.
     """
     every, spec, config = dims_by_layer(config), source_spec(config.model_type), decoder_config(config)
-    query = every[0].query_heads
+    every = (*every, *(part for mixer in mixers if mixer is not None for part in _parts(every[0], mixer)))
+    query = next((dims.query_heads for dims in every if dims.query_heads % ranks), 0)
     uneven = {dims.kv_heads for dims in every if dims.kv_heads % ranks and ranks % dims.kv_heads}
     holds = {
-        f"does not divide {query} query heads": query % ranks != 0,
+        f"does not divide {query} query heads": query != 0,
         f"neither divides {max(uneven, default=0)} key-value heads nor is a multiple": bool(uneven),
         "is not built for layers that have linear attention of their own": spec.linear_layers,
         "is not built for windows that the masks alone have": spec.windows_in_masks and any(native_windows(config)),
@@ -199,6 +209,12 @@ def split_problems(config: Any, ranks: int) -> list[str]:
         ),
     }
     return [f"context_parallel is {ranks}, which {problem}" for problem, found in holds.items() if found]
+
+
+def _parts(dims: AttentionDims, mixer: Mixer) -> list[AttentionDims]:
+    """Heads with a mixer and heads that see the whole row, in layers that have both."""
+    own = own_dims(dims, mixer)
+    return [] if own == dims else [own, dims.without(own.kv_heads)]
 
 
 def check_part(shard: Shard, tokens: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Any) -> None:
@@ -314,7 +330,7 @@ def softmax_attention(
 
 
 def context_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **kwargs: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Softmax attention of rows that several ranks hold together, each document by itself. As `softmax_attention`, with
     this rank's tokens only.

@@ -11,7 +11,7 @@ from sse_convert.kernels.precision import without_autocast
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
-from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, state_heads
+from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, own_dims, state_heads
 
 ROUTER_STD = 0.02
 ROUTE_SCALE = 12.0
@@ -87,13 +87,13 @@ class NewTensors(nn.Module):
     The low-rank side path of q and k runs in the model's dtype, like the projections it adds to; others are precise.
 
     Args:
-        dims: sizes of the attention layer.
+        dims: sizes of the attention layer, of which `self.dims` are those of the heads that the mixer replaces.
         mixer: settings of the layer.
     """
 
     def __init__(self, dims: AttentionDims, mixer: SSEMixer) -> None:
         super().__init__()
-        self.dims = dims
+        self.source_dims, self.dims = dims, own_dims(dims, mixer)
         self.mixer = mixer
         specs = {spec.name: spec for spec in new_tensors(dims, mixer)}
         for name, spec in specs.items():
@@ -123,7 +123,7 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
         layer: the layer.
         generator: source of the random numbers; None uses torch's global one.
     """
-    dims, mixer = layer.dims, layer.mixer
+    dims, mixer = layer.source_dims, layer.mixer
     for spec in new_tensors(dims, mixer):
         tensor = layer.get_buffer(spec.name) if spec.name == ROUTER_BIAS else layer.get_parameter(spec.name)
         if spec.name == "sse_router.weight":

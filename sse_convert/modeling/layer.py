@@ -92,7 +92,7 @@ class SSEAttention(RoutedLayer):
         rotated = is_rotated(source, spec)
         self.spec = spec.of(config, rotated=rotated, own_values=dims.own_values)
         self.backend = backend
-        self.state_heads = state_heads(self.dims, self.mixer)
+        self.state_heads = state_heads(dims, mixer)
         self.rotates = self.mixer.rope == "keep" and rotated
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
 
@@ -251,7 +251,7 @@ class SSEAttention(RoutedLayer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The teacher's q [T, Hq*D], k [T, kv heads * D] and v [T, kv heads * V], before norm and rotation."""
-        return projections(self, self.spec, self.dims, x)
+        return projections(self, self.spec, self.source_dims, x)
 
     def gated(self, heads: Tensor, x: Tensor) -> Tensor:
         """Heads [T, Hq * V] under the source's own gate of x [T, hidden]; as they are in families without one."""

@@ -1,9 +1,12 @@
-"""The new tensors of an SSE layer, as data: one table for planning, conversion and the layer itself."""
+"""The new tensors of an SSE layer, as data: one table for planning, conversion and the layer itself.
+
+`dims` are those of the whole layer, also where some of its heads stay softmax.
+"""
 
 import dataclasses as dc
 import math
 
-from sse_convert.mixers import SSEMixer, SSESlidingMixer
+from sse_convert.mixers import Mixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
 
 DECAY_RANK = 16
@@ -27,8 +30,21 @@ class TensorSpec:
         return math.prod(self.shape)
 
 
+def own_dims(dims: AttentionDims, mixer: Mixer) -> AttentionDims:
+    """Sizes of the part of a layer that a mixer replaces: without key-value heads that see the whole row."""
+    full = getattr(mixer, "full_heads", ())
+    return dims.without(len(full)) if full else dims
+
+
+def own_query_heads(dims: AttentionDims, mixer: Mixer) -> list[int]:
+    """Query heads of the part of a layer that a mixer replaces."""
+    full, each = getattr(mixer, "full_heads", ()), dims.query_heads // dims.kv_heads
+    return [head for head in range(dims.query_heads) if head // each not in full]
+
+
 def state_heads(dims: AttentionDims, mixer: SSEMixer) -> int:
     """H, the number of states per partition."""
+    dims = own_dims(dims, mixer)
     return dims.query_heads if mixer.state_heads == "query" else dims.kv_heads
 
 
@@ -44,6 +60,7 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     Every trainable one gets a gradient in every step: what the mixer does not use is not created (N = 1 has no router).
     """
     partitions, hidden, heads = mixer.num_partitions, dims.hidden, state_heads(dims, mixer)
+    dims = own_dims(dims, mixer)
     query, key, output = dims.query_heads * dims.head_dim, heads * dims.head_dim, dims.query_heads * dims.value_dim
     tensors: list[TensorSpec] = []
     if mixer.router == "keys":

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import StaticLayer
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.counting_cache import CountingLayer
 from sse_convert.modeling.key_ring import KeyRing, Pair
+from sse_convert.modeling.roomy_keys import RoomyLayer, with_slots
 from sse_convert.modeling.state_cache import SSECacheLayer
 
 
@@ -199,25 +201,46 @@ class SlidingCacheLayer(CountingLayer):
         self._each_tensor(lambda tensor: tensor[indices.to(tensor.device)])
 
 
-class SSESlidingCacheLayer(SlidingCacheLayer):
-    """What a layer with both branches keeps: the window's keys and values, and beside them SSE's state in `recurrent`.
+class JoinedCacheLayer(SlidingCacheLayer):
+    """What a layer keeps of which a window is one part: beside its keys and values SSE's state in `recurrent`, and in
+    `whole` keys and values of the heads that see the whole row.
 
-    Every change of rows or length is made to both; each counts the tokens that its own branch has seen.
+    Every change of rows or length is made to all; each counts the tokens that its own part has seen.
+
+    Args:
+        window: of the part with a window.
+        sinks: of it.
+        state: whether there is a state.
+        full: whether some heads see the whole row.
+        static_length: columns of a static cache; None for a dynamic one.
     """
 
-    def __init__(self, *, window: int, sinks: int, static_length: int | None = None) -> None:
+    def __init__(self, *, window: int, sinks: int, state: bool, full: bool, static_length: int | None = None) -> None:
         super().__init__(window=window, sinks=sinks, static_length=static_length)
-        self.recurrent = SSECacheLayer(static_length=static_length)
+        self.recurrent = SSECacheLayer(static_length=static_length) if state else None
+        self.whole: Any = None
+        if full:
+            self.whole = RoomyLayer() if static_length is None else StaticLayer(static_length)
+
+    def _beside(self) -> list[Any]:
+        return [part for part in (self.recurrent, self.whole) if part is not None]
 
     def fix(self, slots: int) -> None:
         """From now on keep the tensors where they are, as a static cache of `slots` columns does."""
+        if self.whole is not None:
+            self.whole = with_slots(self.whole, slots, self.seen)
         super().fix(slots)
-        self.recurrent.fix(slots)
+        if self.recurrent is not None:
+            self.recurrent.fix(slots)
 
     def release(self, length: int) -> None:
         """Be a dynamic layer again, of `length` columns."""
         super().release(length)
-        self.recurrent.release(length)
+        if self.recurrent is not None:
+            self.recurrent.release(length)
+        if self.whole is not None:
+            fixed, self.whole = self.whole, RoomyLayer()
+            self.whole.update(fixed.keys[:, :, :length], fixed.values[:, :, :length])
 
     def activate_past_recording(self) -> None:
         """Keep what `crop` needs to take tokens back.
@@ -226,34 +249,47 @@ class SSESlidingCacheLayer(SlidingCacheLayer):
             UsageError: the cache is static.
         """
         super().activate_past_recording()
-        self.recurrent.activate_past_recording()
+        if self.recurrent is not None:
+            self.recurrent.activate_past_recording()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last -tokens_to_remove tokens; 0 forgets what was recorded."""
         super().crop(tokens_to_remove)
-        self.recurrent.crop(tokens_to_remove)
+        for part in self._beside():
+            part.crop(tokens_to_remove)
 
     def reset(self) -> None:
         """Forget all tokens."""
         super().reset()
-        self.recurrent.reset()
+        for part in self._beside():
+            part.reset()
 
     def offload(self) -> None:
         """Move to the CPU."""
         super().offload()
-        self.recurrent.offload()
+        for part in self._beside():
+            part.offload()
 
     def prefetch(self) -> None:
         """Move back."""
         super().prefetch()
-        self.recurrent.prefetch()
+        for part in self._beside():
+            part.prefetch()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Give each row the past of row beam_idx[row]."""
+        super().batch_select_indices(beam_idx)
+        for part in self._beside():
+            part.reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         super().batch_repeat_interleave(repeats)
-        self.recurrent.batch_repeat_interleave(repeats)
+        for part in self._beside():
+            part.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         super().batch_select_indices(indices)
-        self.recurrent.batch_select_indices(indices)
+        for part in self._beside():
+            part.batch_select_indices(indices)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from sse_convert.mixers import BASIC, BUILT_IN, FULL, Mixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, Mixer
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.ranges import REAL, WHOLE, PlainText, Range, number_text
@@ -158,7 +158,7 @@ def _changed_mixer(built_in: Mixer, value: dict[str, Any], path: Path, problems:
     """A built-in mixer with the settings given, those for experts under `advanced`."""
     before, cls = len(problems), type(built_in)
     basic = {key: item for key, item in value.items() if key not in ("kind", "advanced")}
-    names = {field.name for field in dc.fields(cls)}
+    names = {field.name for field in dc.fields(cls)} - {BY_LAYER}
     given = build_fields(cls, basic, path, problems, [name for name in BASIC if name in names])
     if (advanced := value.get("advanced")) is not None:
         given |= build_fields(cls, advanced, (*path, "advanced"), problems, sorted(names.difference(BASIC)))

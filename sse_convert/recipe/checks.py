@@ -145,7 +145,7 @@ def _layers(layers: Layers) -> Iterator[Problem]:
     runs = pattern_runs(layers)
     if (named := sum(count for _, count in runs)) > MOST_LAYERS:
         yield Problem((), f"pattern or ratio names {named} layers, expected at most {MOST_LAYERS}")
-    converted = {name for name, _ in runs} | set(layers.overrides.values())
+    converted = {name for name, _ in runs} | {name for name in layers.overrides.values() if isinstance(name, str)}
     if not converted - {FULL} and (runs or layers.select is None):
         yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")
 

@@ -20,9 +20,9 @@ import dataclasses as dc
 from pathlib import Path
 from typing import get_args
 
-from sse_convert.mixers import BUILT_IN, FULL, SSE_KINDS, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer
-from sse_convert.recipe.pattern import UNTOUCHED, resolve
-from sse_convert.recipe.schema import Control, Layers, Recipe
+from sse_convert.mixers import BUILT_IN, FULL, SSE_KINDS, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
+from sse_convert.recipe.pattern import UNTOUCHED, named_heads, resolve
+from sse_convert.recipe.schema import Control, FullHeads, Layers, Recipe
 
 CONTROLS = get_args(Control)[1:]
 """names, in the order of the tables"""
@@ -50,7 +50,9 @@ def control_recipes(recipe: Recipe, num_layers: int, positions: int) -> dict[str
     Raises:
         RecipeError: the recipe's layers do not fit the model.
     """
-    names, mixers = resolve(recipe, num_layers)
+    named, found = resolve(recipe, num_layers)
+    names, heads = [named_heads(name)[0] for name in named], [named_heads(name)[1] for name in named]
+    mixers = {named_heads(name)[0]: without_heads(mixer) for name, mixer in found.items()}
     windows = [name for name, mixer in mixers.items() if isinstance(mixer, SlidingMixer)]
     linear = [name for name, mixer in mixers.items() if not isinstance(mixer, SlidingMixer)]
     sse = [name for name in linear if mixers[name].kind in SSE_KINDS]
@@ -74,15 +76,21 @@ def control_recipes(recipe: Recipe, num_layers: int, positions: int) -> dict[str
             continue
         other, settings = replaced[control.removesuffix("_trained")]
         layers = [other.get(name, name) for name in names]
-        if layers == names:
+        kept = heads if control != "pure_sse" else [[] for _ in heads]
+        if layers == names and kept == heads:
             made[control] = "nothing to replace in the recipe's layers"
         elif control == "window_trained" and not recipe.stages:
             made[control] = "the recipe has no training stages"
         elif control == "window" and _longest_measured(recipe) > positions:
             made[control] = "untrained it has the teacher's positions, and eval asks for more, as a stage's rope gives"
         else:
-            made[control] = _variant(recipe, control, layers, {**mixers, **settings})
+            made[control] = _variant(recipe, control, layers, {**mixers, **settings}, kept)
     return made
+
+
+def without_heads(mixer: Mixer) -> Mixer:
+    """A mixer none of whose heads sees the whole row."""
+    return dc.replace(mixer, full_heads=()) if isinstance(mixer, WindowMixer) else mixer
 
 
 def _longest_measured(recipe: Recipe) -> int:
@@ -121,12 +129,17 @@ def _tuned(recipe: Recipe) -> Recipe | str:
     return _in_own_folder(changed, "teacher_tuned")
 
 
-def _variant(recipe: Recipe, control: str, layers: list[str], mixers: dict[str, Mixer]) -> Recipe:
+def _variant(
+    recipe: Recipe, control: str, layers: list[str], mixers: dict[str, Mixer], heads: list[list[int]]
+) -> Recipe:
     used = {name: mixers[name] for name in dict.fromkeys(layers) if name != FULL}
+    kept: dict[int | str, str | FullHeads] = {
+        i: FullHeads(full_heads=own) for i, own in enumerate(heads) if own and layers[i] != FULL
+    }
     learns = any(not isinstance(mixer, SlidingMixer) for mixer in used.values())
     changed = dc.replace(
         recipe,
-        layers=Layers(pattern=layers),
+        layers=Layers(pattern=layers, overrides=kept),
         mixers=used,
         stages=[] if control == "window" else recipe.stages,
         calibrate=recipe.calibrate if learns else dc.replace(recipe.calibrate, enabled=False),

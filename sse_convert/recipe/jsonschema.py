@@ -10,7 +10,7 @@ import typing
 from collections.abc import Hashable
 from typing import Annotated, Any
 
-from sse_convert.mixers import BASIC, BUILT_IN, FIXED, MEANING, Mixer, SSEMixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FIXED, MEANING, Mixer, SSEMixer
 from sse_convert.recipe.ranges import Range
 from sse_convert.recipe.schema import Recipe
 
@@ -97,7 +97,7 @@ def mixer_definition(kind: str) -> str:
 def _mixer(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """A reference to the schema of a built-in mixer, which is added to `definitions`; what makes it one is left out."""
     built_in = BUILT_IN[kind]
-    names = [field.name for field in dc.fields(built_in) if field.name not in ("kind", *FIXED.get(kind, {}))]
+    names = [field.name for field in dc.fields(built_in) if field.name not in ("kind", BY_LAYER, *FIXED.get(kind, {}))]
     properties: dict[str, Any] = {
         "kind": {"description": field_docs(type(built_in))["kind"], "enum": [kind], "default": kind}
     }

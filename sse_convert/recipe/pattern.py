@@ -2,18 +2,19 @@
 
 import dataclasses as dc
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import BUILT_IN, FULL, Mixer
+from sse_convert.mixers import BUILT_IN, FULL, Mixer, WindowMixer
 from sse_convert.recipe.problems import shortened, suggest
-from sse_convert.recipe.schema import Layers, Recipe, Select
+from sse_convert.recipe.schema import FullHeads, Layers, Recipe, Select
 
 UNTOUCHED = Layers(pattern=[FULL])
 """every layer as it is: what the control `teacher_tuned` trains. A recipe file may not ask for it"""
 _INDEX = re.compile(r"-?\d{1,9}", re.ASCII)
 _RANGE = re.compile(r"(-?\d{1,9})-(-?\d{1,9})", re.ASCII)
 _REPEAT = re.compile(r"(.+?)\s*\*\s*(\d{1,4})", re.ASCII)
+_AT = "@"
 MOST_LAYERS = 10_000
 """that a pattern may name; no model has as many"""
 UNLESS_SAID = "sse+sliding"
@@ -44,7 +45,37 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
     if (select := recipe.layers.select) is not None:
         for index in _chosen(select, choice_of(select, names)):
             names[index] = FULL
-    return names, {name: known[name] for name in dict.fromkeys(names) if name != FULL}
+    return names, {name: _mixer(name, known) for name in dict.fromkeys(names) if name != FULL}
+
+
+def with_heads(name: str, heads: Iterable[int]) -> str:
+    """The name of a mixer in layers of which some key-value heads see the whole row: `sse+sliding@0,2`."""
+    return f"{name}{_AT}{','.join(map(str, sorted(set(heads))))}"
+
+
+def _mixer(name: str, known: Mapping[str, Mixer]) -> Mixer:
+    """The mixer of a name, which may say heads.
+
+    Raises:
+        RecipeError: it has no window.
+    """
+    base, heads = named_heads(name)
+    mixer = known[base]
+    if not heads:
+        return mixer
+    if not isinstance(mixer, WindowMixer):
+        raise RecipeError(
+            f"layers: heads {heads} are to see the whole row beside mixer '{base}', which has no window",
+            expected=f"a mixer of kind sse+sliding or sliding where full_heads are given, not {mixer.kind}",
+            fix="use sse+sliding, or leave the whole layer softmax",
+        )
+    return dc.replace(mixer, full_heads=tuple(heads))
+
+
+def named_heads(name: str) -> tuple[str, list[int]]:
+    """The mixer that a layer's name means, and key-value heads that see the whole row: what `with_heads` joined."""
+    base, _, heads = name.partition(_AT)
+    return base, [int(head) for head in heads.split(",") if head]
 
 
 def expand_pattern(layers: Layers, mixers: Iterable[str], num_layers: int) -> list[str]:
@@ -61,7 +92,12 @@ def expand_pattern(layers: Layers, mixers: Iterable[str], num_layers: int) -> li
             names[index] = FULL
     for key, name in layers.overrides.items():
         for index in _indices(key, num_layers, "layers.overrides", problems):
-            names[index] = name
+            if isinstance(name, FullHeads) and names[index] == FULL:
+                problems.append(f"layers.overrides: full_heads of layer {index}, all of whose heads are softmax")
+            elif isinstance(name, FullHeads):
+                names[index] = with_heads(names[index], name.full_heads)
+            else:
+                names[index] = name
     if problems:
         raise RecipeError(
             "\n".join(problems),
@@ -145,7 +181,7 @@ def pattern_runs(layers: Layers) -> list[tuple[str, int]]:
 def mixer_name_problems(layers: Layers, mixers: Iterable[str]) -> list[str]:
     """A message for each mixer that `layers` uses and nothing defines."""
     used = [("layers.ratio" if layers.ratio else "layers.pattern", name) for name, _ in pattern_runs(layers)]
-    used += [("layers.overrides", name) for name in layers.overrides.values()]
+    used += [("layers.overrides", name) for name in layers.overrides.values() if isinstance(name, str)]
     known = (*mixers, FULL)
     problems = []
     for where, name in dict.fromkeys(used):

@@ -47,6 +47,15 @@ class Select:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
+class FullHeads:
+    """A layer of which some heads stay softmax."""
+
+    full_heads: list[Annotated[int, Range(0, 4096)]]
+    """key-value heads that see the whole row, with the query heads that read them; the others get the layer's mixer,
+    which has a window"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Layers:
     """Which mixer each layer gets. Later and more specific lines win: pattern or ratio, keep, overrides, select."""
 
@@ -56,8 +65,8 @@ class Layers:
     """mixer name to count, expanded in order and repeated, e.g. {sse: 5, full: 1}"""
     keep: list[int | str] = dc.field(default_factory=list)
     """layers left as softmax: indices, negative indices, ranges such as 3-5"""
-    overrides: dict[int | str, str] = dc.field(default_factory=dict)
-    """layer index or range to mixer name"""
+    overrides: dict[int | str, str | FullHeads] = dc.field(default_factory=dict)
+    """layer index or range to mixer name, or to the heads that stay softmax, e.g. {7: {full_heads: [2]}}"""
     select: Select | None = None
     """choose layers that stay softmax, e.g. {keep: 25%}; the others become what the lines above say, or sse+sliding"""
 

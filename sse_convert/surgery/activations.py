@@ -12,7 +12,7 @@ The constants were fitted to what autograd saves (tests/surgery/test_memory.py h
 """
 
 from sse_convert.mixers import Mixer, SSEMixer, WindowMixer
-from sse_convert.modeling.tensors import state_heads
+from sse_convert.modeling.tensors import own_dims, state_heads
 from sse_convert.surgery.budget import Geometry
 
 SCORE_BYTES = 8
@@ -66,8 +66,7 @@ def _window_bytes(geometry: Geometry, mixer: WindowMixer, element: int) -> float
 
 
 def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
-    dims = geometry.dims
-    heads = state_heads(dims, mixer)
+    heads, dims = state_heads(geometry.dims, mixer), own_dims(geometry.dims, mixer)
     query, state = dims.query_heads * dims.head_dim, heads * dims.head_dim
     output, value = dims.query_heads * dims.value_dim, heads * dims.value_dim
     used = max(mixer.top_k, mixer.read_top_k or mixer.top_k)

@@ -21,7 +21,7 @@ import math
 
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, WindowMixer
 from sse_convert.modeling.attention_dims import AttentionDims
-from sse_convert.modeling.tensors import new_tensors, state_heads, state_shape
+from sse_convert.modeling.tensors import new_tensors, own_dims, state_heads, state_shape
 
 STATE_BYTES = 4
 LENGTHS = {"4K": 4096, "32K": 32768, "128K": 131072, "1M": 1048576}
@@ -108,11 +108,18 @@ def layer_bytes(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
     if layer in geometry.linear or (isinstance(mixer, SSEMixer) and not isinstance(mixer, WindowMixer)):
         return state
     window = geometry.windows[layer]
+    kept = geometry.dims.cached * (length if window is None else min(length, window - 1))
     if isinstance(mixer, WindowMixer):
-        tokens = mixer.window - 1 + mixer.sinks
-    else:
-        tokens = length if window is None else min(length, window - 1)
-    return state + geometry.dims.cached * tokens * geometry.cache_element_bytes
+        near = own_dims(geometry.dims, mixer).cached
+        kept = near * (mixer.window - 1 + mixer.sinks) + (geometry.dims.cached - near) * length
+    return state + kept * geometry.cache_element_bytes
+
+
+def constant_and_growth(geometry: Geometry, layer: int, mixer: Mixer | None) -> tuple[int, int]:
+    """Of the cache of a layer for one sequence, bytes that it takes whatever the length, and bytes for each token."""
+    far = 1 << 40
+    growth = layer_bytes(geometry, layer, mixer, far + 1) - layer_bytes(geometry, layer, mixer, far)
+    return layer_bytes(geometry, layer, mixer, far) - far * growth, growth
 
 
 def state_bytes(geometry: Geometry, mixer: Mixer | None) -> int:
@@ -164,14 +171,16 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
         matrix = dims.head_dim * dims.value_dim
         per_write = 5 if sse.update == "delta" else 3
         writes = per_write * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
-        reads = 2 * (read + sse.shared_partition) * dims.query_heads * matrix
+        reads = 2 * (read + sse.shared_partition) * own_dims(dims, sse).query_heads * matrix
         recurrent = writes + reads + 2 * added_parameters(dims, mixer)
         if not isinstance(mixer, WindowMixer):
             return recurrent
-    window = geometry.windows[layer]
+    window, per_token = geometry.windows[layer], 2 * (dims.head_dim + dims.value_dim)
+    near = own_dims(dims, mixer).query_heads if isinstance(mixer, WindowMixer) else 0
+    seen = (dims.query_heads - near) * visible_tokens(length, window)
     if isinstance(mixer, WindowMixer):
-        window = min(mixer.window + mixer.sinks, window or length)
-    return recurrent + 2 * dims.query_heads * (dims.head_dim + dims.value_dim) * visible_tokens(length, window)
+        seen += near * visible_tokens(length, min(mixer.window + mixer.sinks, window or length))
+    return recurrent + per_token * seen
 
 
 def forward_flops(geometry: Geometry, mixers: Mixers, length: int) -> float:

@@ -15,6 +15,7 @@ from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import (
     BUILT_IN,
+    BY_LAYER,
     FULL,
     Mixer,
     SlidingMixer,
@@ -53,6 +54,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
         f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)
     ]
     problems += _linear_layer_problems(recipe, teacher)
+    problems += _heads_problems(recipe, teacher)
     problems += _stage_problems(recipe, teacher)
     problems += [
         f"stages.{i}.{problem}"
@@ -96,6 +98,19 @@ def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     ]
 
 
+def _heads_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
+    """Layers that cannot have heads that see the whole row, and have some in the recipe."""
+    from sse_convert.modeling.attention_dims import heads_problem
+
+    names, mixers = resolve(recipe, teacher.num_layers)
+    given = [(i, getattr(mixers.get(name), BY_LAYER, ())) for i, name in enumerate(names)]
+    return [
+        f"layers: layer {i} has full_heads {list(heads)}, and {problem}"
+        for i, heads in given
+        if heads and (problem := heads_problem(teacher.config, i, heads)) is not None
+    ]
+
+
 def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     problems = []
     limits, config = stage_limits(recipe, teacher.text.max_position_embeddings), copy.deepcopy(teacher.config)
@@ -120,7 +135,7 @@ def context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -
 
     if stage.context_parallel == 1:
         return []
-    problems = split_problems(teacher.config, stage.context_parallel)
+    problems = split_problems(teacher.config, stage.context_parallel, mixers.values())
     key = f"context_parallel is {stage.context_parallel}"
     for name, mixer in mixers.items():
         gate = partition_gate(mixer.partition_gate) if isinstance(mixer, SSEMixer) else None
@@ -291,6 +306,9 @@ def _differences(name: str, wanted: Mixer | None, stored: Mixer | None) -> list[
         kinds = [FULL if mixer is None else mixer.kind for mixer in (wanted, stored)]
         return [] if kinds[0] == kinds[1] else [_Difference("", *kinds)]
     mine, theirs = _settings(wanted), _settings(stored)
+    heads = [list(getattr(mixer, BY_LAYER, ())) for mixer in (wanted, stored)]
+    if heads[0] != heads[1]:
+        return [_Difference("", *(f"{BY_LAYER} {found}" for found in heads))]
     if mine != theirs and _layer(wanted) != _layer(stored):
         return [_Difference("", wanted.kind, stored.kind)]
     return [_Difference(f"mixers.{name}.{key}", mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]]
@@ -302,8 +320,10 @@ def _layer(mixer: Mixer) -> str:
 
 
 def _settings(mixer: Mixer) -> dict[str, Any]:
-    """The settings under dotted keys as of a recipe, with what an unset one means; without the kind."""
+    """The settings under dotted keys as of a recipe, with what an unset one means; without the kind, and heads that
+    see the whole row."""
     plain = mixer_to_dict(mixer)
+    plain.pop(BY_LAYER, None)
     if plain.get("read_top_k") == plain.get("top_k"):
         plain["read_top_k"] = None
     del plain["kind"]

@@ -21,7 +21,7 @@ from sse_convert.checkpoints.safetensors_io import Layout, read_header, write_sh
 from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, named_chunks, read_tensor, tensor_bytes
 from sse_convert.errors import UsageError
-from sse_convert.mixers import SSE_KINDS, Mixer, SSEMixer, mixer_from_dict, mixer_to_dict, recipe_entry
+from sse_convert.mixers import BY_LAYER, SSE_KINDS, Mixer, SSEMixer, mixer_from_dict, mixer_to_dict, recipe_entry
 from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import FORMAT, entry_points
 from sse_convert.modeling.remote_code import write_remote_code
@@ -138,6 +138,12 @@ def expand_checkpoint(
 def _chosen(names: list[str], mixers: dict[str, Mixer], layers: Sequence[str]) -> list[int]:
     """Indices of the layers to grow, ascending."""
     able = [i for i, name in enumerate(names) if name in mixers and mixers[name].kind in SSE_KINDS]
+    if of_heads := [i for i in able if getattr(mixers[names[i]], BY_LAYER, ())]:
+        raise UsageError(
+            f"layers {of_heads} have heads that see the whole row",
+            expected="layers all of whose heads have SSE",
+            fix="convert the model anew with more partitions",
+        )
     if not able:
         raise UsageError("the checkpoint has no SSE layer", expected="at least one layer with partitions")
     if not layers:

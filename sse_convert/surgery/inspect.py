@@ -11,8 +11,8 @@ from sse_convert.checkpoints.teacher import is_new_tensor, source_view
 from sse_convert.mixers import FULL
 from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import checked_sse, stored_mixers
-from sse_convert.report import FieldsReport, format_bytes, format_mixer, format_number, table
-from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, layer_bytes
+from sse_convert.report import FieldsReport, format_bytes, format_cache, format_mixer, format_number, table
+from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, constant_and_growth
 from sse_convert.surgery.plan import geometry_of
 
 
@@ -36,7 +36,9 @@ class InspectReport(FieldsReport):
     mixers: dict[str, Any]
     """settings of the named mixers"""
     constant_bytes: list[int]
-    """per layer, state or window bytes of one sequence; 0 where the cache grows"""
+    """per layer, state and window bytes of one sequence, whatever its length"""
+    bytes_per_token: list[int]
+    """per layer, bytes by which its cache grows with each token"""
     cache: dict[str, int]
     """context length -> cache and state bytes of one sequence"""
     base_model: str | None
@@ -69,8 +71,10 @@ class InspectReport(FieldsReport):
 
     def _layer_table(self) -> list[str]:
         rows = [
-            (str(i), name, format_bytes(constant) if constant else "grows")
-            for i, (name, constant) in enumerate(zip(self.layers, self.constant_bytes, strict=True))
+            (str(i), name, format_cache(constant, growth))
+            for i, (name, constant, growth) in enumerate(
+                zip(self.layers, self.constant_bytes, self.bytes_per_token, strict=True)
+            )
         ]
         return table(("layer", "mixer", "cache"), rows)
 
@@ -89,6 +93,7 @@ def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> I
     layers: list[str] = sse.get("layers", [FULL] * view.num_layers)
     by_layer: Mixers = stored_mixers(sse) if converted else [None] * view.num_layers
     provenance = read_provenance(files.folder)
+    sizes = [constant_and_growth(geometry, i, mixer) for i, mixer in enumerate(by_layer)]
     return InspectReport(
         name=str(checkpoint),
         model_type=files.model_type,
@@ -99,10 +104,8 @@ def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> I
         shards=files.shard_bytes,
         layers=layers,
         mixers=sse.get("mixers", {}),
-        constant_bytes=[
-            0 if mixer is None and geometry.windows[i] is None else layer_bytes(geometry, i, mixer, 1 << 40)
-            for i, mixer in enumerate(by_layer)
-        ],
+        constant_bytes=[constant for constant, _ in sizes],
+        bytes_per_token=[growth for _, growth in sizes],
         cache={name: cache_bytes(geometry, by_layer, length) for name, length in LENGTHS.items()},
         base_model=sse.get("base_model"),
         base_revision=sse.get("base_revision"),

@@ -17,7 +17,7 @@ from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer,
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
-from sse_convert.recipe.pattern import pattern_unit
+from sse_convert.recipe.pattern import named_heads, pattern_unit
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number
 from sse_convert.surgery import budget
@@ -163,14 +163,14 @@ def _met_width(geometry: Geometry, idle: int) -> int:
 def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -> LayerRow:
     window = geometry.windows[index]
     linear = index in geometry.linear
-    grows = mixer is None and window is None and not linear
+    constant, growth = budget.constant_and_growth(geometry, index, mixer)
     return LayerRow(
         index=index,
         source="linear" if linear else "full" if window is None else f"sliding {window}",
         mixer=name,
         added_parameters=budget.added_parameters(geometry.at(index).dims, mixer),
-        bytes_per_token=budget.layer_bytes(geometry, index, mixer, 1) if grows else 0,
-        constant_bytes=0 if grows else budget.layer_bytes(geometry, index, mixer, 1 << 40),
+        bytes_per_token=growth,
+        constant_bytes=constant,
     )
 
 
@@ -268,7 +268,8 @@ def _idle_branches(recipe: Recipe, mixers: Mixers) -> list[str]:
 
 def _not_used_or_missing(recipe: Recipe, names: list[str]) -> list[str]:
     """What the recipe names and no layer uses, or this machine lacks."""
-    used = {*names, *pattern_unit(recipe.layers), *recipe.layers.overrides.values()}
+    given = [name for name in recipe.layers.overrides.values() if isinstance(name, str)]
+    used = {*(named_heads(name)[0] for name in names), *pattern_unit(recipe.layers), *given}
     missing = {source.path: None for source in (*recipe.data.train, *recipe.data.valid) if is_missing(source)}
     return [
         *(f"mixers.{name} is the mixer of no layer" for name in recipe.mixers if name not in used),

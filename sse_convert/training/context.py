@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.modeling.attention_dims import document_attention_problem
+from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import CONTEXT_ATTENTION, split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
@@ -92,7 +93,8 @@ def choose_attention(model: PreTrainedModel, stage: Stage) -> PreTrainedModel:
     """
     config = model.config
     if stage.context_parallel > 1:
-        if problems := split_problems(config, stage.context_parallel):
+        mixers = layer_mixers(config) if hasattr(config, "sse") else ()
+        if problems := split_problems(config, stage.context_parallel, mixers):
             raise RecipeError(
                 f"stage {stage.name}: {'; '.join(problems)}",
                 expected="a number that divides the heads, and plain softmax attention beside converted layers",

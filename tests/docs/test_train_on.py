@@ -7,7 +7,7 @@ import yaml
 
 from docs.examples import PAGES, blocks
 from sse_convert import peft_targets
-from tests.modeling.tiny import BESIDE, tiny_model
+from tests.modeling.tiny import HEADS, tiny_model
 
 FILES = {block.title: block.body for block in blocks((PAGES / "guide" / "train-on.md").read_text()) if block.title}
 
@@ -17,7 +17,7 @@ def installed(name: str) -> pytest.MarkDecorator:
 
 
 def test_their_adapters_stand_where_peft_targets_says() -> None:
-    expected = peft_targets(tiny_model("qwen3", BESIDE))
+    expected = peft_targets(tiny_model("qwen3", HEADS))
     assert sorted(yaml.safe_load(FILES["llamafactory/sft.yaml"])["lora_target"].split(",")) == expected
     assert sorted(yaml.safe_load(FILES["axolotl/sft.yaml"])["lora_target_modules"]) == expected
 

@@ -8,7 +8,7 @@ from accelerate import debug_launcher
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.modeling.context import Shard
-from tests.modeling.tiny import BESIDE, VOCAB, tiny_model
+from tests.modeling.tiny import HEADS, VOCAB, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def read(model, windows, expected):
 
 
 def test_two_processes_read_long_windows_together(tokenizer):
-    model = tiny_model("llama", BESIDE, dtype=torch.float64)
+    model = tiny_model("llama", HEADS, dtype=torch.float64)
     ids = torch.randint(3, VOCAB, (2, 64), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(20), torch.arange(44)]).expand(2, -1)
     windows = [make_windows(ids, tokenizer, positions), make_windows(ids[:, :32], tokenizer)]

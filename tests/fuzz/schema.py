@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from sse_convert.mixers import BASIC, BUILT_IN, Mixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, Mixer
 from sse_convert.recipe.schema import Recipe
 from tests.fuzz.documents import DEEP, TAGGED
 from tests.fuzz.places import recipe
@@ -105,7 +105,7 @@ def _mixers() -> st.SearchStrategy[dict[str, Any]]:
         return {**{name: value for name, value in settings.items() if name in BASIC}, "advanced": advanced}
 
     return st.sampled_from(sorted(BUILT_IN)).flatmap(
-        lambda kind: _some_keys(type(BUILT_IN[kind]), left_out=("kind",)).map(
+        lambda kind: _some_keys(type(BUILT_IN[kind]), left_out=("kind", BY_LAYER)).map(
             lambda given: {"kind": kind, **split(given)}
         )
     )

@@ -6,7 +6,7 @@ import torch
 from sse_convert.inference.batch import continue_rows
 from sse_convert.inference.generate import Sampling
 from sse_convert.inference.seeded_choice import SeededChoice
-from tests.modeling.tiny import BESIDE, LAYOUT, tiny_model, tiny_source
+from tests.modeling.tiny import HEADS, LAYOUT, tiny_model, tiny_source
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [20] * 11, [30]]
 SAMPLED = Sampling(max_new_tokens=9, temperature=1.0, top_p=0.7)
@@ -14,7 +14,7 @@ SAMPLED = Sampling(max_new_tokens=9, temperature=1.0, top_p=0.7)
 
 @pytest.fixture(scope="module", params=["teacher", "sse", "beside"])
 def model(request):
-    layers = {"sse": LAYOUT, "beside": BESIDE}.get(request.param)
+    layers = {"sse": LAYOUT, "beside": HEADS}.get(request.param)
     made = tiny_source("qwen3") if layers is None else tiny_model("qwen3", layers)
     made.generation_config.eos_token_id = [3, 50]
     return made.double()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from sse_convert.inference import by_itself, cuda_graphs
 from sse_convert.inference.cuda_graphs import TokenStep, has_room
 from sse_convert.modeling import generation
-from tests.modeling.tiny import BESIDE, PAD, prompts, tiny_model
+from tests.modeling.tiny import HEADS, PAD, prompts, tiny_model
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": PAD}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -38,7 +38,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.fixture
 def model(device: str) -> PreTrainedModel:
-    return tiny_model("llama", BESIDE, dtype=torch.float64).to(device)
+    return tiny_model("llama", HEADS, dtype=torch.float64).to(device)
 
 
 def generate(model: PreTrainedModel, lengths: tuple[int, ...] = (11, 7), **options: Any) -> Any:

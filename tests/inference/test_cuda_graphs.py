@@ -17,8 +17,8 @@ from sse_convert.kernels import triton_backend
 from sse_convert.modeling import generation
 from sse_convert.modeling.roomy_keys import RoomyLayer
 from sse_convert.modeling.state_cache import SSECacheLayer
-from sse_convert.modeling.window_cache import SlidingCacheLayer, SSESlidingCacheLayer
-from tests.modeling.tiny import BESIDE, LAYOUT, PAD, prompts, tiny_model, tiny_source
+from sse_convert.modeling.window_cache import JoinedCacheLayer, SlidingCacheLayer
+from tests.modeling.tiny import HEADS, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
 STEPS = 5
 GREEDY = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": PAD}
@@ -42,7 +42,7 @@ def make(name: str, device: str, dtype: torch.dtype = torch.float64) -> PreTrain
     kind, _, family = name.rpartition(" ")
     if kind == "teacher":
         return tiny_source(family, dtype=dtype).to(device)
-    return tiny_model(family, BESIDE if kind else LAYOUT, dtype=dtype).to(device)
+    return tiny_model(family, HEADS if kind else LAYOUT, dtype=dtype).to(device)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -223,7 +223,7 @@ def test_a_conversation_goes_on_in_its_cache(model: PreTrainedModel, everywhere:
         model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **GREEDY)
     assert cache.get_seq_length() == 16
     assert {type(layer) for layer in cache.layers} <= {
-        DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer, SSECacheLayer, SlidingCacheLayer, SSESlidingCacheLayer,
+        DynamicLayer, DynamicSlidingWindowLayer, RoomyLayer, SSECacheLayer, SlidingCacheLayer, JoinedCacheLayer,
     }  # fmt: skip
     with graphed(model, 34):
         assert torch.equal(model.generate(more, attention_mask=seen, past_key_values=cache, **GREEDY), expected)

@@ -11,13 +11,13 @@ from sse_convert.errors import UsageError
 from sse_convert.evaluation.throughput import allocated_cache_bytes
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.window_cache import SlidingCacheLayer
-from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, prompts, tiny_model
+from tests.modeling.tiny import BASELINES, HEADS, LAYOUT, prompts, tiny_model
 
 LENGTHS = (14, 5, 9)
 CLOSE = {"atol": 1e-10, "rtol": 0}
 
 
-BOTH = pytest.mark.parametrize("model", [LAYOUT, BASELINES, BESIDE], indirect=True, ids=str)
+BOTH = pytest.mark.parametrize("model", [LAYOUT, BASELINES, HEADS], indirect=True, ids=str)
 
 
 @pytest.fixture(scope="module")

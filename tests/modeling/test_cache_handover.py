@@ -18,7 +18,7 @@ from sse_convert.modeling.layer_arguments import POSITIONS
 from sse_convert.modeling.layout import LAYOUT as SEQUENCES
 from sse_convert.modeling.window.sliding import MASKS
 from tests.modeling.test_layer import BY_POSITION
-from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import BASELINES, HEADS, LAYOUT, prompts, tiny_model, tiny_source
 
 IDS = prompts((12,))[0]
 PURE, COUNTS = ("sse",) * 4, ("counts",) * 4
@@ -214,7 +214,7 @@ WAYS: dict[str, Callable[[Arguments, str], Arguments]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("model_type", "layers"),
-    [*(("llama", layers) for layers in (LAYOUT, PURE, COUNTS, BASELINES, BESIDE)), ("gpt_neox", BESIDE)],
+    [*(("llama", layers) for layers in (LAYOUT, PURE, COUNTS, BASELINES, HEADS)), ("gpt_neox", HEADS)],
     ids=lambda value: value if isinstance(value, str) else "-".join(dict.fromkeys(value)),
 )
 def test_a_layer_that_a_library_calls_otherwise_computes_the_same_or_refuses(
@@ -241,7 +241,7 @@ def test_a_layer_that_a_library_calls_otherwise_computes_the_same_or_refuses(
     assert not wrong
 
 
-@pytest.mark.parametrize(("model_type", "layers"), [("llama", PURE), ("llama", LAYOUT), ("llama", BESIDE)], ids=str)
+@pytest.mark.parametrize(("model_type", "layers"), [("llama", PURE), ("llama", LAYOUT), ("llama", HEADS)], ids=str)
 def test_a_layer_that_is_called_by_position_refuses(model_type: str, layers: tuple[str, ...]) -> None:
     model, names = tiny_model(model_type, layers), ("hidden_states", "position_embeddings", "attention_mask", CACHE)
 
@@ -265,7 +265,7 @@ def test_a_layer_of_a_version_that_renamed_the_cache_is_not_built() -> None:
         cache_argument(Attention)
 
 
-@pytest.mark.parametrize("layers", [LAYOUT, PURE, BESIDE], ids=["mixed", "pure", "beside"])
+@pytest.mark.parametrize("layers", [LAYOUT, PURE, HEADS], ids=["mixed", "pure", "beside"])
 def test_training_that_repeats_layers_needs_no_word_about_caches(layers: tuple[str, ...]) -> None:
     model = tiny_model("llama", layers).train()
     expected = model(IDS, labels=IDS).loss

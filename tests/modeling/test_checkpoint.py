@@ -23,6 +23,7 @@ from tests.modeling.tiny import (
     BESIDE,
     ENTRIES,
     FAMILIES,
+    HEADS,
     LAYOUT,
     prompts,
     tiny_config,
@@ -44,7 +45,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES), ("phi3", BESIDE)]
+    ("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("llama", BASELINES), ("phi3", HEADS)]
 )
 def test_a_saved_model_loads_through_the_auto_classes(model_type: str, layers: tuple[str, ...], tmp_path: Path) -> None:
     model = tiny_model(model_type, layers)

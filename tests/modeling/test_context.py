@@ -15,12 +15,14 @@ from torch import Tensor
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.architectures import backbone_of
+from sse_convert.modeling.attention_dims import attention_dims, heads_problem
+from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded, split_problems
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.window.document_masks import packed_arguments
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.setup import recompute_activations
-from tests.modeling.tiny import BESIDE, FAMILIES, SSE, VOCAB, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import BESIDE, FAMILIES, HEADS, SSE, VOCAB, prompts, tiny_config, tiny_model, tiny_source
 
 LENGTH = 96
 DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
@@ -61,8 +63,8 @@ def rows(documents=DOCUMENTS):
     return ids, torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in documents])
 
 
-def models(family, **settings):
-    student = tiny_model(family, LAYERS, MIXERS, dtype=torch.float64, **SIZES, **settings).train()
+def models(family, layers=LAYERS, **settings):
+    student = tiny_model(family, layers, MIXERS, dtype=torch.float64, **SIZES, **settings).train()
     teacher = tiny_source(family, dtype=torch.float64, seed=7, **SIZES, **settings).requires_grad_(False)
     return student, teacher
 
@@ -135,8 +137,9 @@ def case(family, documents, *, checkpointing=False, **settings):
 
 
 def test_two_ranks_find_what_one_process_finds():
-    """Gradient checkpoints repeat the exchanges in the backward pass."""
-    debug_launcher(together, ([case("qwen3", DOCUMENTS, checkpointing=True)],), num_processes=2)
+    """Gradient checkpoints repeat the exchanges in the backward pass; in two layers some heads see the whole row."""
+    layers = (*LAYERS[:1], "sse+sliding@0", "sliding@1", *LAYERS[3:])
+    debug_launcher(together, ([case("qwen3", DOCUMENTS, checkpointing=True, layers=layers)],), num_processes=2)
 
 
 def test_four_ranks_find_what_one_process_finds():
@@ -162,8 +165,11 @@ def test_families_are_exact_or_refused_by_name():
     cases, refused = [], {}
     ids, positions = rows(DOCUMENTS[:1])
     for family in FAMILIES:
-        model = tiny_model(family, BESIDE, dtype=torch.float64)
-        if problems := split_problems(model.config, 2):
+        config = tiny_config(family)
+        split = all(heads_problem(config, layer, (1,)) is None for layer in (1, 2))
+        two = attention_dims(config).kv_heads == 2  # with more, a head for two ranks has one query head
+        model = tiny_model(family, HEADS if split and two else BESIDE, dtype=torch.float64)
+        if problems := split_problems(model.config, 2, layer_mixers(model.config)):
             refused[family] = problems[0].partition(", which is not built for ")[2]
         else:
             with torch.no_grad():

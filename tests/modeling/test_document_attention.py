@@ -17,7 +17,7 @@ from sse_convert.modeling.context import split_problems
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION, attend_to_documents
 from sse_convert.modeling.hybrid import source_class
 from sse_convert.training.objective import Frozen
-from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, prompts, tiny_config, tiny_model, tiny_source
+from tests.modeling.tiny import FAMILIES, HEADS, LAYOUT, VOCAB, prompts, tiny_config, tiny_model, tiny_source
 
 LENGTHS = ((6, 1, 9, 4), (13, 7))
 OFFSETS = torch.tensor([0, 6, 7, 16, 20, 33, 40, 40, 40])
@@ -100,7 +100,7 @@ def test_families_tell_attention_of_windows_or_say_that_they_do_not(spec: ArchSp
 
 
 def test_no_mask_of_all_pairs_is_made(no_masks: None) -> None:
-    model = tiny_model("qwen3", BESIDE)
+    model = tiny_model("qwen3", HEADS)
     ids, positions = rows()
     with pytest.raises(MemoryError):
         model(ids, position_ids=positions, use_cache=False)

@@ -11,6 +11,7 @@ from tests.modeling.tiny import (
     BESIDE,
     ENTRIES,
     FAMILIES,
+    HEADS,
     LAYOUT,
     PAD,
     exact,
@@ -22,7 +23,7 @@ from tests.modeling.tiny import (
 NEW = 7
 """tokens: more than any window of these models holds"""
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
-DEEP = (("qwen3", LAYOUT), ("gemma3_text", LAYOUT), ("gpt2", LAYOUT), ("qwen3", BASELINES), ("qwen3", BESIDE))
+DEEP = (("qwen3", LAYOUT), ("gemma3_text", LAYOUT), ("gpt2", LAYOUT), ("qwen3", BASELINES), ("qwen3", HEADS))
 MAIN = ("qwen3", "llama", "gemma2", "gemma3_text", "phi3", "gpt_neox", "gpt2")
 
 
@@ -192,7 +193,7 @@ def test_assisted_decoding_takes_rejected_tokens_back(deep, draft: str) -> None:
     assert draft != "nearly the same" or len(calls) < NEW
 
 
-@pytest.mark.parametrize(("model_type", "layers"), [("llama", LAYOUT), ("qwen3", BESIDE), ("llama", BASELINES)])
+@pytest.mark.parametrize(("model_type", "layers"), [("llama", LAYOUT), ("qwen3", HEADS), ("llama", BASELINES)])
 def test_a_draft_by_the_first_layers_gives_the_same_tokens(model_type: str, layers: tuple[str, ...]) -> None:
     model = tiny_model(model_type, layers, dtype=torch.float64)
     ids, mask = prompts((11,))
@@ -203,7 +204,7 @@ def test_a_draft_by_the_first_layers_gives_the_same_tokens(model_type: str, laye
     assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), expected)
 
 
-@pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)
+@pytest.mark.parametrize("layers", [LAYOUT, HEADS], ids=str)
 def test_continuous_batching_is_refused_at_its_start(layers: tuple[str, ...]) -> None:
     model = tiny_model("qwen3", layers)
     ids, _ = prompts((7,))

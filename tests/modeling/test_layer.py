@@ -15,7 +15,7 @@ from sse_convert.kernels.gates import register_partition_gate
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors
-from tests.modeling.tiny import BESIDE, LAYOUT, SSE, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import HEADS, LAYOUT, SSE, prompts, tiny_model, tiny_source
 
 ONE = ("sse", "full", "full", "sse")
 KNOBS: dict[str, dict[str, Any]] = {
@@ -338,7 +338,7 @@ def test_a_registered_gate_sees_absolute_positions_with_a_cache() -> None:
 BY_POSITION = ByPosition()
 
 
-@pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)
+@pytest.mark.parametrize("layers", [LAYOUT, HEADS], ids=str)
 def test_hooks_that_rebuild_containers_change_nothing(layers: tuple[str, ...]) -> None:
     """Tools for quantisation hand every module its arguments with their tuples made anew."""
     model = tiny_model("qwen3", layers)

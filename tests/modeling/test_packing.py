@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from sse_convert.errors import UsageError
-from tests.modeling.tiny import BESIDE, FAMILIES, LAYOUT, VOCAB, exact, prompts, tiny_model
+from tests.modeling.tiny import FAMILIES, HEADS, LAYOUT, VOCAB, exact, prompts, tiny_model
 
 LENGTHS = (6, 1, 9, 4)
 
@@ -17,7 +17,7 @@ def documents() -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     return rows, torch.cat(rows, 1), torch.cat([torch.arange(length) for length in LENGTHS])[None]
 
 
-@pytest.mark.parametrize(("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("qwen3", BESIDE)])
+@pytest.mark.parametrize(("model_type", "layers"), [*((name, LAYOUT) for name in FAMILIES), ("qwen3", HEADS)])
 @torch.no_grad()
 def test_packed_equals_separate(model_type: str, layers: tuple[str, ...]) -> None:
     model = tiny_model(model_type, layers, dtype=torch.float64)
@@ -39,7 +39,7 @@ def test_offsets_alone_mark_documents() -> None:
     torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("layers", [LAYOUT, BESIDE], ids=str)
+@pytest.mark.parametrize("layers", [LAYOUT, HEADS], ids=str)
 @torch.no_grad()
 def test_offsets_beside_positions_may_end_in_empty_documents(layers: tuple[str, ...]) -> None:
     model = tiny_model("qwen3", layers, dtype=torch.float64)

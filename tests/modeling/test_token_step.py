@@ -17,7 +17,7 @@ from sse_convert.modeling.remote_code import remote_code
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_step import LayerStep
 from tests.modeling.test_layer import KNOBS, model_with
-from tests.modeling.tiny import BESIDE, MIXERS, prompts, tiny_model, tiny_source
+from tests.modeling.tiny import HEADS, MIXERS, prompts, tiny_model, tiny_source
 
 WITHOUT = {
     "N=1", "reads more", "reads less", "own projections", "own projections, rope", "query heads, own projections",
@@ -134,7 +134,7 @@ def test_leaves_to_the_operator_what_it_is_not_for(why: str, steps: list[LayerSt
 @torch.no_grad()
 def test_low_precision_is_as_near(dtype: torch.dtype, steps: list[LayerStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """As near to float64 as the operator is."""
-    model, ids = tiny_model("qwen3", BESIDE, dtype=torch.float64), prompts((12, 12))[0]
+    model, ids = tiny_model("qwen3", HEADS, dtype=torch.float64), prompts((12, 12))[0]
     exact, _ = continued(model, ids)
     steps.clear()
     mine, _ = continued(model.to(dtype), ids)

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.routing import balance_loss, route
 from sse_convert.modeling.parallel import refuse_parallel_plan
-from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, MIXERS, SSE, prompts, tiny_model
+from tests.modeling.tiny import BASELINES, BESIDE, HEADS, LAYOUT, MIXERS, SSE, prompts, tiny_model
 
 FLAT = {
     "sse": {**SSE, "balance": "none"},
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2", "balance": "none"},
     "mom": {"kind": "mom", "balance": "none"},
     "sse+sliding": {**MIXERS["sse+sliding"], "balance": "none"},
+    "sse+sliding@0": {**MIXERS["sse+sliding@0"], "balance": "none"},
 }
 BIAS = {"sse": {**SSE, "balance": "bias", "balance_coef": 0.5}}
 
@@ -44,7 +45,7 @@ def checkpoint(model: PreTrainedModel, reentrant: bool) -> None:
     [
         *((name, LAYOUT) for name in ("llama", "gemma3_text", "gpt_neox", "gpt2")),
         ("llama", BASELINES),
-        ("phi3", BESIDE),
+        ("phi3", HEADS),
     ],
 )
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -203,6 +203,8 @@ MIXERS: dict[str, dict[str, Any]] = {
     "sse": SSE,
     "sliding": {"kind": "sliding", "window": 4, "sinks": 2},
     "sse+sliding": {**SSE, "kind": "sse+sliding", "window": 4, "sinks": 2},
+    "sliding@1": {"kind": "sliding", "window": 4, "sinks": 2, "full_heads": [1]},
+    "sse+sliding@0": {**SSE, "kind": "sse+sliding", "window": 4, "sinks": 2, "full_heads": [0]},
     "gdn": {"kind": "gdn"},
     "mom": {"kind": "mom"},
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2"},
@@ -212,6 +214,8 @@ BASELINES = ("gdn", "mom", "delta", "full")
 """the kinds that write by the delta rule"""
 BESIDE = ("sse+sliding", "sliding", "sse+sliding", "full")
 """SSE beside a window"""
+HEADS = ("sse+sliding", "sliding@1", "sse+sliding@0", "full")
+"""the same; in two layers a key-value head sees the whole row"""
 
 
 def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:

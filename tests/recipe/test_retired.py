@@ -6,7 +6,7 @@ import json
 import pytest
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import BASIC, BUILT_IN, SSEMixer, SSESlidingMixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, SSEMixer, SSESlidingMixer
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.loader import recipe_from_checkpoint
 from sse_convert.recipe.retired import MOVED, RETIRED
@@ -39,7 +39,7 @@ def test_a_moved_key_says_where_it_is(name: str) -> None:
 
 
 def test_few_settings_are_for_everybody() -> None:
-    assert {field.name for field in dc.fields(SSESlidingMixer)} == {*BASIC, *MOVED}
+    assert {field.name for field in dc.fields(SSESlidingMixer)} == {*BASIC, *MOVED, BY_LAYER}
     assert len(BASIC) <= 9
     (sse,) = recipe_from_dict(small(mixers={"sse": {"advanced": {"balance": "none"}}})).mixers.values()
     assert sse == dc.replace(BUILT_IN["sse"], balance="none")

@@ -1,5 +1,7 @@
 """Costs against real things: built layers, filled caches, counts by hand."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -57,8 +59,15 @@ def test_added_parameters_are_those_of_the_built_layer(variant, model_type):
 
 
 @pytest.mark.parametrize("length", [3, 9, 20])
-@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral", "youtu", "llama4_text", "gemma4_text"])
-@pytest.mark.parametrize("variant", [*VARIANTS[:3], VARIANTS[-1]])
+@pytest.mark.parametrize(
+    ("model_type", "variant"),
+    [
+        *itertools.product(
+            ["qwen3", "gemma3_text", "mistral", "youtu", "llama4_text", "gemma4_text"], [*VARIANTS[:3], VARIANTS[-1]]
+        ),
+        ("qwen3", {**VARIANTS[-1], "full_heads": [1]}),
+    ],
+)
 def test_cache_bytes_are_those_of_a_filled_cache(model_type, variant, length):
     """Full, native sliding, converted sliding and SSE layers, below and above their windows."""
     settings = {"kind": "sse", "qk_rank": 0 if variant.get("qk_rank") == 0 else 4, **variant}
@@ -78,7 +87,8 @@ def _tensors(layer):
     states = getattr(getattr(layer, "recurrent", layer), "recurrent_states", None)
     names = ("keys", "values", "sink_keys", "sink_values")
     held = [getattr(layer, name) for name in names if isinstance(getattr(layer, name, None), torch.Tensor)]
-    return [*held, states[0]] if states else held
+    whole = _tensors(layer.whole) if getattr(layer, "whole", None) is not None else []
+    return [*held, *whole, *([states[0]] if states else [])]
 
 
 def test_latent_attention_caches_what_keys_and_values_are_made_of():

@@ -11,7 +11,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.schema import Lora
 from sse_convert.training.lora import add_lora, lora_targets, merge_lora
 from sse_convert.training.setup import converted_attention
-from tests.modeling.tiny import BASELINES, BESIDE, LAYOUT, tiny_model
+from tests.modeling.tiny import BASELINES, HEADS, LAYOUT, tiny_model
 from tests.training.conftest import losses, make_llama
 
 
@@ -32,7 +32,7 @@ def gpt2():
 
 
 def beside():
-    return tiny_model("phi3", BESIDE)
+    return tiny_model("phi3", HEADS)
 
 
 @pytest.mark.parametrize("build", [make_llama, gpt2, beside])
@@ -113,7 +113,7 @@ def test_a_lora_stage_resumes(make, train, monkeypatch):
     assert same(folder, whole)
 
 
-@pytest.mark.parametrize("layers", [LAYOUT, BESIDE, BASELINES])
+@pytest.mark.parametrize("layers", [LAYOUT, HEADS, BASELINES])
 def test_peft_adapts_the_teachers_matrices_and_leaves_routers_and_decays(layers, tmp_path):
     model = tiny_model("qwen3", layers, dtype=torch.float64)
     targets = sse_convert.peft_targets(model)
@@ -139,7 +139,7 @@ def test_all_linear_layers_of_peft_are_the_same():
     assert not [name for name in adapted.targeted_module_names if "sse_" in name]
 
 
-@pytest.mark.parametrize("layers", [LAYOUT, BESIDE, BASELINES])
+@pytest.mark.parametrize("layers", [LAYOUT, HEADS, BASELINES])
 def test_trainers_that_look_for_linear_in_class_names_find_the_same(layers):
     """PEFT refuses targets of other classes than its own, so one name too many would stop such a trainer."""
     model = tiny_model("qwen3", layers)

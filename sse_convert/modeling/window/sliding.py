@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
+from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.layout import LAYOUT, handed_cache
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
 from sse_convert.modeling.tracing import traced
-from sse_convert.modeling.window.window_attention import Sees, WindowBlocks, use_window_attention
+from sse_convert.modeling.window.window_attention import ByHeads, Sees, WindowBlocks, use_window_attention
 from sse_convert.modeling.window.window_masks import Columns, all_keys, in_blocks
 from sse_convert.modeling.window_cache import SlidingCacheLayer
 
@@ -37,23 +38,22 @@ def mask_key(window: int, sinks: int) -> str:
 class SlidingHook:
     """Forward pre-hook that hands an attention module its window mask. An object, so that models can be pickled."""
 
-    def __init__(self, layer_idx: int, window: int, sinks: int, cache_argument: str) -> None:
+    def __init__(self, layer_idx: int, mixer: WindowMixer, cache_argument: str) -> None:
         self.layer_idx = layer_idx
-        self.window = window
-        self.sinks = sinks
+        self.mixer = mixer
         self.cache_argument = cache_argument
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace `attention_mask`; an error if the masks did not arrive, or another cache than the forward's."""
-        kwargs = with_window(kwargs, self.layer_idx, self.window, self.sinks)
         handed_cache(kwargs, self.cache_argument, kwargs.get(LAYOUT), self.layer_idx)
-        return args, kwargs
+        return args, with_window(kwargs, self.layer_idx, self.mixer, self.cache_argument)
 
 
-def with_window(kwargs: dict[str, Any], layer_idx: int, window: int, sinks: int) -> dict[str, Any]:
-    """The arguments of an attention module with its window's mask as `attention_mask`.
+def with_window(kwargs: dict[str, Any], layer_idx: int, mixer: WindowMixer, cache_argument: str) -> dict[str, Any]:
+    """The arguments of an attention module with its window's mask as `attention_mask`; where some heads see the whole
+    row, with the masks of both kinds, and the layer of the cache, which keeps them apart.
 
     Raises:
         UsageError: the masks did not arrive.
@@ -65,13 +65,19 @@ def with_window(kwargs: dict[str, Any], layer_idx: int, window: int, sinks: int)
             fix="call the model, not the layer",
         )
     rest = {name: value for name, value in kwargs.items() if name != MASKS}
-    return {**rest, "attention_mask": kwargs[MASKS][mask_key(window, sinks)]}
+    sees = kwargs[MASKS][mask_key(mixer.window, mixer.sinks)]
+    if not mixer.full_heads:
+        return {**rest, "attention_mask": sees}
+    cache = rest.get(cache_argument)
+    kept = None if cache is None else cache.layers[layer_idx]
+    by_heads = ByHeads(mixer.full_heads, kwargs.get("attention_mask"), sees, kept)
+    return {**rest, cache_argument: None, "attention_mask": by_heads}
 
 
-def make_sliding(attention: nn.Module, layer_idx: int, window: int, sinks: int) -> None:
-    """Limit a softmax attention module to a window with sinks."""
+def make_sliding(attention: nn.Module, layer_idx: int, mixer: WindowMixer) -> None:
+    """Limit a softmax attention module to a window with sinks, but for heads that see the whole row."""
     use_window_attention(attention)
-    hook = SlidingHook(layer_idx, window, sinks, cache_argument(type(attention)))
+    hook = SlidingHook(layer_idx, mixer, cache_argument(type(attention)))
     attention.register_forward_pre_hook(hook, with_kwargs=True)
 
 

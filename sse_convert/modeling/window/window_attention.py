@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sse_convert.modeling.context import current_shard, from_attention, softmax_attention, to_attention
+from sse_convert.modeling.context import (
+    context_attention,
+    current_shard,
+    from_attention,
+    softmax_attention,
+    to_attention,
+)
+from sse_convert.modeling.head_groups import join_heads, other_heads, take_heads
 
 WINDOW_ATTENTION = "sse_window"
 """name under which transformers finds `window_attention`"""
@@ -41,6 +48,20 @@ class WindowBlocks:
 
 Sees = Tensor | WindowBlocks
 """bool [B, 1, T, keys], True where the query sees the key; or in blocks"""
+
+
+@dc.dataclass(frozen=True, slots=True)
+class ByHeads:
+    """Who sees whom where some heads see the whole row and the others a window."""
+
+    full: tuple[int, ...]
+    """key-value heads that see the whole row"""
+    whole: Tensor | None
+    """their mask, as the family makes it for its own layers"""
+    window: Sees | None
+    """that of the others"""
+    kept: Any
+    """the layer of the cache, which keeps both apart; None without a cache"""
 
 
 class WindowConfig:
@@ -74,7 +95,7 @@ def window_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Sees | None,
+    attention_mask: Sees | ByHeads | None,
     join: Callable[[Tensor], Tensor] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -86,12 +107,14 @@ def window_attention(
         key: [B, H, keys, D].
         value: [B, H, keys, D].
         attention_mask: who sees whom; None for causal.
-        join: what becomes of the heads [B, T, Hq, D] before the output projection.
+        join: what becomes of the heads [B, T, Hq, D] with a window before the output projection.
         kwargs: scaling, dropout, soft cap and so on, for the attention function of the model.
 
     Returns:
         [B, T, Hq, D], and the attention weights where the model's function gives them for all keys.
     """
+    if isinstance(attention_mask, ByHeads):
+        return _by_heads(module, query, key, value, attention_mask, join, kwargs), None
     config: Any = module.config
     shard = current_shard()
     if shard is None:
@@ -108,6 +131,30 @@ def window_attention(
     if shard is not None:
         heads = from_attention(heads, shard)
     return heads if join is None else join(heads), weights
+
+
+def _by_heads(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sees: ByHeads,
+    join: Callable[[Tensor], Tensor] | None,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """Attention of heads that see the whole row, and of the others to their window: [B, T, Hq, D]."""
+    config: Any = module.config
+    of, kept = key.shape[1], sees.kept
+    q, k, v = (take_heads(x, sees.full, of, 1) for x in (query, key, value))
+    if kept is not None:
+        k, v = kept.whole.update(k, v)
+    whole = ALL_ATTENTION_FUNCTIONS.get_interface(config.model._attn_implementation, config.eager)
+    full = (whole if current_shard() is None else context_attention)(module, q, k, v, sees.whole, **kwargs)[0]
+    q, k, v = (take_heads(x, other_heads(sees.full, of), of, 1) for x in (query, key, value))
+    if kept is not None:
+        k, v = kept.update(k, v)
+    others = window_attention(module, q, k, v, sees.window, join, **kwargs)[0]
+    return join_heads(full, others, sees.full, 2)
 
 
 def _in_blocks(

@@ -19,9 +19,10 @@ from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.context import current_shard
+from sse_convert.modeling.head_groups import other_heads, take_heads
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layout import SequenceLayout, handed_cache
+from sse_convert.modeling.layout import LAYOUT, SequenceLayout, handed_cache
 from sse_convert.modeling.projections import projections
 from sse_convert.modeling.rotary import RotaryTables
 from sse_convert.modeling.state_cache import SSECacheLayer
@@ -128,15 +129,27 @@ class SSESlidingAttention(SSEAttention):
             return stepped, None
         precise, source, projected = precise_dtype(hidden_states), self._source(sse_layout), None
         if source is not self:
-            projected = projections(source, self.spec, self.dims, hidden_states.flatten(0, 1))
+            projected = self._own(projections(source, self.spec, self.source_dims, hidden_states.flatten(0, 1)))
         packed, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, precise, projected)
         heads = layout.unpack(packed, *hidden_states.shape[:2])
-        kwargs = with_window(kwargs, self.layer_idx, self.mixer.window, self.mixer.sinks)
+        kwargs = with_window({**kwargs, LAYOUT: sse_layout}, self.layer_idx, self.mixer, self.cache_argument)
         if position_embeddings is not None:
             kwargs["position_embeddings"] = position_embeddings
         join = functools.partial(self._join, heads)
         result: tuple[Tensor, Tensor | None] = self._softmax(source, hidden_states, join=join, **kwargs)
         return result
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As that of `SSEAttention`, of the heads that SSE has."""
+        return self._own(super().project(x))
+
+    def _own(self, projected: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """What of the projections belongs to heads that SSE has."""
+        if not self.mixer.full_heads:
+            return projected
+        own = other_heads(self.mixer.full_heads, self.source_dims.kv_heads)
+        q, k, v = (take_heads(flat, own, self.source_dims.kv_heads, -1) for flat in projected)
+        return q, k, v
 
     def _step_of_both(
         self,
@@ -176,7 +189,8 @@ class SSESlidingAttention(SSEAttention):
     def _is_plain(self) -> bool:
         """Whether the family's attention is what `_window_of` computes."""
         known = self.spec.model_type in PLAIN_ATTENTION and self.mixer.row_top_k is None and not self.training
-        return known and self.config.model._attn_implementation == "sdpa" and current_shard() is None
+        known = known and not self.mixer.full_heads and self.config.model._attn_implementation == "sdpa"
+        return known and current_shard() is None
 
     def _window_of(self, heads: TokenHeads, kept: Any) -> Tensor:
         """The window branch [B, Hq, D]."""

@@ -6,7 +6,7 @@ from sse_convert.mixers import FULL
 from sse_convert.pages.blocks import Block, Fold, LayerMap, Missing, Section, Table
 from sse_convert.pages.collect import Run
 from sse_convert.pages.commands import run_command
-from sse_convert.report import format_bytes
+from sse_convert.report import format_cache
 
 if TYPE_CHECKING:
     from sse_convert.surgery.inspect import InspectReport
@@ -49,7 +49,9 @@ def _shown(value: object) -> str:
 
 def _table(model: "InspectReport") -> Table:
     rows = tuple(
-        (str(i), name, format_bytes(size) if size else "grows with the context")
-        for i, (name, size) in enumerate(zip(model.layers, model.constant_bytes, strict=True))
+        (str(i), name, format_cache(constant, growth).replace("grows", "grows with the context"))
+        for i, (name, constant, growth) in enumerate(
+            zip(model.layers, model.constant_bytes, model.bytes_per_token, strict=True)
+        )
     )
     return Table(caption="Layers", header=("layer", "mixer", "cache or state of one sequence"), rows=rows)

@@ -10,7 +10,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
 from sse_convert.errors import UsageError
-from sse_convert.mixers import Mixer, SSEMixer
+from sse_convert.mixers import BY_LAYER, Mixer, SSEMixer
 from sse_convert.modeling.attention_dims import LINEAR, AttentionDims, attention_dims
 from sse_convert.modeling.configuration import layer_mixers, spec_of
 from sse_convert.serving.head_slices import check_choices, local_dims
@@ -98,6 +98,12 @@ def check_model(config: Any) -> None:
         raise UsageError(
             f"model_type is {config.model_type!r}: vLLM does not serve converted models of this family",
             expected=f"a source among {', '.join(SERVED)}",
+            fix="generate with `sse-convert generate`",
+        )
+    if mixed := [i for i, mixer in enumerate(layer_mixers(config)) if getattr(mixer, BY_LAYER, ())]:
+        raise UsageError(
+            f"layers {', '.join(map(str, mixed))} keep {BY_LAYER}, and vLLM has one kind of cache for a layer",
+            expected="layers that are softmax or converted as a whole",
             fix="generate with `sse-convert generate`",
         )
 

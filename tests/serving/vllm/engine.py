@@ -30,6 +30,7 @@ MIXERS: dict[str, Mixer] = {
     "gdn": BUILT_IN["gdn"],
     "mom": BUILT_IN["mom"],
     "sliding": SlidingMixer(window=16, sinks=2),
+    "heads": SlidingMixer(window=16, sinks=2, full_heads=(1,)),
     "large": SSEMixer(**{**SMALL, "num_partitions": 18}, **DELTA),
 }
 SIZES: dict[str, Any] = {

@@ -40,6 +40,12 @@ def test_families(tmp_path: Path) -> None:
         configured(tmp_path)
 
 
+def test_layers_some_of_whose_heads_see_the_whole_row(tmp_path: Path) -> None:
+    checkpoint(tmp_path, ["sse", "heads"])
+    with pytest.raises(UsageError, match="layers 1 keep full_heads, and vLLM has one kind of cache for a layer"):
+        configured(tmp_path)
+
+
 def test_what_vllm_is_told(model: Path) -> None:
     config = configured(model)
     assert config.model_config.is_hybrid

@@ -1,0 +1,67 @@
+"""Layers of which some heads see the whole row: each head is what it is in a layer of its own kind."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sse_convert.modeling.architectures import source_spec
+from sse_convert.modeling.attention_dims import heads_problem
+from sse_convert.modeling.head_groups import join_heads, other_heads, take_heads
+from tests.modeling.tiny import FAMILIES, MIXERS, exact, prompts, tiny_config, tiny_model
+
+SPLIT = tuple(name for name in FAMILIES if heads_problem(tiny_config(name), 2, (0,)) is None)
+
+
+def test_heads_are_taken_apart_and_joined() -> None:
+    x = torch.arange(2 * 12 * 3).view(2, 12, 3)
+    for heads in ((0,), (1, 2), (0, 3), (0, 2), (5,)):
+        apart = take_heads(x, heads, 6, 1), take_heads(x, other_heads(heads, 6), 6, 1)
+        assert apart[0].shape[1] == 2 * len(heads)
+        assert torch.equal(join_heads(*apart, heads, 1), x)
+
+
+@torch.no_grad()
+def heads_of(model: PreTrainedModel, layer: int, ids: Tensor, **inputs: Tensor) -> Tensor:
+    """What a layer's output projection is given: [B, T, Hq * D]."""
+    spec, given = source_spec(model.config.model_type), []
+    output = getattr(model.get_submodule(spec.attention_path(layer)), spec.output)
+    with output.register_forward_pre_hook(lambda _, args: given.append(args[0])):
+        model(ids, use_cache=False, **inputs)
+    return given[0]
+
+
+def converted(model_type: str, name: str, heads: list[int]) -> PreTrainedModel:
+    """A model whose layer 2 alone is converted."""
+    mixers = {name: {**MIXERS[name], "full_heads": heads}}
+    return tiny_model(model_type, ("full", "full", name, "full"), mixers, dtype=torch.float64)
+
+
+def same_weights(model: PreTrainedModel, like: PreTrainedModel, heads: tuple[int, ...], of: int) -> None:
+    """Give a model the weights of another; of new tensors those of its own heads."""
+    own, found = other_heads(heads, of), {}
+    for name, tensor in model.state_dict().items():
+        whole = like.state_dict()[name]
+        dims = [dim for dim, size in enumerate(tensor.shape) if size != whole.shape[dim]]
+        found[name] = take_heads(whole, own, of, dims[0]) if dims else whole
+    model.load_state_dict(found)
+
+
+@pytest.mark.parametrize("name", ["sliding", "sse+sliding"])
+@pytest.mark.parametrize("model_type", SPLIT)
+def test_each_head_is_that_of_a_layer_of_its_kind(model_type: str, name: str) -> None:
+    """Softmax heads those of the teacher, the others those of a converted layer, in padded rows and in packed ones."""
+    every, teacher = converted(model_type, name, []), tiny_model(model_type, ("full",) * 4, dtype=torch.float64)
+    same_weights(teacher, every, (), 1)
+    of = getattr(teacher.config, "num_key_value_heads", None) or teacher.config.num_attention_heads
+    heads = (1,) if of == 2 else (1, 3)
+    mixed = converted(model_type, name, list(heads))
+    same_weights(mixed, every, heads, of)
+    ids, mask = prompts((23, 7))
+    packed = torch.cat([torch.arange(8), torch.arange(15)])[None].expand(2, -1)
+    for inputs in ({"attention_mask": mask}, {"position_ids": packed}):
+        found, full, rest = (heads_of(model, 2, ids, **inputs) for model in (mixed, teacher, every))
+        expected = join_heads(take_heads(full, heads, of, 2), take_heads(rest, other_heads(heads, of), of, 2), heads, 2)
+        real = mask.bool() if "attention_mask" in inputs else mask >= 0
+        torch.testing.assert_close(found[real], expected[real], **exact(model_type))
+        assert not torch.allclose(found[real], rest[real])
