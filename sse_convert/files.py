@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sse_convert.errors import OutputError
+from sse_convert.errors import DataError, OutputError
 from sse_convert.report import json_ready
 
 _PIECE = 8 << 20
@@ -98,6 +98,20 @@ def check_result(path: Path | None, suffix: str) -> None:
             fix="choose another name, or delete the file",
         )
     check_writable(path)
+
+
+def read_text(read: Callable[[], str], where: str) -> str:
+    """What reading gives.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        text = read()
+        text.encode()
+    except UnicodeError as error:
+        raise DataError(f"{where} is no UTF-8 text", expected="text in UTF-8", fix="convert it to UTF-8") from error
+    return text
 
 
 def write_json(path: Path, data: Any, *, indent: int = 1) -> None:

@@ -1,5 +1,6 @@
 """What the commands do, as functions of the same names. Heavy imports happen inside, so importing this is quick."""
 
+from sse_convert.api.arguments import checked
 from sse_convert.api.conversion import calibrate, convert, dequantize, expand, plan, select
 from sse_convert.api.recipes import RecipeLike, recipes_copy, recipes_list, recipes_new, recipes_schema, recipes_show
 from sse_convert.api.results import analyze, chat, compare, doctor, export, generate, inspect, push, report, verify
@@ -34,3 +35,4 @@ __all__ = [
     "uptrain",
     "verify",
 ]
+globals().update({name: checked(globals()[name]) for name in __all__ if name != "RecipeLike"})

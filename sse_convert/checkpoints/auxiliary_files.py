@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.foreign import parse_json
+from sse_convert.checkpoints.foreign import parse_json, read_object
 from sse_convert.checkpoints.hub import cached_blob
 
 PATTERNS = (
@@ -44,6 +44,14 @@ def auxiliary_files(source: Path) -> list[str]:
     found = {path for pattern in PATTERNS for path in source.glob(pattern) if path.suffix.lower() not in CODE}
     kept = (path for path in found if path.is_file() and stays_inside(path, source))
     return sorted(path.relative_to(source).as_posix() for path in kept)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a checkpoint has a chat template."""
+    settings = folder / "tokenizer_config.json"
+    return any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")) or (
+        settings.is_file() and bool(read_object(settings).get("chat_template"))
+    )
 
 
 def copy_auxiliary_files(source: Path, target: Path) -> list[str]:

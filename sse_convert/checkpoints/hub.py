@@ -9,11 +9,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sse_convert.checkpoints.safetensors_io import TensorInfo, checked_tensors
 from sse_convert.errors import CheckpointError, HubError
 
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _PART = r"(?!.*(?:--|\.\.))[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"{_PART}(?:/{_PART})?(?<!\.git)", re.ASCII)
 MOST_OF_AN_ID = 96
@@ -202,12 +206,64 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
         raise HubError(
             f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
         ) from error
+    except UnicodeError as error:
+        raise token_error() from error
     except (network_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
+        if (answer := _answer(error)) is not None:
+            raise refusal(where, answer, "read") from error
         raise HubError(
             f"the hub cannot be reached for {where} ({type(error).__name__})",
             expected="a network connection, or the model in the local cache",
             fix="check the connection; if a folder is meant, there is none of that name here",
         ) from error
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # a proxy's page, another server
+        raise HubError(
+            f"the answer for {where} is none of the hub's ({type(error).__name__})",
+            expected="the Hugging Face hub, or what answers as it does",
+            fix="check HF_ENDPOINT, and proxies between here and there",
+        ) from error
+
+
+def _answer(error: BaseException | None) -> "HfHubHTTPError | None":
+    """What the hub answered, if it is what an error came of."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    while error is not None and not (isinstance(error, HfHubHTTPError) and error.response is not None):
+        error = error.__cause__
+    return error
+
+
+def refusal(what: str, error: "HfHubHTTPError", doing: str) -> HubError:
+    """The error for an answer of the hub that is none of success.
+
+    Args:
+        what: repository that was asked for.
+        error: what its library raised.
+        doing: what was done with it: read, write to.
+    """
+    status = error.response.status_code if error.response is not None else None
+    match status:
+        case 401:
+            return HubError("the hub does not accept the token (401)", expected="a valid token", fix=LOG_IN)
+        case 403:
+            return HubError(
+                f"the token may not {doing} {what} (403)",
+                expected="a token with access to that namespace",
+                fix="choose your own namespace, or log in with another token",
+            )
+        case 404:
+            return HubError(f"{what} or the revision was not found (404)", fix="check the name, and who may see it")
+        case 409 if doing != "read":
+            return HubError(f"{what} exists already (409)", expected="a new name", fix="choose another name")
+        case 429:
+            return HubError("the hub asks to slow down (429)", fix="wait, then run the same command again")
+        case _:
+            return HubError(f"the hub failed with status {status}", fix="wait, then run the same command again")
+
+
+def token_error() -> HubError:
+    """The error for a token that cannot be sent."""
+    return HubError("the hub's token has other characters than ASCII", expected="a valid token", fix=LOG_IN)
 
 
 def network_error() -> type[Exception]:

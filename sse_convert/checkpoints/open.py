@@ -141,6 +141,9 @@ def _open_folder(
     name: str, folder: Path, revision: str | None, allow_pickle: bool, config_enough: bool = False
 ) -> CheckpointFiles:
     config = read_config(folder)
+    for beside in ("generation_config.json", "tokenizer_config.json"):
+        if (folder / beside).is_file():
+            read_object(folder / beside)
     if config_enough and _has_no_weights(folder):
         return CheckpointFiles(name=name, folder=folder, revision=revision, config=config, tensors={}, shard_bytes={})
     shards = _shards(folder)

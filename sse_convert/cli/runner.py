@@ -169,6 +169,8 @@ def _run_app(app: typer.Typer, arguments: Sequence[str], room: list[bytearray]) 
     as_json = "--json" in arguments
     name = _invoked(app, arguments)
     came: list[Ended] = []
+    if (wrong := next((text for text in arguments if not _is_text(text)), None)) is not None:
+        return _fail(_no_text(wrong), name, as_json)
     try:
         with _signals_interrupt(came):
             result = _command(app).main(list(arguments), prog_name="sse-convert", standalone_mode=False)
@@ -191,6 +193,25 @@ def _run_app(app: typer.Typer, arguments: Sequence[str], room: list[bytearray]) 
         if known is None:
             return _bug(error, name, as_json, debug="--debug" in arguments)
         return _fail(known, name, as_json, found_by(error))
+
+
+def _is_text(argument: str) -> bool:
+    """Whether an argument can be written as UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_text(argument: str) -> UsageError:
+    encoding = sys.getfilesystemencoding()
+    narrow = encoding.replace("-", "") != "utf8"
+    return UsageError(
+        f"argument {shortened(ascii(os.fsencode(argument)))} is no {encoding} text",
+        expected="text in UTF-8",
+        fix="set LC_ALL=C.UTF-8, and leave PYTHONUTF8 unset" if narrow else "convert it to UTF-8",
+    )
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sse_convert.data.tokens import token_ids
 from sse_convert.errors import DataError
+from sse_convert.recipe.problems import shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -168,9 +169,9 @@ def rendered(
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))
     except Exception as error:  # a template is a program: it fails in any way, on content that it did not expect
         raise DataError(
-            f"{where}: the chat template refuses the conversation: {error}",
-            expected="roles in the order the template wants",
-            fix="mend or remove this conversation",
+            f"{where}: the chat template refuses the conversation: {shortened(str(error))}",
+            expected="a template that can be rendered, and roles in the order it wants",
+            fix="mend this conversation, or chat_template.jinja in the model's folder",
         ) from error
 
 

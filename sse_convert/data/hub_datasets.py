@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.hub import network_error
+from sse_convert.checkpoints.hub import network_error, token_error
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import made_once, stamp_of
@@ -60,6 +60,8 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
         data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
     except DatasetNotFoundError as error:
         raise _unknown(source.path) from error
+    except UnicodeError as error:
+        raise token_error() from error
     except ValueError as error:  # unknown configuration or split, with the known ones in the message
         raise DataError(f"dataset {source.path}: {error}", fix="correct `name` or `split` in the source") from error
     except OSError as error:  # requests' and httpx's connection errors, and a full disk

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.data.documents import Document, Encoder
-from sse_convert.data.text_files import check_text
+from sse_convert.data.text_files import check_text, missing
 from sse_convert.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def check_file(path: Path) -> None:
         DataError: the file is missing, empty, binary, not UTF-8, or holds text in columns.
     """
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {what}", expected="a UTF-8 text file", fix="correct --text")
+        raise DataError(f"{path} {missing(path)}", expected="a UTF-8 text file", fix="correct --text")
     if path.suffix in _COLUMNS:
         raise DataError(
             f"{path} holds its text in columns", expected="a UTF-8 text file", fix="write the column to a .txt file"

@@ -80,7 +80,7 @@ def _named(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(
-            f"{path} does not exist",
+            f"{path} {missing(path)}",
             expected="a file or a folder",
             fix="correct the source's path, which starts at the folder that the command runs in",
         )
@@ -90,6 +90,11 @@ def _named(path: Path) -> list[Path]:
             f"{path} holds no text", expected=f"files ending in {', '.join(SUFFIXES)}", fix="add text or correct path"
         )
     return files
+
+
+def missing(path: Path) -> str:
+    """What a path is that is no file."""
+    return "is a folder" if path.is_dir() else "is no file of text" if path.exists() else "does not exist"
 
 
 def _empty(path: Path) -> DataError:

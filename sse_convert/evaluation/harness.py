@@ -120,11 +120,8 @@ class Harness:
         """A task manager that knows all names; the harness's own 14,000 are indexed only where one is asked for."""
         from lm_eval.tasks import TaskManager
 
+        check_task_files(self._settings)
         include = self._settings.include_path
-        if include is not None and not Path(include).is_dir():
-            raise DataError(f"eval.lm_eval.include_path {include} is no folder", expected="a folder of task YAML files")
-        if include is not None and not trusts_code():
-            _refuse_functions(Path(include))
         for defaults in (False, True) if include else (True,):
             manager = TaskManager(include_path=include, include_defaults=defaults, metadata=self._metadata)
             unknown = [name for name in self.names if name not in manager.all_tasks]
@@ -168,6 +165,19 @@ def _generator() -> type[Any]:
                 return super()._model_generate(context, max_length, stop, **settings)
 
     return Generator
+
+
+def check_task_files(settings: LMEval) -> None:
+    """Make sure that a user's own task files are there, and that what they name may run.
+
+    Raises:
+        DataError: there is no such folder, or a file names Python functions, which nobody allowed.
+    """
+    include = settings.include_path
+    if include is not None and not Path(include).is_dir():
+        raise DataError(f"eval.lm_eval.include_path {include} is no folder", expected="a folder of task YAML files")
+    if include is not None and not trusts_code():
+        _refuse_functions(Path(include))
 
 
 def _refuse_functions(folder: Path) -> None:

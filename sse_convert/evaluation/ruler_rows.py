@@ -11,7 +11,7 @@ import dataclasses as dc
 import random
 from typing import TYPE_CHECKING
 
-from sse_convert.data.documents import beginning_ids
+from sse_convert.data.documents import beginning_ids, rendered
 from sse_convert.data.needle import encode
 from sse_convert.errors import DataError
 from sse_convert.evaluation.ruler import RULER_TASKS, Material, RulerTask, RulerText, make_text, more_values
@@ -149,7 +149,7 @@ class _Maker:
         question = text.question
         if self.chat:
             messages = [{"role": "user", "content": question}]
-            question = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            question = rendered(self.tokenizer, messages, "eval.ruler", prompt=True)
         return encode(self.tokenizer, question + text.lead)
 
     def _value(self, text: RulerText, value: str) -> tuple[int, ...]:

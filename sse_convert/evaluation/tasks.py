@@ -11,7 +11,7 @@ from sse_convert.data.rows import RowReader, is_local, stack
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.generation import sampling_of
-from sse_convert.evaluation.harness import Harness
+from sse_convert.evaluation.harness import Harness, check_task_files
 from sse_convert.evaluation.perplexity import Windows, make_windows
 from sse_convert.evaluation.questions import QuestionSet, read_questions
 from sse_convert.evaluation.retrieval import needle_samples
@@ -137,6 +137,8 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
         load_words(recipe.data.needles.words)
     if settings.ruler is not None:
         load_material(settings.ruler.text)
+    if settings.lm_eval is not None:
+        check_task_files(settings.lm_eval)
     if settings.generation is not None:
         _questions(recipe, tokenizer_of(teacher.files), context_limit(teacher.config))
     lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []

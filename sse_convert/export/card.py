@@ -35,6 +35,8 @@ def model_card(
     parameters: int,
     pictures: Sequence[tuple[str, str]] = (),
     teacher_card: Path | None = None,
+    *,
+    chats: bool = False,
 ) -> str:
     """The README.md of an exported model.
 
@@ -46,12 +48,13 @@ def model_card(
         parameters: number of parameters.
         pictures: path in the model's folder and description of each figure.
         teacher_card: the teacher's README.md, None where it is not at hand.
+        chats: whether the tokenizer has a chat template, in which the example asks.
     """
     images = _sees_images(config)
     sections = [
         f"# {name}",
         _introduction(config, recipe, parameters),
-        _loading(name, images=images),
+        _loading(name, images=images, chats=chats),
         "## Layers\n\n" + _table(("layers", "kind", "settings"), list(_layer_rows(config["sse"]))),
         _results(report),
         _training(recipe),
@@ -91,12 +94,15 @@ def _choice(recipe: dict[str, Any]) -> str:
     return f" Layers {', '.join(map(str, select['chosen']))} stay softmax." if select else ""
 
 
+_PLAIN = """inputs = tokenizer("Once upon a time", return_tensors="pt")"""
+_CHAT = """chat = [{{"role": "user", "content": "What is a rainbow?"}}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
 _TEXT = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "{name}"  # this folder, or the hub id
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-inputs = tokenizer("Once upon a time", return_tensors="pt")
+{asking}
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))"""
 _IMAGES = """from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -109,11 +115,12 @@ inputs = processor.apply_chat_template([{{"role": "user", "content": content}}],
 print(processor.decode(model.generate(**inputs, max_new_tokens=40)[0]))"""
 
 
-def _loading(name: str, *, images: bool) -> str:
+def _loading(name: str, *, images: bool, chats: bool) -> str:
+    text = _TEXT.replace("{asking}", _CHAT if chats else _PLAIN)
     return f"""## Use
 
 ```python
-{(_IMAGES if images else _TEXT).format(name=name)}
+{(_IMAGES if images else text).format(name=name)}
 ```
 
 Only `torch` and `transformers` are needed. Where `sse-convert` is installed, `import sse_convert` registers the model

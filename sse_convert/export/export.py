@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
+from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, has_chat_template
 from sse_convert.checkpoints.foreign import parse_json
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
@@ -56,6 +56,8 @@ class ExportReport(FieldsReport):
     """all files"""
     evaluated: bool
     """whether the card has figures"""
+    chats: bool
+    """whether the tokenizer has a chat template"""
     destroyed: bool
     """whether those figures say that the model is not fit to be published"""
 
@@ -63,12 +65,13 @@ class ExportReport(FieldsReport):
         """The result for a person."""
         size = format_bytes(sum(self.shards.values()))
         out = shlex.quote(str(self.out))
+        asking = f"generate {out} 'Once upon a time'"
         push = "" if self.destroyed else f", or sse-convert push {out} USER/NAME"
         return [
             f"wrote {self.out}: {format_number(self.parameters)} parameters, {self.dtype}, {size} in "
             f"{len(self.shards)} shard{'s' if len(self.shards) > 1 else ''}",
             "the model card has " + ("the figures of the evaluation" if self.evaluated else "no figures yet"),
-            f"next: sse-convert generate {out} 'Once upon a time'{push}",
+            f"next: sse-convert {f'chat {out}' if self.chats else asking}{push}",
         ]
 
 
@@ -114,7 +117,8 @@ def export_checkpoint(
         pictures = write_pictures(figures, files.folder, folder)
         teacher_card = Path(recipe.model) / CARD
         trained = {**told, "stages": _trained(told["stages"], read_provenance(files.folder))}
-        card = model_card(out.name, config, trained, figures, files.parameters, pictures, teacher_card)
+        chats = has_chat_template(folder)
+        card = model_card(out.name, config, trained, figures, files.parameters, pictures, teacher_card, chats=chats)
         (folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(folder, records)
     return ExportReport(
@@ -124,6 +128,7 @@ def export_checkpoint(
         shards={name: (out / name).stat().st_size for name in shards},
         files=sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()),
         evaluated=figures is not None,
+        chats=chats,
         destroyed=figures is not None and model_verdict(figures).destroyed,
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sse_convert.checkpoints import manifest, provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
 from sse_convert.checkpoints.foreign import read_object
-from sse_convert.checkpoints.hub import MOST_OF_AN_ID
+from sse_convert.checkpoints.hub import LOG_IN, MOST_OF_AN_ID, refusal, token_error
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
@@ -33,7 +33,6 @@ STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
 OWN_FILES = (CARD, CONFIG, INDEX, EVALUATION, RECIPE, provenance.FILE, manifest.FILE)
 """what `export` writes beside weights, code, pictures and the teacher's small files"""
 EMPTY_REPOSITORY = {".gitattributes", "README.md"}
-LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +62,21 @@ class PushReport:
         """The files and what became of them."""
         total = format_bytes(sum(self.files.values()))
         done = f"would upload {total} to {self.repo_id}" if self.dry_run else f"uploaded {total} to {self.url}"
-        files = table(("file", "size"), [(name, format_bytes(size)) for name, size in self.files.items()])
-        return [*files, *self.remarks, done]
+        return [*table(("file", "size"), self._rows()), *self.remarks, done]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Files by name, those of a folder as one."""
+        names: dict[str, list[str]] = {}
+        for name in self.files:
+            folder, inside, _ = name.partition("/")
+            names.setdefault(f"{folder}/" if inside else name, []).append(name)
+        return [
+            (
+                f"{shown} ({len(held)} files)" if len(held) > 1 else held[0],
+                format_bytes(sum(self.files[name] for name in held)),
+            )
+            for shown, held in names.items()
+        ]
 
 
 def push_folder(
@@ -304,31 +316,12 @@ def _hub_errors(repo_id: str) -> Iterator[None]:
     except errors.LocalTokenNotFoundError as error:
         raise HubError("not logged in to the hub", expected="a token with write access", fix=LOG_IN) from error
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else None
-        raise _refused(repo_id, status) from error
+        raise refusal(repo_id, error, "write to") from error
+    except UnicodeError as error:
+        raise token_error() from error
     except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # httpx or httpx2
         raise HubError(
             f"the hub cannot be reached ({type(error).__name__})",
             expected="a network connection",
             fix="check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, then run the same command again",
         ) from error
-
-
-def _refused(repo_id: str, status: int | None) -> HubError:
-    match status:
-        case 401:
-            return HubError("the hub does not accept the token (401)", expected="a valid token", fix=LOG_IN)
-        case 403:
-            return HubError(
-                f"the token may not write to {repo_id} (403)",
-                expected="a token with write access to that namespace",
-                fix="choose your own namespace, or log in with another token",
-            )
-        case 404:
-            return HubError(f"{repo_id} or the revision was not found (404)", fix="check the name, and who may see it")
-        case 409:
-            return HubError(f"{repo_id} exists already (409)", expected="a new name", fix="choose another name")
-        case 429:
-            return HubError("the hub asks to slow down (429)", fix="wait, then run the same command again")
-        case _:
-            return HubError(f"the hub failed with status {status}", fix="wait, then run the same command again")

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
+from sse_convert.data.documents import rendered
 from sse_convert.errors import CheckpointError, UsageError
+from sse_convert.files import read_text
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -260,7 +262,7 @@ class Conversation:
             text = message if not self._ids else "\n" + message
             return self._ids + list(self._tokenizer(text, add_special_tokens=not self._ids)["input_ids"]), ""
         self._messages.append({"role": "user", "content": message})
-        text = str(self._tokenizer.apply_chat_template(self._messages, tokenize=False, add_generation_prompt=True))
+        text = rendered(self._tokenizer, self._messages, "this chat", prompt=True)
         known = self._text if self._ids and text.startswith(self._text) else ""
         if not known:
             self._ids, self._cache = [], None
@@ -343,7 +345,7 @@ def _decode(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
 def _read_line() -> str:
     if sys.stdin.isatty():
         return input("> ")
-    line = sys.stdin.readline()
+    line = read_text(sys.stdin.readline, "standard input")
     if not line:
         raise EOFError
     return line.rstrip("\n")

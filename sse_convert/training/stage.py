@@ -392,7 +392,8 @@ class _StageRun:
         """An error of the text with what mending it costs: a stage is never continued with other text."""
         step = self.checkpoints.step
         lost = f"the {step} steps in {self.work} are lost: delete it first" if step else "nothing is lost"
-        return DataError(error.what, expected=error.expected, fix=f"{error.fix}; other text starts anew, {lost}")
+        fixes = [text for text in (error.fix, f"other text starts anew, {lost}") if text]
+        return DataError(error.what, expected=error.expected, fix="; ".join(fixes))
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         torch.compiler.reset()  # or rows of another length than the last stage's would be compiled for any length

@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from sse_convert.checkpoints import hub
 from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.errors import HubError
 from tests.fake_hub import FakeHub, RefusedError, Repo
 from tests.surgery import models, synthetic
 
@@ -180,3 +183,31 @@ def test_conversion_links_the_cache_and_downloads_only_what_will_be_used(tmp_pat
 )
 def test_what_can_be_a_hub_id(text, can_be):
     assert hub.looks_like_id(text) == can_be
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 418, 429, 451, 500, 502, 503])
+@pytest.mark.parametrize("asked", ["listing", "file"])
+def test_whatever_the_hub_answers(status, asked):
+    answer = HfHubHTTPError("no", response=SimpleNamespace(status_code=status, headers={}, request=None))
+
+    def request():
+        if asked == "listing":
+            raise answer
+        raise LocalEntryNotFoundError("not here") from answer
+
+    with pytest.raises(HubError, match=rf"\({status}\)|status {status}") as caught:
+        hub._asking("a/b", None, request)
+    assert ("log in" in caught.value.fix) == (status in (401, 403))
+
+
+def test_a_token_that_cannot_be_sent_and_a_server_that_is_no_hub():
+    for error, told in (
+        (UnicodeEncodeError("ascii", "ä", 0, 1, "no"), "other characters than ASCII"),
+        (KeyError("id"), "none of the hub's"),
+    ):
+
+        def request(error=error):
+            raise error
+
+        with pytest.raises(HubError, match=told):
+            hub._asking("a/b", None, request)

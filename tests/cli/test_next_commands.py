@@ -40,10 +40,10 @@ def test_recipes(place):
 
 
 def test_export(place):
-    report = ExportReport(
-        out=place / "done", parameters=1, dtype="bfloat16", shards={}, files=[], evaluated=False, destroyed=False
-    )
-    assert str(place / "done") in typed(report.lines()[-1])
+    for chats, command in ((False, "generate"), (True, "chat")):
+        of_files = {"shards": {}, "files": [], "evaluated": False, "destroyed": False}
+        report = ExportReport(out=place / "done", parameters=1, dtype="bfloat16", chats=chats, **of_files)
+        assert [command, str(place / "done")] in [typed(report.lines()[-1])[i : i + 2] for i in range(4)]
 
 
 def test_errors(place):

@@ -32,6 +32,14 @@ def test_metadata_is_read_back(recipe, config):
     assert "[someone/teacher-1b](https://huggingface.co/someone/teacher-1b) with 1 of its 2" in card.text
 
 
+def test_a_model_that_chats_is_asked_in_its_template(recipe, config):
+    cards = [model_card("tiny", config, recipe.to_dict(), None, 1, chats=chats) for chats in (False, True)]
+    assert ["Once upon a time" in card for card in cards] == [True, False]
+    for card in cards:
+        compile(card.partition("```python")[2].partition("```")[0], "card", "exec")
+    assert 'chat = [{"role": "user", "content": "What is a rainbow?"}]' in cards[1]
+
+
 def test_the_teacher_of_a_stage_is_named(recipe, config):
     own = Stage(name="own", loss="kl", tokens=65536, seq_len=512, lr=0.001)
     hub, here = (

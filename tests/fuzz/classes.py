@@ -3,6 +3,7 @@
 import dataclasses as dc
 import functools
 import json
+import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -358,6 +359,33 @@ def _path_cases(root: Path) -> st.SearchStrategy[Any]:
     return st.tuples(st.sampled_from(sorted(PATH_COMMANDS)), path)
 
 
+TEMPLATE = (
+    "{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ messages[0].content }}", "{{ messages[9].role }}",
+    "{{ raise_exception('no') }}", "{% import 'a' as b %}", "{% include 'a' %}", "{{ 1 / 0 }}", "{{ ''.__class__ }}",
+    "{% if add_generation_prompt %}", "{% endif %}", "{% else %}", "{{ nothing.at.all }}", "{{ 'a' * 9 }}", "{% x %}",
+    "{{ messages | tojson }}", "{{ range(3) | list }}", "{{ m | nosuch }}", "{{", "%}", "{# ", "text", "\n",
+    "{{ range(10**9) | list }}",
+)  # fmt: skip
+
+
+def _template(root: Path, parts: Sequence[str]) -> Outcome:
+    """A chat template."""
+    with copied(root, "qwen3") as folder:
+        (folder / "template.jinja").write_text("".join(parts))
+        return run_command(["render", "template.jinja", "qwen3"], lambda _: None, reading.app)
+
+
+def _prompt(root: Path, text: str) -> Outcome:
+    """A prompt, of which some bytes may be no UTF-8, as Python hands them to a process."""
+    with copied(root, "hybrid"):
+        return run_command(["generate", "hybrid", "--max-new-tokens", "1", "--", text], lambda _: None)
+
+
+def _prompt_cases(root: Path) -> st.SearchStrategy[Any]:
+    bytes_ = st.lists(st.sampled_from((b"w3 ", b"\xff", b"\xc3", b"\xa4", b"\xed\xa0\x80", b" "))).map(b"".join)
+    return st.one_of(bytes_.map(os.fsdecode), st.sampled_from(TEXTS).filter(lambda text: "\0" not in text))
+
+
 CLASSES = (
     FuzzClass("yaml", lambda root: yaml_documents(), _plan),
     FuzzClass("recipe", lambda root: recipes().map(yaml_text), _plan),
@@ -372,4 +400,6 @@ CLASSES = (
     FuzzClass("weights", _weight_cases, _weights),
     FuzzClass("arguments", _argument_cases, _arguments),
     FuzzClass("paths", _path_cases, _paths),
+    FuzzClass("templates", lambda root: st.lists(st.sampled_from(TEMPLATE), max_size=6), _template),
+    FuzzClass("prompts", _prompt_cases, _prompt),
 )

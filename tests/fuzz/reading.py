@@ -1,5 +1,6 @@
 """Commands that do with text what training and evaluation do first: check files, make rows of tokens or prompts."""
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.cli.runner import add_command
+from sse_convert.data.documents import rendered
 from sse_convert.data.packing import IGNORED
 from sse_convert.data.rows import RowReader, check_sources
 from sse_convert.evaluation.questions import read_questions
@@ -65,6 +67,22 @@ def _questions(
     return TextReport({"prompts": prompts, "earned": earned}, [])
 
 
+def _render(
+    path: Annotated[Path, typer.Argument()],
+    model: Annotated[Path, typer.Argument()],
+) -> TextReport:
+    """A conversation in a chat template.
+
+    Args:
+        path: file with the template.
+        model: folder with the tokenizer.
+    """
+    tokenizer = copy.copy(_tokenizer(model))
+    tokenizer.chat_template = path.read_text("utf-8")
+    turns = [{"role": "user", "content": "w3"}, {"role": "assistant", "content": "w4"}]
+    return TextReport({"text": rendered(tokenizer, turns, "case", prompt=True)}, [])
+
+
 @app.callback()
 def _several() -> None:
     """Makes `read` a command beside others."""
@@ -72,3 +90,4 @@ def _several() -> None:
 
 add_command(app, "read", _read, after_interrupt="", to_stdout=False)
 add_command(app, "questions", _questions, after_interrupt="", to_stdout=False)
+add_command(app, "render", _render, after_interrupt="", to_stdout=False)

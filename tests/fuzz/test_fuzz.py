@@ -11,7 +11,7 @@ from tests.fuzz.classes import CLASSES
 
 LONG_RUN = Path(__file__).resolve().parents[2] / "tools" / "fuzz.json"
 CASES = 200
-FEWER = {"converted": 100, "weights": 100, "tokenizer": 100, "paths": 100}
+FEWER = {"converted": 100, "weights": 100, "tokenizer": 100, "paths": 100, "prompts": 40}
 """of classes that load a model in many cases; of the seeded faults these find as many as twice the cases do"""
 SEED = 20260
 

@@ -279,6 +279,15 @@ def test_bad_questions_are_found_before_the_first_step(recipe, tmp_path):
     assert not (tmp_path / "out.stages").exists()
 
 
+def test_task_files_with_code_are_found_before_the_first_step(recipe, tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "own.yaml").write_text("task: own\ndoc_to_text: !function utils.text\n")
+    asked = {"tasks": ["own"], "include_path": str(tmp_path / "tasks")}
+    with pytest.raises(DataError, match="names Python functions"):
+        run_recipe(recipe(eval={"perplexity": False, "lm_eval": asked}))
+    assert not (tmp_path / "out.stages").exists()
+
+
 def test_an_existing_result_is_refused_before_anything_starts(recipe, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match=f"{tmp_path / 'out'} exists"):
