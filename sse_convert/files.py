@@ -100,7 +100,7 @@ def check_result(path: Path | None, suffix: str) -> None:
     check_writable(path)
 
 
-def read_text(read: Callable[[], str], where: str) -> str:
+def text_from(read: Callable[[], str], where: str) -> str:
     """What reading gives.
 
     Raises:

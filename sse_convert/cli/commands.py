@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 import typer
 
 from sse_convert import api
-from sse_convert.files import read_text
+from sse_convert.files import text_from
 from sse_convert.recipe.presets import preset_names
 from sse_convert.recipe.ranges import PlainText, expanded
 from sse_convert.report import Report
@@ -41,7 +41,7 @@ def _recipe_names(incomplete: str) -> list[str]:
 
 
 def _text_or_stdin(text: str) -> str:
-    return read_text(sys.stdin.read, "standard input") if text == "-" else text
+    return text_from(sys.stdin.read, "standard input") if text == "-" else text
 
 
 ARGUMENTS = ("repo_id", "prompt", "to")

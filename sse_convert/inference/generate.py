@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
 from sse_convert.data.documents import rendered
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.files import read_text
+from sse_convert.files import text_from
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def _decode(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
 def _read_line() -> str:
     if sys.stdin.isatty():
         return input("> ")
-    line = read_text(sys.stdin.readline, "standard input")
+    line = text_from(sys.stdin.readline, "standard input")
     if not line:
         raise EOFError
     return line.rstrip("\n")

@@ -92,7 +92,7 @@ def test_what_python_hands_over_is_checked(teacher, tmp_path):
 
 
 def test_errors_of_text_are_errors_of_data():
-    from sse_convert.files import read_text
+    from sse_convert.files import text_from
 
     with pytest.raises(DataError, match="it is no UTF-8 text"):
-        read_text(lambda: "\udcff", "it")
+        text_from(lambda: "\udcff", "it")
