@@ -74,7 +74,7 @@ def _times(ratio: float) -> str:
 
 
 def gains() -> str:
-    """The figure that `benchmarks.quality.plots` draws."""
+    """The figure that `benchmarks.kernels.plot_gains` draws."""
     words = "memory and generation speed by context, softmax attention and a hybrid"
     return f"![{words}](docs/pages/assets/gains.png)"
 

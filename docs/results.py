@@ -35,8 +35,7 @@ def scripts_page() -> str:
         "",
         *table(("file", "commit", "hardware", "command"), [_row(path) for path in result_files()]),
         "",
-        "Figures of whole models and of layers alone are in",
-        "[quality/results.csv](../files/benchmarks/quality/results.csv), a row each, with commit, seed and command.",
+        "CSV files, and the commits of scripts that are gone, stand below with their folders.",
     ]
     for path in sorted(ROOT.glob("benchmarks/*/README.md")):
         lines += ["", with_targets(demoted(path.read_text(encoding="utf-8")), path.parent.relative_to(ROOT))]

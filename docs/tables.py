@@ -2,7 +2,7 @@
 
     python -m docs.tables        # write them anew
 
-Figures come from `benchmarks/quality/results.csv`, the JSON of the other benchmarks, and `plan`. Tests compare.
+Figures come from the CSV and JSON files of `benchmarks/`, and `plan`. Tests compare.
 """
 
 import re
@@ -10,37 +10,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from docs import (
-    beyond_table,
     cost_tables,
-    goal_table,
-    lever_table,
-    lost_table,
-    paper_tables,
-    quality_tables,
     quantised_table,
     readme_tables,
     real_tables,
     recipe_tables,
     serving_tables,
     speed_tables,
+    stored_tables,
     training_tables,
     tried_table,
-    wording_tables,
 )
 from docs.examples import ROOT, page_paths
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    **stored_tables.BLOCKS,
     **readme_tables.BLOCKS,
     **real_tables.BLOCKS,
-    **wording_tables.BLOCKS,
-    **quality_tables.BLOCKS,
-    **beyond_table.BLOCKS,
-    **lost_table.BLOCKS,
-    **lever_table.BLOCKS,
     **speed_tables.BLOCKS,
     **training_tables.BLOCKS,
-    **paper_tables.BLOCKS,
-    **goal_table.BLOCKS,
     **quantised_table.BLOCKS,
     **cost_tables.BLOCKS,
     **recipe_tables.BLOCKS,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.quality.convert import commit
+from benchmarks.kernels.hybrid_measure import commit
 from sse_convert.checkpoints.output_folder import check_space
 from sse_convert.checkpoints.safetensors_io import Layout, write_shard
 from sse_convert.checkpoints.tensor_data import CHUNK_BYTES, tensor_bytes

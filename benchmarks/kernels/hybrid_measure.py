@@ -104,7 +104,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         triton = None
     return {
         "command": " ".join([*_program(), *sys.argv[1:]]),
-        "commit": os.environ.get("COMMIT") or _commit(),
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "memory_gib": round(torch.cuda.get_device_properties(device).total_memory / GIB, 1) if cuda else None,
@@ -122,7 +122,11 @@ def _program() -> tuple[str, ...]:
     return ("python", sys.argv[0]) if spec is None else ("python", "-m", spec.name)
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The checkout's commit, `+changes` if the package differs from it; `COMMIT` where the checkout has no git."""
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
+
     def git(*arguments: str) -> str:
         return subprocess.run(("git", *arguments), capture_output=True, text=True, check=False).stdout.strip()
 

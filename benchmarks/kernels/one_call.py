@@ -8,14 +8,31 @@ Only the call after a first one, which compiles, is between the profiler's start
 """
 
 import argparse
+from typing import Any
 
 import torch
 
 from benchmarks.kernels.operator_candidates import problem
-from benchmarks.kernels.operator_cases import OURS
+from benchmarks.kernels.operator_cases import OURS, Case
 from benchmarks.kernels.operator_check import outcome
 from benchmarks.kernels.operator_inputs import make
-from benchmarks.kernels.tile_trial import SHAPES, case_of
+
+PAIR: dict[str, Any] = {"query_heads": 16, "normalizer": 16.0}
+SHAPES: dict[str, dict[str, Any]] = {
+    "paper": {**PAIR, "k_map": "softmax"},
+    "recipe": {**PAIR, "k_map": "relu", "partitions": 16, "top_k": 2},
+    "figure": {},
+    "delta": {"delta": True},
+    "recommended": {"delta": True, "heads": 16, "query_heads": 16, "partitions": 60, "top_k": 4, "normalizer": 16.0},
+    "small gla": {"heads": 8, "dim": 64, "partitions": 60, "top_k": 4},
+    "small delta": {"heads": 8, "dim": 64, "partitions": 60, "top_k": 4, "delta": True},
+}
+"""eight state heads of 128 channels, N = 4, k = 1, two sequences unless a shape says otherwise"""
+
+
+def case_of(shape: str, lengths: tuple[int, ...]) -> Case:
+    settings = {"partitions": 4, "top_k": 1, **SHAPES[shape]}
+    return Case(group="trial", lengths=lengths, candidates=(OURS,), note=shape, **settings)
 
 
 def main() -> None:

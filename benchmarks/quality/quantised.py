@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
-from benchmarks.kernels.hybrid_measure import environment
-from benchmarks.quality.convert import commit
+from benchmarks.kernels.hybrid_measure import commit, environment
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.evaluation.perplexity import HeldOutLoss, Windows, held_out_loss, loss_gap, make_windows
 from sse_convert.files import write_text

@@ -13,8 +13,6 @@ JSON (schema 1); lengths, widths and half-lives in tokens; null where nothing wa
         attention        distance [Hq]                                          of the teacher
     left_out  [{layers, quantities, reason}]
     files     names of the figures beside the JSON, where it was written
-
-Analyses of earlier versions have more: what only the paper's figures show, which `benchmarks/analysis` measures now.
 """
 
 import dataclasses as dc

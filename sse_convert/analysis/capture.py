@@ -1,4 +1,4 @@
-"""What a recurrent layer did with a batch: its operator's inputs, its routing, its branches and its states.
+"""What a recurrent layer did with a batch: its operator's inputs, its routing and its branches.
 
 Shape letters: B rows, T tokens of all rows, Hq query heads, H state heads, D key dim, V value dim, N partitions, M = N
 and the shared one, K partitions written.
@@ -78,8 +78,6 @@ class Seen:
     """output of the partitions before the output norm"""
     shared_TQV: Tensor | None
     """output of the shared partition, None without one"""
-    states_SMHDV: Tensor
-    """states at the end of each row, the shared one last; `benchmarks/analysis` reads them"""
 
     @property
     def routes(self) -> Routing:
@@ -101,22 +99,20 @@ def see(inputs: dict[str, Any], cu_seqlens: Tensor, tokens_T: Tensor, *, backend
         tokens_T: int64 [T], each token's place in the text's vocabulary.
         backend: of the operator.
     """
-    run = functools.partial(sse_attention, cu_seqlens=cu_seqlens, output_final_state=True, backend=backend)
+    run = functools.partial(sse_attention, cu_seqlens=cu_seqlens, backend=backend)
     operands = operands_of(build_inputs(**inputs, cu_seqlens=cu_seqlens))
     gate, by_head = operands.partition_gate, inputs.get("read_logits") is not None
     routed = not by_head and (gate is None or not gate.needs_state)
-    sparse_TQV, state = run(**{**inputs, "shared": None, "shared_write_strength": None})
-    shared_TQV, states = None, [state]
+    sparse_TQV, _ = run(**{**inputs, "shared": None, "shared_write_strength": None})
+    shared_TQV = None
     if inputs["shared"] is not None:
-        shared_TQV, state = run(**_shared_branch(inputs))
-        states.append(state)
+        shared_TQV, _ = run(**_shared_branch(inputs))
     return Seen(
         operands=operands,
         routing=operands.route() if routed else None,
         tokens_T=tokens_T,
         sparse_TQV=sparse_TQV,
         shared_TQV=shared_TQV,
-        states_SMHDV=torch.cat([state for state in states if state is not None], 1),
     )
 
 

@@ -15,7 +15,7 @@ that factor once per gate (write, read): not at all where both are off or renorm
 which changes states in another way, and the factor holds for the gates alone.
 
 The larger c, the less changes, and the smaller the gradients that bring new partitions into use: with c = 6 they stayed
-empty for as long as was tried (benchmarks/paper/README.md), with the default of 2 they did not. A larger k adds
+empty for as long as was tried (benchmarks/paper/growth.json), with the default of 2 they did not. A larger k adds
 partitions that were not written or read before: the function itself changes.
 """
 

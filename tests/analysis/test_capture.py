@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sse_convert.analysis.capture import Sizes, see, watching
+from sse_convert.analysis.capture import see, watching
 from sse_convert.kernels.dispatch import sse_attention
 from tests.analysis.cases import by_head, inputs, seen, sizes, text
 from tests.modeling.tiny import MIXERS, SSE, prompts, tiny_model
@@ -20,7 +20,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "_".join(s) or "default")
 @pytest.mark.parametrize("own", [False, True])
-def test_branches_and_states_are_those_of_the_layer(settings, own):
+def test_branches_are_those_of_the_layer(settings, own):
     s = sizes(partitions=3, query_heads=4)
     arguments = inputs(s, 40, **settings)
     if own:
@@ -28,22 +28,20 @@ def test_branches_and_states_are_those_of_the_layer(settings, own):
         k, v = (torch.randn(40, 3, 2, 4, generator=generator, dtype=torch.float64) for _ in range(2))
         arguments |= {"k": k, "v": v, "shared": (*arguments["shared"], v[:, 0])}
     offsets = torch.tensor([0, 15, 40])
-    o, state = sse_attention(**arguments, cu_seqlens=offsets, output_final_state=True)
+    o, _ = sse_attention(**arguments, cu_seqlens=offsets)
     found = see(arguments, offsets, torch.zeros(40, dtype=torch.long))
     torch.testing.assert_close(found.sparse_TQV + found.shared_TQV, o, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found.states_SMHDV, state, rtol=1e-10, atol=1e-12)
     assert found.sparse_TQV.abs().max() > 0.01
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 2, "read_top_k": 1}, {"decay_normalizer": 16.0}])
-def test_branches_and_states_where_every_head_chooses(settings):
+def test_branches_where_every_head_chooses(settings):
     s = sizes(partitions=3, query_heads=4)
     arguments = inputs(s, 40, **by_head(s, 40), **settings)
     offsets = torch.tensor([0, 15, 40])
-    o, state = sse_attention(**arguments, cu_seqlens=offsets, output_final_state=True)
+    o, _ = sse_attention(**arguments, cu_seqlens=offsets)
     found = see(arguments, offsets, torch.zeros(40, dtype=torch.long))
     torch.testing.assert_close(found.sparse_TQV + found.shared_TQV, o, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found.states_SMHDV, state, rtol=1e-10, atol=1e-12)
     assert found.sparse_TQV.abs().max() > 0.01
     assert found.routing is None
 
@@ -52,7 +50,6 @@ def test_without_shared_partition():
     s = sizes(shared=False)
     found = seen(s)
     assert found.shared_TQV is None
-    assert found.states_SMHDV.shape == (2, 2, 2, 4, 4)
 
 
 def test_what_is_written():
@@ -85,7 +82,6 @@ def test_watching_a_model_sees_what_its_layers_do(family, rope):
         whole = one.sparse_TQV if one.shared_TQV is None else one.sparse_TQV + one.shared_TQV
         torch.testing.assert_close(whole, outputs[i], rtol=1e-5, atol=1e-6)
         assert one.tokens_T.tolist() == ids.flatten().tolist()
-        assert one.states_SMHDV.shape[:3] == (2, Sizes.of(layers[i]).states, Sizes.of(layers[i]).heads)
     found.clear()
     with torch.no_grad():
         model(ids, use_cache=False)

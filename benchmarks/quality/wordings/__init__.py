@@ -1,1 +1,0 @@
-"""Retrieval in wordings that training never saw: two teachers, each asked in its own wording."""
