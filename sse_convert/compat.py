@@ -55,14 +55,6 @@ def mxfp4_weights(blocks: "torch.Tensor", scales: "torch.Tensor") -> "torch.Tens
     return weights
 
 
-def command_line_error() -> type[Exception]:
-    """Click's ClickException, or that of the copy inside newer typers."""
-    import typer
-
-    base: type[Exception] = typer.BadParameter.__mro__[2]
-    return base
-
-
 def is_compiled(forward: Callable[..., Any]) -> bool:
     """Whether torch.compile made a function."""
     return hasattr(forward, "_torchdynamo_orig_callable")

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -44,6 +45,12 @@ ROOMS = [
     "cli",
 ]
 """packages and modules of the top level, each below those that may import it"""
+RUNS = {"errors", "trust", "mixers", "process_memory", "compat", "kernels", "modeling", "inference", "serving"}
+"""what a converted model runs on"""
+MAKES = {f"{PACKAGE}.inference.generate"}
+"""stands among them, for those who make models"""
+NEEDED = {"torch", "triton", "transformers", "safetensors", "vllm"}
+"""libraries that a converted model runs on, and the one that it is a plugin of"""
 PRIVATE_BUT_USUAL = ("_attn_implementation", "_foreach_", "_replace", "_fields")
 """what transformers' own models read, torch's only fused updates of many tensors, and public names of named tuples"""
 COMPAT = {f"{PACKAGE}.compat", f"{PACKAGE}.modeling.compat"}
@@ -147,6 +154,27 @@ def test_an_upward_import_is_found(tmp_path, line):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert len(upward(tmp_path)) == 1
+
+
+def test_what_a_model_runs_on_imports_nothing_that_makes_models():
+    """Lazily neither; what it needs besides torch and transformers would be missing where only a model runs."""
+    trees = modules(ROOT)
+    found = {
+        f"{module}:{line} imports {target}"
+        for module, tree in trees.items()
+        if module not in MAKES | {PACKAGE, f"{PACKAGE}.__main__"} and room(module) in RUNS
+        for target, line in imports(module, tree, set(trees))
+        if not _runs(target)
+    }
+    assert found == set()
+
+
+def _runs(target: str) -> bool:
+    """Whether a model that runs may import this."""
+    root = target.partition(".")[0]
+    if root == PACKAGE:
+        return target not in MAKES and room(target) in RUNS
+    return root in NEEDED | sys.stdlib_module_names
 
 
 def test_no_basename_more_than_twice():

@@ -40,7 +40,7 @@ from sse_convert.evaluation.intervals import wilson  # noqa: E402
 from sse_convert.evaluation.plot import blank_figure  # noqa: E402
 from sse_convert.inference.batch import continue_rows  # noqa: E402
 from sse_convert.inference.cuda_graphs import graphed  # noqa: E402
-from sse_convert.inference.generate import Sampling  # noqa: E402
+from sse_convert.inference.sampling import Sampling  # noqa: E402
 
 DIGITS = 7
 GROUP = 8

@@ -167,7 +167,8 @@ def generate(
         UsageError: a setting out of range, an empty prompt, or one that does not fit the context.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
     """
-    from sse_convert.inference.generate import Sampling, generate_text
+    from sse_convert.inference.generate import generate_text
+    from sse_convert.inference.sampling import Sampling
 
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     return generate_text(checkpoint, prompt, sampling=sampling, device=device)
@@ -198,7 +199,8 @@ def chat(
         UsageError: a setting out of range, or a system message without a chat template.
         CheckpointError, HubError, HardwareError: the checkpoint cannot be loaded.
     """
-    from sse_convert.inference.generate import Sampling, chat_in_terminal
+    from sse_convert.inference.generate import chat_in_terminal
+    from sse_convert.inference.sampling import Sampling
 
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     return chat_in_terminal(checkpoint, sampling=sampling, system=system, device=device)

@@ -18,7 +18,6 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from typer.main import get_command
 
-from sse_convert.compat import command_line_error
 from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
 from sse_convert.process_memory import keep_freed_memory, lacks_memory, memory_for, out_of_memory, reserve
 from sse_convert.recipe.problems import shortened
@@ -26,6 +25,8 @@ from sse_convert.report import JSON_SCHEMA_VERSION, Report, found_by, json_ready
 
 P = ParamSpec("P")
 
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
+"""Click's ClickException, or that of the copy inside newer typers"""
 _PEER_GONE = ("Connection closed by peer", "Connection reset by peer")
 """what torch's collectives say in the processes that are left"""
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -181,7 +182,7 @@ def _run_app(app: typer.Typer, arguments: Sequence[str], room: list[bytearray]) 
         return _fail(UserInterruptError(*came), name, as_json)
     except KeyboardInterrupt as interrupt:
         return _fail(UserInterruptError(interrupt), name, as_json)
-    except command_line_error() as error:
+    except _CommandLineError as error:
         return _fail(_usage_error(error, name), name, as_json)
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:

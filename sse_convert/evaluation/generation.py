@@ -21,7 +21,7 @@ from sse_convert.evaluation.intervals import Accuracy, best_of
 from sse_convert.evaluation.questions import Question, QuestionSet
 from sse_convert.evaluation.scorers import score
 from sse_convert.inference.batch import continue_rows, end_tokens
-from sse_convert.inference.generate import Sampling
+from sse_convert.inference.sampling import Sampling
 from sse_convert.recipe.schema import GenerationEval, SamplingEval
 
 if TYPE_CHECKING:

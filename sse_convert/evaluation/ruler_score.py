@@ -20,7 +20,7 @@ from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.retrieval import by_depth, depth_entries
 from sse_convert.evaluation.ruler_rows import NEW_TOKENS, RulerSample
 from sse_convert.inference.batch import continue_rows, left_padded
-from sse_convert.inference.generate import Sampling
+from sse_convert.inference.sampling import Sampling
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase

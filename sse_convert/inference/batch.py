@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sse_convert.inference.generate import Sampling
+from sse_convert.inference.sampling import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

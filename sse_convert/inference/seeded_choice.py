@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
-from sse_convert.inference.generate import Sampling
+from sse_convert.inference.sampling import Sampling
 
 
 class SeededChoice(LogitsProcessor):

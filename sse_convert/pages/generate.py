@@ -24,7 +24,8 @@ def make_samples(run: Run, prompts: Sequence[str], *, max_new_tokens: int, devic
     if run.model is None or run.recipe is None:
         raise UsageError(f"{run.out} has no converted checkpoint yet", expected="one, to generate texts with")
     check_writable(run.root / SAMPLES_FILE)
-    from sse_convert.inference.generate import Sampling, generate_text
+    from sse_convert.inference.generate import generate_text
+    from sse_convert.inference.sampling import Sampling
 
     sampling = Sampling(max_new_tokens=max_new_tokens)
     models = _models(run)

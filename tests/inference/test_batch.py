@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sse_convert.inference.batch import continue_rows
-from sse_convert.inference.generate import Sampling
+from sse_convert.inference.sampling import Sampling
 from sse_convert.inference.seeded_choice import SeededChoice
 from tests.modeling.tiny import HEADS, LAYOUT, tiny_model, tiny_source
 

@@ -7,7 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.inference import generate as generation
-from sse_convert.inference.generate import Conversation, Sampling
+from sse_convert.inference.generate import Conversation
+from sse_convert.inference.sampling import Sampling
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
