@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
 from sse_convert.data.documents import rendered
 from sse_convert.errors import CheckpointError, UsageError
-<<<<<<< HEAD
 from sse_convert.files import text_from
-=======
 from sse_convert.inference.sampling import Sampling
->>>>>>> 3eab71a (What a converted model runs on imports nothing that makes models; a test holds the wall)
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
