@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.training.estimates import Row, rows
-from docs.markdown import table
+from docs.markdown import shown
 from sse_convert.recipe import load_recipe
 from sse_convert.report import format_bytes, format_number
-from sse_convert.surgery.costs import Way
 from sse_convert.surgery.costs_report import time_in_words
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import make_plan
@@ -43,48 +42,54 @@ def planned(model: str) -> Plan:
 
 def machines() -> str:
     """Models by machines: the way that fits, hours on the clock, memory of a GPU at least."""
-    head = ("model", "recipe", "tokens", "GPU hours", *(f"{gpus} x {gib} GB" for gpus, gib in MACHINES))
-    cells = [
-        (
-            model, f"`{name}`", format_number(sum(stage.tokens for stage in planned(model).stages)),
-            f"{planned(model).costs.gpu_hours:,.0f}",
-            *(_cell(planned(model).costs.way(*machine)) for machine in MACHINES),
-        )
-        for model, (name, _) in MODELS.items()
-    ]  # fmt: skip
+    columns: dict[str, Callable[[str], str]] = {
+        "model, recipe": lambda model: f"{model}, `{MODELS[model][0]}`",
+        "tokens, GPU hours": _tokens_and_hours,
+        **{f"{gpus} x {gib} GB": functools.partial(_way, gpus=gpus, gib=gib) for gpus, gib in MACHINES},
+    }
     speeds = (stage.measured for model in MODELS for stage in planned(model).costs.stages)
-    return "\n".join([*table(head, cells), "", " ".join(measured_line(speeds).split()) + "."])
+    return f"{shown(columns, MODELS)}\n\n{' '.join(measured_line(speeds).split())}."
 
 
-def _cell(way: Way | None) -> str:
+def _tokens_and_hours(model: str) -> str:
+    plan = planned(model)
+    return f"{format_number(sum(stage.tokens for stage in plan.stages))}, {plan.costs.gpu_hours:,.0f}"
+
+
+def _way(model: str, *, gpus: int, gib: int) -> str:
+    way = planned(model).costs.way(gpus, gib)
     return "does not fit" if way is None else f"{way.how}: {time_in_words(way.hours)}, {way.bytes / GIB:.0f} GiB"
 
 
 def launches() -> str:
     """Models by ways of launching: memory of a GPU at least, in the stage that needs most; disk and download."""
-    ways = ("1 GPU", "DDP", "FSDP2 x 2", "FSDP2 x 8", "context_parallel 8 x 8")
-    cells = [
-        (
-            model, *(f"{max(stage.bytes[way] for stage in costs.stages) / GIB:.0f}" for way in ways),
-            format_bytes(costs.weight_bytes), format_bytes(costs.disk_bytes),
-        )
-        for model in MODELS
-        for costs in (planned(model).costs,)
-    ]  # fmt: skip
-    return "\n".join(table(("model", *ways, "download", "disk of a run"), cells))
+
+    def need(model: str, *ways: str) -> str:
+        stages = planned(model).costs.stages
+        return ", ".join(f"{max(stage.bytes[way] for stage in stages) / GIB:.0f}" for way in ways)
+
+    columns: dict[str, Callable[[str], str]] = {
+        "model": str,
+        "1 GPU, DDP": lambda model: need(model, "1 GPU", "DDP"),
+        "FSDP2 x 2, x 8": lambda model: need(model, "FSDP2 x 2", "FSDP2 x 8"),
+        "context_parallel 8 x 8": lambda model: need(model, "context_parallel 8 x 8"),
+        "download": lambda model: format_bytes(planned(model).costs.weight_bytes),
+        "disk of a run": lambda model: format_bytes(planned(model).costs.disk_bytes),
+    }
+    return shown(columns, MODELS)
 
 
 def peaks() -> str:
     """Estimates beside measured peaks."""
-    cells = [
-        (
-            row.record["recipe"], _loss(row), row.passes, f"{row.estimated / GIB:.1f}", f"{row.measured / GIB:.1f}",
-            f"{row.estimated / row.measured - 1:+.0%}", row.record["commit"],
-        )
-        for row in rows()
-    ]  # fmt: skip
-    head = ("recipe", "loss", "a pass", "estimated, GiB", "measured, GiB", "apart", "commit")
-    return "\n".join(table(head, cells))
+    columns: dict[str, Callable[[Row], str]] = {
+        "recipe, loss": lambda row: f"{row.record['recipe']}, {_loss(row)}",
+        "a pass": lambda row: row.passes,
+        "estimated, GiB": lambda row: f"{row.estimated / GIB:.1f}",
+        "measured, GiB": lambda row: f"{row.measured / GIB:.1f}",
+        "apart": lambda row: f"{row.estimated / row.measured - 1:+.0%}",
+        "commit": lambda row: row.record["commit"],
+    }
+    return shown(columns, rows())
 
 
 def speeds() -> str:

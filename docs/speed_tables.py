@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.kernels import operator_targets, plot_hybrid
 from benchmarks.kernels.operator_cases import CUDNN, FLASH, GLA, OURS, VARLEN
 from benchmarks.kernels.plot_hybrid import best, matching
-from docs.markdown import table
+from docs.markdown import shown, table
 from docs.readme_tables import load, operator_ms
 
 CANDIDATES = {OURS: "SSE here", VARLEN: "SSE as published", GLA: "`chunk_gla`", FLASH: "flash attention",
@@ -23,6 +23,8 @@ WORK = (
 """what was measured of whole models: section, context, batch (None where it is always one row), figure"""
 LARGE = 0.08
 """share of a call's time from which on a kernel is shown"""
+Counted = tuple[str, dict[str, Any]]
+"""a kernel of a shape, in words, and its counters"""
 
 
 def operator() -> str:
@@ -86,20 +88,28 @@ def _model_goals() -> Iterator[tuple[str, str, str, str, bool]]:
 def counters() -> str:
     """What Nsight Compute counted of the operator's larger kernels, forward and backward."""
     record = load("counters_h200.json")
-    head = ("shape", "kernel", "ms", "DRAM", "L2", "L1", "multiprocessors", "warps held", "no more for lack of")
-    rows = [row for shape, call in record["shapes"].items() for row in _counted(shape, call)]
-    return "\n".join([*table(head, rows), "", f"Commit {record['commit']}, {record['device']}."])
+
+    def percent(*names: str) -> Callable[[Counted], str]:
+        return lambda row: ", ".join(f"{row[1]['percent'][name]:.0f}%" for name in names)
+
+    columns: dict[str, Callable[[Counted], str]] = {
+        "shape, kernel": lambda row: row[0],
+        "ms": lambda row: f"{row[1]['total_ms']:.2f} in {row[1]['launches']}",
+        "DRAM, L2, L1": percent("dram", "l2", "l1"),
+        "multiprocessors": percent("multiprocessor"),
+        "warps held": percent("occupancy"),
+        "no more for lack of": lambda row: " and ".join(row[1]["held_back_by"]),
+    }
+    rows = (row for shape, call in record["shapes"].items() for row in _counted(shape, call))
+    return f"{shown(columns, rows)}\n\nCommit {record['commit']}, {record['device']}."
 
 
-def _counted(shape: str, call: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _counted(shape: str, call: dict[str, Any]) -> Iterator[Counted]:
     kernels = call["kernels"]
     whole = sum(kernel["total_ms"] for kernel in kernels.values())
     for name, kernel in kernels.items():
         if kernel["total_ms"] >= LARGE * whole:
-            shares = (f"{kernel['percent'][of]:.0f}%" for of in ("dram", "l2", "l1", "multiprocessor", "occupancy"))
-            times = f"{kernel['total_ms']:.2f} in {kernel['launches']}"
-            lack = " and ".join(kernel["held_back_by"])
-            yield f"{shape}, {call['tokens'] >> 10}K", f"`{name}`", times, *shares, lack
+            yield f"{shape}, {call['tokens'] >> 10}K, `{name}`", kernel
 
 
 def _asked(limit: float, unit: str, *, least: bool) -> str:

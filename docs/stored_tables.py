@@ -3,26 +3,18 @@
 import csv
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from docs.examples import ROOT
-from docs.markdown import table
-
-MOST = 6
-"""columns that fit a page"""
+from docs.markdown import shown
 
 
 def stored(path: Path) -> str:
-    """The table of a CSV file, whose cells are Markdown.
-
-    Raises:
-        ValueError: the file has more columns than fit a page.
-    """
+    """The table of a CSV file, whose cells are Markdown."""
     with path.open(encoding="utf-8", newline="") as file:
         head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in csv.reader(file))
-    if len(head) > MOST:
-        raise ValueError(f"{path} has {len(head)} columns; {MOST} fit a page")
-    return "\n".join(table(head, rows))
+    return shown({name: itemgetter(i) for i, name in enumerate(head)}, rows)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

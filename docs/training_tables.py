@@ -28,7 +28,7 @@ PACKAGED = {
 """packaged recipes as they were timed: name of the record, and what is to be said of it"""
 BESIDE_TRL = "throughput_trl"
 """the run with TRL's step"""
-STEP = ("shape", "step", "tokens of a row", "tokens/s", "GPU", "memory, GiB", "share of the dense peak", "commit")
+STEP = ("shape, step", "tokens/s", "GPU", "memory, GiB", "share of the dense peak", "commit")
 """columns of a table of steps"""
 WAYS = {
     "": "",
@@ -91,7 +91,7 @@ def _steps(shape: str, name: str) -> Iterator[tuple[str, ...]]:
 def _step(shape: str, words: str, gpu: str, part: dict[str, Any]) -> tuple[str, ...]:
     kind = gpu.removeprefix("NVIDIA ").split()[0]
     return (
-        shape, words, f"{part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}", kind,
+        f"{shape}: {words}, rows of {part['seq_len']:,}", f"{part['tokens_per_second']:,.0f}", kind,
         f"{max(part['peak_mib']) / 1024:.0f}", f"{part['share_of_peak']:.0%}", part["commit"],
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ import pytest
 
 from docs import tables
 from docs.examples import ROOT
+from docs.markdown import MOST_COLUMNS, shown
 
 FILES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in tables.files()}
 
@@ -20,6 +21,17 @@ def test_the_readme_has_its_figure_and_tables() -> None:
 
 def test_every_block_stands_in_some_file() -> None:
     assert {name for text in FILES.values() for name in tables.names(text)} == set(tables.BLOCKS)
+
+
+@pytest.mark.parametrize("name", tables.BLOCKS)
+def test_a_table_fits_a_page(name: str) -> None:
+    rows = [line for line in tables.BLOCKS[name]().splitlines() if line.startswith("| ")]
+    assert all(line.count(" | ") < MOST_COLUMNS for line in rows)
+
+
+def test_a_table_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 columns, 6 fit a page"):
+        shown(dict.fromkeys("abcdefg", str), [1])
 
 
 def test_a_block_is_replaced_and_the_rest_stays() -> None:
