@@ -327,27 +327,6 @@ BUILT_IN: dict[str, Mixer] = {
 """the mixers that recipes know by name, in the order of the reference"""
 SSE_KINDS = ("sse", "sse+sliding", "paper")
 """those with sparse partitions as the paper has them; the others are baselines"""
-MEANING = {
-    "sse": "Sparse State Expansion with the settings we recommend.",
-    "sse+sliding": "The same beside the teacher's softmax attention in a window. The mixer we recommend.",
-    "sliding": "The teacher's softmax attention limited to a window and attention sinks.",
-    "paper": "SSE as the paper has it: over gated linear attention, with softmax keys and four partitions.",
-    "gla": "Plain gated linear attention (the paper's baseline): one ungated partition that every token uses.",
-    "gdn": "Gated DeltaNet (arXiv:2412.06464): one state under the delta rule. The decay is ours, for its calibration, "
-    "in place of exp(A_log) softplus; the short convolution is left out.",
-    "mom": "Mixture of memories (arXiv:2502.13685): memories with own keys and values, read through a softmax router "
-    "whose weights are renormalised over the memories read, beside a shared one.",
-}
-"""what each of them is"""
-_RETIRED = {
-    "qk_rank_on": "shared",
-    "decay_rank": 16,
-    "decay_normalizer": 16.0,
-    "output_norm": "rms",
-    "row_decay": "all",
-    "branch_dropout": 0.0,
-}
-"""settings that old checkpoints store, and the one value of each that layers still have"""
 
 
 def _class_of(kind: Any) -> type[Mixer]:
@@ -357,12 +336,12 @@ def _class_of(kind: Any) -> type[Mixer]:
 
 
 def mixer_from_dict(data: dict[str, Any]) -> Mixer:
-    """Rebuild a mixer from the plain dict that a config.json, a report or a recipe stores, whatever version wrote it.
+    """Rebuild a mixer from the plain dict that a config.json, a report or a recipe stores.
 
     A setting that it lacks gets the value that layers had before there was the setting, never a new default.
 
     Raises:
-        ValueError: the kind is unknown, a field is, or a retired setting has a value that layers no longer offer.
+        ValueError: the kind is unknown, or a field is.
     """
     if not isinstance(data, dict) or not isinstance(data.get("advanced", {}), dict):
         raise ValueError(f"a mixer is {data!r:.80}, expected a mapping of settings")
@@ -370,12 +349,6 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     cls = _class_of(kind)
     values = {**data, **data.get("advanced", {})}
     values.pop("advanced", None)
-    for name in _RETIRED.keys() & values.keys():
-        if (value := values.pop(name)) != _RETIRED[name]:
-            raise ValueError(
-                f"{name} is {value!r}, which was retired (only {_RETIRED[name]!r} is left); load the checkpoint with "
-                "its own code: AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True) without sse_convert"
-            )
     if isinstance(values.get(BY_LAYER), list):
         values[BY_LAYER] = tuple(values[BY_LAYER])
     known = {f.name for f in dc.fields(cls)}

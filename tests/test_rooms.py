@@ -54,6 +54,7 @@ NEEDED = {"torch", "triton", "transformers", "safetensors", "vllm"}
 PRIVATE_BUT_USUAL = ("_attn_implementation", "_foreach_", "_replace", "_fields")
 """what transformers' own models read, torch's only fused updates of many tensors, and public names of named tuples"""
 COMPAT = {f"{PACKAGE}.compat", f"{PACKAGE}.modeling.compat"}
+STAND_IN = f"{PACKAGE}.modeling.left_out"
 MOST_OF_A_BASENAME = 2
 
 
@@ -119,9 +120,11 @@ def upward(root: Path) -> list[str]:
 
 
 def public_names(root: Path) -> dict[str, set[str]]:
-    """Public top-level functions and classes, and the modules that define them."""
+    """Public top-level functions and classes, and the modules that define them; a stand-in has the names of others."""
     found = defaultdict(set)
     for module, tree in modules(root).items():
+        if module == STAND_IN:
+            continue
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].add(module.removeprefix(f"{PACKAGE}."))

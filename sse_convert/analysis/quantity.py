@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sse_convert.analysis.capture import Seen, Sizes
 from sse_convert.data.sample_text import Text
-from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.routing import partition_gate
 from sse_convert.mixers import SSEMixer
 
 Need = Literal["routing", "partitions", "shared", "decay"]

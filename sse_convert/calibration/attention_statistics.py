@@ -20,10 +20,9 @@ from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
-from sse_convert.modeling.projections import projections, value_heads
-from sse_convert.modeling.rotary import RotaryTables
+from sse_convert.modeling.projections import RotaryTables, projections, value_heads
 from sse_convert.modeling.tensors import own_query_heads
-from sse_convert.modeling.window.document_masks import packed_arguments
+from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.modeling.window.sliding import training_mask
 
 

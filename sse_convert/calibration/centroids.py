@@ -17,7 +17,7 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import document_starts, sequence_layout
-from sse_convert.modeling.window.document_masks import packed_arguments
+from sse_convert.modeling.window.masks import packed_arguments
 
 ROUNDS = 15
 MOST_KEYS = 16384

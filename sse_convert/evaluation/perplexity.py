@@ -245,7 +245,7 @@ def final_hidden(model: "PreTrainedModel", input_ids: Tensor, position_ids: Tens
     Returns:
         [R, T - 1, D], the last token's left out.
     """
-    from sse_convert.modeling.window.document_masks import packed_arguments  # which imports transformers
+    from sse_convert.modeling.window.masks import packed_arguments  # which imports transformers
 
     positions: dict[str, Any] = {}
     if position_ids is not None:

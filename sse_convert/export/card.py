@@ -124,7 +124,7 @@ def _loading(name: str, *, images: bool, chats: bool) -> str:
 ```
 
 Only `torch` and `transformers` are needed. Where `sse-convert` is installed, `import sse_convert` registers the model
-and `trust_remote_code` is not needed."""
+and brings kernels for GPUs, and `trust_remote_code` is not needed."""
 
 
 def _layer_rows(sse: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -240,13 +240,13 @@ def _is_sent(name: str, path: Path, folder: Path, allowed: set[str]) -> bool:
 
 
 def _own_code(folder: Path, found: Mapping[str, Path]) -> list[str]:
-    """The Python files that sse-convert wrote into the folder.
+    """The code, with its README, that sse-convert wrote into the folder.
 
     Raises:
         CheckpointError: one of them is not as it was written, or there are others.
     """
     code = remote_code()
-    names = [name for name in found if name.endswith(".py")]
+    names = [name for name in found if name.endswith(".py") or name in code]
     texts = {name: found[name].read_text(encoding="utf-8", errors="replace") for name in names}
     if strange := [name for name, text in texts.items() if text != code.get(name)]:
         raise CheckpointError(

@@ -27,8 +27,8 @@ from sse_convert.kernels.triton_backend import unavailable_reason
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import has_experts, source_spec
 from sse_convert.modeling.compat import CACHE
-from sse_convert.modeling.roomy_keys import RoomyLayer, with_slots
-from sse_convert.modeling.state_cache import SSECacheLayer
+from sse_convert.modeling.roomy_keys import RoomyLayer
+from sse_convert.modeling.state_cache import SSECacheLayer, with_slots
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 from sse_convert.modeling.window_cache import JoinedCacheLayer, SlidingCacheLayer
 

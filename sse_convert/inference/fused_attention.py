@@ -13,7 +13,7 @@ from transformers.cache_utils import StaticLayer
 
 from sse_convert.inference.fused_norms import Norm, norm_of
 from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
-from sse_convert.kernels.gates import SOFTMAX
+from sse_convert.kernels.routing import SOFTMAX
 from sse_convert.modeling.compat import CACHE, is_bare
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import NORM_EPS

@@ -9,9 +9,8 @@ from torch import Tensor
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.by_head import run_by_head
 from sse_convert.kernels.feature_maps import KeyFeatureMap
-from sse_convert.kernels.gates import PartitionGate, gate_name
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.precision import without_autocast
+from sse_convert.kernels.routing import PartitionGate, gate_name
 from sse_convert.kernels.state_slots import read_states, write_states
 from sse_convert.kernels.torch.masked import sse_attention_masked
 from sse_convert.kernels.torch.operands import Operands, operands_of
@@ -21,6 +20,7 @@ from sse_convert.kernels.torch.sequential import sse_attention_sequential
 from sse_convert.kernels.torch.step import can_step, sse_attention_step
 from sse_convert.kernels.torch.step_by_head import sse_attention_step_by_head, steps_by_head
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
+from sse_convert.kernels.torch_modes import without_autocast
 from sse_convert.kernels.triton_backend import GPU as _GPU
 from sse_convert.kernels.triton_backend import (
     sse_attention_on_triton,
@@ -38,8 +38,6 @@ _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = 
     "recurrent": (sse_attention_recurrent, "decoding: touches the selected partitions' states only"),
 }
 _TRITON = "GPU kernels for training, prefill and decoding; work grows with k, not N"
-_RETIRED = {"fla": "use backend: auto, whose Triton kernels run the gated delta rule"}
-"""backends there once were, and what to do"""
 BACKENDS = ("auto", *_BACKENDS, "triton")
 """every name, available here or not"""
 STATES_AT_ONCE = 1 << 24
@@ -280,7 +278,7 @@ def _check_inplace(x: Inputs) -> None:
 
 def _unknown(backend: str) -> UsageError:
     known = f"one of {', '.join(available_backends())}"
-    return UsageError(f"backend is {backend!r}", expected=known, fix=_RETIRED.get(backend, ""))
+    return UsageError(f"backend is {backend!r}", expected=known)
 
 
 def _check_backend(backend: str, gate: PartitionGate | None) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
-from sse_convert.kernels.gates import PartitionGate
+from sse_convert.kernels.routing import PartitionGate
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.gates import gate_name
 from sse_convert.kernels.inputs import Inputs
+from sse_convert.kernels.routing import gate_name
 from sse_convert.kernels.triton.config import MAX_DIM, Widths
 
 GPU = "cuda"

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from sse_convert.errors import ShapeError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap, check_key_feature_map
-from sse_convert.kernels.gates import PartitionGate
 from sse_convert.kernels.inputs import Inputs, SharedInputs
+from sse_convert.kernels.routing import PartitionGate
 
 Shape = tuple[int, ...]
 Tensors = dict[str, tuple[Tensor | None, Shape]]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.routing import partition_gate
+from sse_convert.kernels.torch_modes import traced
 from sse_convert.mixers import SlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import further_tokens, source_spec
 from sse_convert.modeling.attention_dims import attention_dims, heads_problem
@@ -33,9 +34,8 @@ from sse_convert.modeling.layout import (
 )
 from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
 from sse_convert.modeling.sink_attention import use_kernels
-from sse_convert.modeling.tracing import traced
 from sse_convert.modeling.tried import warn_of_newer
-from sse_convert.modeling.window.document_masks import document_masks
+from sse_convert.modeling.window.masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.window.window_branch import attention_layer
 

@@ -6,11 +6,10 @@ from typing import Any
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache, StaticLayer
 
 from sse_convert.errors import UsageError
+from sse_convert.kernels.torch_modes import traced
 from sse_convert.modeling.compat import CACHE, CACHE_NAMES
-from sse_convert.modeling.counting_cache import CountingLayer
 from sse_convert.modeling.roomy_keys import RoomyLayer
-from sse_convert.modeling.state_cache import SSECacheLayer
-from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.state_cache import CountingLayer, SSECacheLayer
 from sse_convert.modeling.window_cache import JoinedCacheLayer, SlidingCacheLayer
 
 _FIX = "pass DynamicCache(config=model.config), or leave it out"

@@ -26,7 +26,7 @@ from sse_convert.modeling.remote_code import CODE_FOLDER, CONFIGURATION_FILE, MO
 _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""
 FORMAT = 2
-"""of the field `sse`; 1 had other settings of mixers, which are read as they were meant"""
+"""of the field `sse`"""
 _GUARD_TEXT = "this checkpoint has SSE layers: load it with {}, not as its source class"
 
 
@@ -161,7 +161,7 @@ def checked_sse(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> 
     problems: list[str] = []
     if not isinstance(sse, dict):
         problems.append("is missing")
-    elif sse.get("format") not in (1, FORMAT):
+    elif sse.get("format") != FORMAT:
         problems.append(f"has format {sse.get('format')!r}, expected 1 or {FORMAT}")
     elif missing := {"source_model_type", "layers", "mixers"} - sse.keys():
         problems.append(f"lacks {sorted(missing)}")

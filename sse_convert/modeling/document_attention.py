@@ -17,10 +17,10 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sse_convert.errors import UsageError
+from sse_convert.kernels.torch_modes import traced
 from sse_convert.modeling.compat import varlen_attention
 from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.sink_attention import attend_with_sinks, documents_with_sinks
-from sse_convert.modeling.tracing import traced
 
 DOCUMENT_ATTENTION = "sse_documents"
 """name under which transformers finds `document_attention`; it has no masks made for it"""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from sse_convert.kernels.precision import without_autocast
+from sse_convert.kernels.torch_modes import without_autocast
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims

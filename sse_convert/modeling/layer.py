@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.feature_maps import key_feature_map
-from sse_convert.kernels.gates import partition_gate
+from sse_convert.kernels.routing import partition_gate
+from sse_convert.kernels.torch_modes import traced
 from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable_reason
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.arch_spec import ArchSpec
@@ -34,15 +35,12 @@ from sse_convert.modeling.initialise import (
     precise_dtype,
 )
 from sse_convert.modeling.layout import SequenceLayout, handed_cache
-from sse_convert.modeling.projections import projections, split_last, value_heads
-from sse_convert.modeling.rotary import RotaryTables, is_rotated, rotate
+from sse_convert.modeling.projections import RotaryTables, is_rotated, projections, rotate, split_last, value_heads
 from sse_convert.modeling.router import RoutedLayer
-from sse_convert.modeling.state_cache import SSECacheLayer
-from sse_convert.modeling.state_rollback import Replay
+from sse_convert.modeling.state_cache import Replay, SSECacheLayer
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep, takes_steps
-from sse_convert.modeling.tracing import traced
 
 
 class SSEAttention(RoutedLayer):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.tracing import traced
+from sse_convert.kernels.torch_modes import traced
 
 LAYOUT = "sse_layout"
 """keyword argument that carries it to each layer"""

@@ -5,15 +5,40 @@ names it. They are written from the package, or copied from beside this file whe
 that saving again works everywhere.
 """
 
+import ast
 import os
 import re
 from functools import cache
 from pathlib import Path
 
 CODE_FOLDER = "sse_code"
-"""where the code lies in a checkpoint; beside config.json in those of 0.1"""
+"""where the code lies in a checkpoint"""
 CONFIGURATION_FILE = "configuration_sse"
 MODELING_FILE = "modeling_sse"
+LEFT_OUT = (
+    "kernels.triton",
+    "kernels.state_slots",
+    "kernels.torch.step",
+    "kernels.torch.masked",
+    "kernels.torch.reference",
+    "kernels.torch.sequential",
+    "modeling.context",
+    "modeling.document_attention",
+    "modeling.generation",
+    "modeling.roomy_keys",
+    "modeling.token_",
+)
+"""beginnings of modules that do not travel; one file stands for them all"""
+STAND_IN = "modeling.left_out"
+README = "README.md"
+_README_BEGINS = """# Modeling code of a model with SSE layers
+
+Written by sse-convert. `trust_remote_code=True` runs it with torch and transformers alone; it generates and trains.
+With `import sse_convert` the package's own classes prevail, which compute the same and have Triton kernels.
+Reading order: `modeling_hybrid.py`, `modeling_backbone.py`, `modeling_layer.py`, `kernels_dispatch.py`.
+
+| file | what it does |
+| --- | --- |"""
 _PACKAGE = "sse_convert"
 _PACKAGE_IMPORT = re.compile(rf"^(\s*)from {_PACKAGE}\.([\w.]+) import ", re.MULTILINE)
 _FLAT_IMPORT = re.compile(r"^\s*from \.(\w+) import ", re.MULTILINE)
@@ -31,9 +56,9 @@ __all__ = ["__getattr__"]
 
 
 def remote_code() -> dict[str, str]:
-    """Path in a checkpoint to content of every file that it needs; the same on every call."""
+    """Path in a checkpoint to content of every file that it needs, and of their README; the same on every call."""
     files = _from_package() if __name__.startswith(f"{_PACKAGE}.") else _from_checkpoint()
-    return {f"{CODE_FOLDER}/{name}": text for name, text in files.items()}
+    return {f"{CODE_FOLDER}/{name}": text for name, text in {**files, README: _readme(files)}.items()}
 
 
 def write_remote_code(folder: Path) -> list[Path]:
@@ -58,7 +83,18 @@ def write_remote_code(folder: Path) -> list[Path]:
 
 
 def _flat_name(module: str) -> str:
-    return module.replace(".", "_")
+    return (STAND_IN if module.startswith(LEFT_OUT) else module).replace(".", "_")
+
+
+def _readme(files: dict[str, str]) -> str:
+    """What each file does, as its own first sentence says."""
+    rows = [f"| `{name}` | {_first_sentence(text)} |" for name, text in sorted(files.items())]
+    return "\n".join((_README_BEGINS, *rows, ""))
+
+
+def _first_sentence(source: str) -> str:
+    said = " ".join(str(ast.get_docstring(ast.parse(source))).split())
+    return re.split(r"(?<=\w)[.:;] |\.$", said)[0]
 
 
 @cache
@@ -69,6 +105,7 @@ def _from_package() -> dict[str, str]:
     pending = ["modeling.configuration", "modeling.hybrid"]
     while pending:
         module = pending.pop()
+        module = STAND_IN if module.startswith(LEFT_OUT) else module
         name = f"{_flat_name(module)}.py"
         if name in files:
             continue

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers.cache_utils import DynamicLayer
 
 ROOM = 64
 """columns that are free after a copy"""
@@ -58,17 +58,3 @@ class RoomyLayer(DynamicLayer):
         whole = self.keys.new_empty(2, rows, heads, length + ROOM, dim)
         torch.stack((self.keys, self.values), out=whole.narrow(3, 0, length))
         return whole
-
-
-def with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
-    """A layer with a slot for every position, which takes what the given one holds of the last columns of `length`.
-
-    Layers with a window get slots for all positions too: the mask hides what is out of sight.
-    """
-    fixed = StaticLayer(max_cache_len=slots)
-    fixed.lazy_initialization(layer.keys, layer.values)
-    held = slice(length - layer.keys.shape[2], length)
-    fixed.keys[:, :, held], fixed.values[:, :, held] = layer.keys, layer.values
-    fixed.cumulative_length.fill_(length)
-    layer.keys = layer.values = None
-    return fixed

@@ -7,14 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.kernels.gates import partition_gate
-from sse_convert.kernels.precision import without_autocast
-from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
+from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, partition_gate, route
+from sse_convert.kernels.torch_modes import traced, without_autocast
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.compat import in_backward
 from sse_convert.modeling.initialise import NewTensors, PreciseProjection, precise_dtype
-from sse_convert.modeling.tracing import traced
 
 SAMPLED = 16
 """of so many tokens one is remembered where every head chooses for itself, which has logits for each head"""

@@ -1,18 +1,165 @@
-"""The cache layer of an SSE layer: its state."""
+"""The cache layer of an SSE layer: its state, and taking tokens back from it; and what all cache layers share: how many
+tokens they have seen, and how transformers is told.
 
-from collections.abc import Callable
+All serve dynamic and static caches: their tensors have static shapes, so the modes differ only in whether tensors are
+replaced or overwritten, and in the token counter (an int, or a tensor with a static address). Towards mask making they
+present themselves as full-attention layers, because transformers sizes masks on the first suitable layer of a cache.
+"""
+
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin, StaticLayer
 
 from sse_convert.errors import UsageError
-from sse_convert.modeling.counting_cache import CountingLayer
+from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.modeling.compat import mark_static
+from sse_convert.modeling.layout import SequenceLayout
 from sse_convert.modeling.token_step import StepKeeper
 
-Replay = Callable[[Tensor, int], Tensor]
-"""(state before a forward, tokens to keep of each row) -> state after them"""
+
+class CountingLayer(CacheLayerMixin):
+    """What all cache layers share: the token counter and how it shows to transformers."""
+
+    is_sliding = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, *, static_length: int | None = None) -> None:
+        super().__init__()
+        self.static_length = static_length
+        self.seen: Any = 0 if static_length is None else torch.tensor(0)
+        self.record_past = False
+
+    @property
+    def is_static(self) -> bool:
+        """Whether tensors are overwritten in place."""
+        return self.static_length is not None
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether a one-token step keeps all shapes; also what makes transformers mask the unfilled slots of a step."""
+        return self.is_static
+
+    def get_seq_length(self) -> Any:
+        """Tokens seen so far."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[Any, int]:
+        """Columns of a mask for so many new tokens, and the first of them."""
+        return (self.static_length if self.is_static else self.seen + query_length), 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def activate_past_recording(self) -> None:
+        """Keep what `crop` needs to take tokens back."""
+        self.record_past = True
+
+    def _advance(self, tokens: int) -> None:
+        if self.is_static:
+            self.seen.add_(tokens)
+        else:
+            self.seen += tokens
+
+    def _reset_counter(self) -> None:
+        if self.is_static:
+            self.seen.zero_()
+        else:
+            self.seen = 0
+
+    def fix(self, slots: int) -> None:
+        """From now on keep the tensors where they are, as a static cache of `slots` columns does."""
+        self.static_length = slots
+        self.seen = torch.tensor(self.seen)
+        self._make_static(*self._tensors())
+
+    def release(self, length: int) -> None:
+        """Be a dynamic layer again, of `length` columns."""
+        self.static_length, self.seen = None, length
+
+    def _tensors(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def _make_static(self, *tensors: Tensor) -> None:
+        self.seen = self.seen.to(tensors[0].device)
+        if not torch.compiler.is_compiling():
+            for tensor in (self.seen, *tensors):
+                mark_static(tensor)
+
+    def _removed(self, tokens_to_remove: int) -> int:
+        """How many tokens `crop` takes back, as an int also where transformers counts them in a tensor on the GPU."""
+        if tokens_to_remove > 0:
+            raise UsageError(
+                f"crop({tokens_to_remove})",
+                expected="0, or a negative number of tokens to take back",
+                fix="crop(length - cache.get_seq_length())",
+            )
+        if tokens_to_remove < 0 and not self.record_past:
+            raise UsageError(
+                f"crop({tokens_to_remove}) of a cache that does not record its past",
+                expected="a cache that records, since recurrent states and windows cannot be rolled back otherwise",
+                fix="call cache.activate_past_recording() before the forward pass whose tokens may be taken back",
+            )
+        return -int(tokens_to_remove)
+
+
+def with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
+    """A layer with a slot for every position, which takes what the given one holds of the last columns of `length`.
+
+    Layers with a window get slots for all positions too: the mask hides what is out of sight.
+    """
+    fixed = StaticLayer(max_cache_len=slots)
+    fixed.lazy_initialization(layer.keys, layer.values)
+    held = slice(length - layer.keys.shape[2], length)
+    fixed.keys[:, :, held], fixed.values[:, :, held] = layer.keys, layer.values
+    fixed.cumulative_length.fill_(length)
+    layer.keys = layer.values = None
+    return fixed
+
+
+_NO_TOKENS = ("router_bias", "k_scale")
+
+
+class Replay:
+    """Recomputes the state of a layer after the first tokens of one forward, so that a cache can take back the rest."""
+
+    def __init__(self, inputs: dict[str, Any], layout: SequenceLayout, length: int, backend: str) -> None:
+        self._inputs = inputs
+        self._layout = layout
+        self._length = length
+        self._backend = backend
+
+    def __call__(self, state: Tensor, tokens: int) -> Tensor:
+        """State after the first `tokens` columns, from the state before the forward."""
+        offsets, real = self._layout.cu_seqlens[: self._layout.sequences + 1].tolist(), self._layout.tokens
+        columns = (torch.arange(offsets[-1]) if real is None else real[: offsets[-1]].cpu()) % self._length
+        kept = columns < tokens
+        counts = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets)])
+        index = kept.nonzero()[:, 0].to(state.device)
+        inputs = {name: value if name in _NO_TOKENS else _rows(value, index) for name, value in self._inputs.items()}
+        final = sse_attention(
+            **inputs,
+            cu_seqlens=F.pad(counts.cumsum(0), (1, 0)),
+            initial_state=state,
+            output_final_state=True,
+            backend=self._backend,
+        )[1]
+        assert final is not None
+        return final
+
+
+def _rows(value: Any, index: Tensor) -> Any:
+    """The rows of some tokens, of a tensor or a tuple of tensors; options as they are."""
+    if isinstance(value, tuple):
+        return tuple(_rows(part, index) for part in value)
+    return value.index_select(0, index) if isinstance(value, Tensor) else value
 
 
 class SSECacheLayer(LinearAttentionCacheLayerMixin, CountingLayer):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.gates import SOFTMAX
+from sse_convert.kernels.routing import SOFTMAX
 from sse_convert.kernels.torch.step import TokenInputs, advance_states, decays, step_partitions
 from sse_convert.modeling.compat import is_bare, versions
 from sse_convert.modeling.initialise import NORM_EPS, NewProjection, PreciseProjection, precise_dtype

@@ -7,16 +7,17 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, Mixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, Mixer, SSEMixer
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.ranges import REAL, WHOLE, PlainText, Range, number_text
-from sse_convert.recipe.retired import instead
 from sse_convert.recipe.units import parse_count, spelled_float
 
 Rule = Range | PlainText | None
 _RULES: dict[Any, Rule] = {int: WHOLE, float: REAL, str: PlainText()}
 """of plain values whose annotation names none"""
+FOR_EXPERTS = tuple(field.name for field in dc.fields(SSEMixer) if field.name not in BASIC)
+"""settings of a mixer that stand under its `advanced`"""
 
 
 def describe(value: Any) -> str:
@@ -74,6 +75,13 @@ def build_dataclass(cls: type[Any], value: Any, path: Path, problems: list[Probl
     return built
 
 
+def _elsewhere(path: Path, key: str) -> str:
+    """Where a mixer's setting for experts stands; empty for any other key."""
+    if len(path) == 2 and path[0] == "mixers" and key in FOR_EXPERTS:
+        return f"belongs to mixers.{path[1]}.advanced"
+    return ""
+
+
 def build_fields(
     cls: type[Any], value: Any, path: Path, problems: list[Problem], names: Collection[str] | None = None
 ) -> dict[str, Any]:
@@ -91,15 +99,11 @@ def build_fields(
         return {}
     annotations = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dc.fields(cls) if names is None or field.name in names}
-    old = {key: text for key, item in value.items() if (text := instead((*path, key), item)) is not None}
-    problems.extend(Problem((*path, key), text) for key, text in old.items())
-    for key in value.keys() - fields.keys() - old.keys():
-        problems.append(Problem((*path, key), "unknown key" + suggest(key, fields)))
+    for key in value.keys() - fields.keys():
+        problems.append(Problem((*path, key), _elsewhere(path, key) or "unknown key" + suggest(key, fields)))
     arguments: dict[str, Any] = {}
     for name, field in fields.items():
-        if name in old:
-            arguments[name] = None
-        elif name in value:
+        if name in value:
             arguments[name] = build(annotations[name], value[name], (*path, name), problems)
         elif field.default is dc.MISSING and field.default_factory is dc.MISSING:
             problems.append(Problem((*path, name), "required key is missing"))

@@ -293,9 +293,7 @@ def _lora(lora: Lora) -> Iterator[Problem]:
 
 
 def _train(train: Train) -> Iterator[Problem]:
-    if train.backend == "fla":
-        yield Problem(("backend",), "'fla' was retired, Triton kernels run the gated delta rule; use backend: auto")
-    elif train.backend not in BACKENDS:
+    if train.backend not in BACKENDS:
         yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
 
 

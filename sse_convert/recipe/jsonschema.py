@@ -10,12 +10,24 @@ import typing
 from collections.abc import Hashable
 from typing import Annotated, Any
 
-from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FIXED, MEANING, Mixer, SSEMixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FIXED, Mixer, SSEMixer
 from sse_convert.recipe.ranges import Range
 from sse_convert.recipe.schema import Recipe
 
 ADVANCED = "advanced_mixer"
 _ADVANCED = "Settings for experts, such as the paper's variants; most recipes have none."
+MEANING = {
+    "sse": "Sparse State Expansion with the settings we recommend.",
+    "sse+sliding": "The same beside the teacher's softmax attention in a window. The mixer we recommend.",
+    "sliding": "The teacher's softmax attention limited to a window and attention sinks.",
+    "paper": "SSE as the paper has it: over gated linear attention, with softmax keys and four partitions.",
+    "gla": "Plain gated linear attention (the paper's baseline): one ungated partition that every token uses.",
+    "gdn": "Gated DeltaNet (arXiv:2412.06464): one state under the delta rule. The decay is ours, for its calibration, "
+    "in place of exp(A_log) softplus; the short convolution is left out.",
+    "mom": "Mixture of memories (arXiv:2502.13685): memories with own keys and values, read through a softmax router "
+    "whose weights are renormalised over the memories read, beside a shared one.",
+}
+"""what each of them is"""
 _COUNT = {
     "anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMBkmb]$"}],
 }

@@ -11,7 +11,6 @@ from sse_convert.recipe.checks import check, check_together
 from sse_convert.recipe.overrides import apply_overrides
 from sse_convert.recipe.presets import new_recipe_command, preset_names, preset_path
 from sse_convert.recipe.problems import Path, Problem, location
-from sse_convert.recipe.retired import stored_recipe
 from sse_convert.recipe.schema import Recipe
 from sse_convert.recipe.source import MOST_CHARACTERS, parse
 from sse_convert.recipe.units import parse_count
@@ -68,18 +67,6 @@ def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:
         RecipeError: it has problems.
     """
     return _checked(data, origin)
-
-
-def recipe_from_checkpoint(sse: dict[str, Any], origin: str) -> Recipe:
-    """The recipe in the field `sse` of a converted checkpoint, whatever version wrote it.
-
-    Raises:
-        RecipeError: it has problems.
-    """
-    try:
-        return recipe_from_dict(stored_recipe(sse), origin)
-    except ValueError as error:
-        raise RecipeError(f"{origin}: {error}", expected="a recipe whose mixers this version offers") from error
 
 
 def recipe_hash(recipe: Recipe) -> str:

@@ -130,7 +130,7 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 
 def context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
     """What a stage whose rows are split over processes cannot have."""
-    from sse_convert.kernels.gates import partition_gate
+    from sse_convert.kernels.routing import partition_gate
     from sse_convert.modeling.context import split_problems
 
     if stage.context_parallel == 1:

@@ -27,7 +27,7 @@ from sse_convert.modeling.configuration import FORMAT, entry_points
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe import Recipe, recipe_hash
-from sse_convert.recipe.loader import recipe_from_checkpoint
+from sse_convert.recipe.loader import recipe_from_dict
 from sse_convert.recipe.pattern import layer_range
 from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import converted_field
@@ -199,7 +199,7 @@ def _recipe(sse: dict[str, Any], names: list[str], grown: dict[str, SSEMixer], c
     """The recipe in the config, with the grown mixers; None where there is none."""
     if not sse.get("recipe"):
         return None
-    recipe = recipe_from_checkpoint(sse, "sse.recipe in config.json")
+    recipe = recipe_from_dict(sse["recipe"], "sse.recipe in config.json")
     own: dict[int | str, str] = {i: names[i] for i in chosen if names[i] != sse["layers"][i]}
     layers = dc.replace(recipe.layers, overrides={**recipe.layers.overrides, **own})
     return dc.replace(recipe, layers=layers, mixers={**recipe.mixers, **grown})

@@ -21,7 +21,7 @@ from sse_convert.errors import CheckpointError
 from sse_convert.modeling.arch_spec import ArchSpec, decoder_config
 from sse_convert.modeling.attention_dims import attention_dims, softmax_layers
 from sse_convert.modeling.compat import LAYER_CACHE_NAMES
-from sse_convert.modeling.rotary import is_rotated, quarter_turn
+from sse_convert.modeling.projections import is_rotated, quarter_turn
 
 SIZES = (
     "hidden_size",

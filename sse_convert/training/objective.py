@@ -18,7 +18,7 @@ from sse_convert.modeling.context import Shard, sharded
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import LAYOUT, SequenceLayout, document_starts, sequence_layout
-from sse_convert.modeling.window.document_masks import packed_arguments
+from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.sharding import is_sharded, share_out
 

@@ -12,7 +12,7 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
 from sse_convert.errors import OutputError
-from sse_convert.kernels import gates
+from sse_convert.kernels import routing
 from tests.analysis.cases import text
 from tests.conftest import SHARED
 from tests.modeling.tiny import SSE, tiny_model
@@ -172,7 +172,7 @@ class FullestGets:
 
 
 def test_a_gate_that_reads_the_state_has_no_routes(monkeypatch):
-    monkeypatch.setitem(gates._GATES, "fullest", FullestGets())
+    monkeypatch.setitem(routing._GATES, "fullest", FullestGets())
     mixer = {**SSE, "partition_gate": "fullest", "balance": "none"}
     model = tiny_model("qwen3", ("sse", "full", "full", "full"), {"sse": mixer}, seed=1)  # uses every partition
     found = measure_layers(model, text(tokens(1, 128)), bar=Bar(None, "", 1))[0]

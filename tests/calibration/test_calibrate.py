@@ -30,7 +30,7 @@ from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.layout import document_starts, row_layout
-from sse_convert.modeling.window.document_masks import packed_arguments
+from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
 from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint

@@ -162,9 +162,9 @@ def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_
     (trained / "evaluation.json").write_text(json.dumps(make_report({}).to_dict()))
     today, new = remote_code(), tmp_path / "new"
     older = {"modeling_backbone.py": "raise ImportError('written for an older transformers')"}
-    files = {name.rpartition("/")[2]: text for name, text in today.items()} | older
+    code = {name.rpartition("/")[2]: text for name, text in today.items() if name.endswith(".py")}
     with monkeypatch.context() as then:
-        then.setattr("sse_convert.modeling.remote_code._from_package", lambda: files)
+        then.setattr("sse_convert.modeling.remote_code._from_package", lambda: code | older)
         old = export_checkpoint(recipe, trained, tmp_path / "old").out
     assert "not that of this version" in "\n".join(verify_checkpoint(old, teacher=None).lines())
     stored = load_recipe(old / "recipe.yaml", [f"model={teacher_folder}"])

@@ -109,11 +109,6 @@ def test_unknown_backend_lists_the_known_ones() -> None:
         explain("vralen")
 
 
-def test_the_retired_backend_says_what_to_use() -> None:
-    with pytest.raises(UsageError, match=r"backend is 'fla'\n(.*\n)*fix: use backend: auto"):
-        run(CASE, "fla")
-
-
 def test_every_backend_is_explained() -> None:
     assert [name for name in available_backends() if name != "triton"] == list(BACKENDS[:-1])
     assert BACKENDS == RECIPE_BACKENDS

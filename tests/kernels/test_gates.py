@@ -3,8 +3,8 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.kernels import gates
-from sse_convert.kernels.gates import partition_gate, register_partition_gate
+from sse_convert.kernels import routing
+from sse_convert.kernels.routing import partition_gate, register_partition_gate
 from tests.kernels.cases import BACKENDS, CHUNKED, Case, run, run_with_gradients
 from tests.tolerance import assert_same
 
@@ -32,7 +32,7 @@ class Emptiest:
 
 @pytest.fixture(autouse=True)
 def _fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "_GATES", {})
+    monkeypatch.setattr(routing, "_GATES", {})
 
 
 CASE = Case(lengths=(3, 70, 0, 9), top_k=2, read_top_k=3)

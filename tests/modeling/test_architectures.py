@@ -11,7 +11,7 @@ from sse_convert.mixers import BUILT_IN, DECAY_NORMALIZER, SSEMixer
 from sse_convert.modeling.architectures import ARCHITECTURES, IMAGE_TEXT, source_spec, spec_for
 from sse_convert.modeling.attention_dims import attention_dims, differs_by_layer, dims_by_layer, softmax_layers
 from sse_convert.modeling.initialise import decay_bias, fresh_sse_tensors
-from sse_convert.modeling.rotary import is_rotated
+from sse_convert.modeling.projections import is_rotated
 from sse_convert.modeling.tensors import new_tensors, state_shape
 from tests.modeling.tiny import ENTRIES, LISTED, tiny_config, tiny_model, tiny_source
 

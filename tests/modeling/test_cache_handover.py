@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Sta
 from transformers.cache_utils import DynamicLayer
 
 from sse_convert.errors import SSEConvertError, UsageError
-from sse_convert.kernels.gates import register_partition_gate
+from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.compat import CACHE, CACHE_NAMES, cache_argument
 from sse_convert.modeling.layer_arguments import POSITIONS

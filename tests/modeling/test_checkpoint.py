@@ -1,6 +1,7 @@
 """Saving and loading: with the package, with the code in the checkpoint alone, and not as something else."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from sse_convert.errors import CheckpointError
+from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import config_class_for
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.initialise import decay_bias
-from sse_convert.modeling.remote_code import remote_code, write_remote_code
+from sse_convert.modeling.remote_code import CODE_FOLDER, README, remote_code, write_remote_code
 from sse_convert.modeling.sink_attention import use_kernels
 from tests.elsewhere import without_package
 from tests.modeling.tiny import (
@@ -34,8 +35,8 @@ from tests.modeling.tiny import (
 ROOT = Path(__file__).parents[2]
 
 
-def python_files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+def code_files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.glob(f"{CODE_FOLDER}/*")}
 
 
 @torch.no_grad()
@@ -103,7 +104,7 @@ def test_code_in_the_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
         "gemma2", "Gemma2ForCausalLM",
     )  # fmt: skip
     for folder in ("qwen3", "qwen3-again", "gpt2-again", "llama-again", "gemma2-again"):
-        assert python_files(tmp_path / folder) == remote_code().keys()
+        assert code_files(tmp_path / folder) == remote_code().keys()
 
 
 _REMOTE = """
@@ -160,15 +161,35 @@ def test_remote_code_is_one_folder_self_contained_and_deterministic(tmp_path: Pa
     assert {f"sse_code/{name}.py" for name in known} <= files.keys()
     assert {Path(name).parent for name in files} == {Path("sse_code")}
     for name, text in files.items():
+        if name.endswith(README):
+            continue
         compile(text, name, "exec")
-        assert "from sse_convert" not in text, name
-        assert "import sse_convert" not in text, name
+        assert not re.search(r"^\s*(from|import) sse_convert", text, re.MULTILINE), name
     written = write_remote_code(tmp_path / "model")
-    assert python_files(tmp_path / "model") == files.keys()
+    assert code_files(tmp_path / "model") == files.keys()
     stamps = [path.stat().st_mtime_ns for path in written]
     assert written == [tmp_path / "model" / name for name in sorted(files)]
     write_remote_code(tmp_path / "model")
     assert [path.stat().st_mtime_ns for path in written] == stamps
+
+
+def test_the_code_stays_small_and_says_what_each_file_does() -> None:
+    files = remote_code()
+    readme = files[f"{CODE_FOLDER}/{README}"]
+    assert len(files) <= 45
+    assert sum(text.count("\n") for text in files.values()) <= 8000
+    rows = dict(re.findall(r"^\| `(.+?)` \| (\w.+) \|$", readme, re.MULTILINE))
+    assert {f"{CODE_FOLDER}/{name}" for name in (*rows, README)} == files.keys()
+
+
+def test_what_does_not_travel_says_so() -> None:
+    from sse_convert.modeling import left_out
+
+    x = torch.zeros(1)
+    assert "import sse_convert" in left_out.unavailable_reason(x.device)
+    assert not left_out.has_kernels(x)
+    with pytest.raises(UsageError, match="sse_attention_masked is not in the code of a checkpoint"):
+        left_out.sse_attention_masked(x)
 
 
 def test_half_precision_load_keeps_values_and_device(tmp_path: Path) -> None:

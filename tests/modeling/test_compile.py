@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sse_convert.kernels.gates import register_partition_gate
+from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.layout import SequenceLayout, row_layout
 from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import prompts, tiny_model

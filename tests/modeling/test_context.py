@@ -19,7 +19,7 @@ from sse_convert.modeling.attention_dims import attention_dims, heads_problem
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.context import CONTEXT_ATTENTION, Shard, current_shard, sharded, split_problems
 from sse_convert.modeling.head import Head
-from sse_convert.modeling.window.document_masks import packed_arguments
+from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.setup import recompute_activations
 from tests.modeling.tiny import BESIDE, FAMILIES, HEADS, SSE, VOCAB, prompts, tiny_config, tiny_model, tiny_source

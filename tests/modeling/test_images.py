@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, 
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.kernels.gates import register_partition_gate
+from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.architectures import IMAGE_TEXT, backbone_of
 from sse_convert.modeling.auto import register
 from sse_convert.modeling.head import Head

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.gates import register_partition_gate
+from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors

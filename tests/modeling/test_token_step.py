@@ -13,7 +13,6 @@ from transformers import DynamicCache, PreTrainedModel
 from sse_convert.inference.cuda_graphs import graphed
 from sse_convert.modeling.initialise import PreciseProjection
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.remote_code import remote_code
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_step import LayerStep
 from tests.modeling.test_layer import KNOBS, model_with
@@ -186,7 +185,3 @@ def test_a_layer_runs_few_operators_more_than_its_teacher(kind: str, settings: d
     layout = (kind, "full", kind, "full")
     mine = operators(tiny_model("qwen3", layout, {kind: {**MIXERS[kind], **settings}}, dtype=torch.float32))
     assert mine - plain <= 2 * most
-
-
-def test_travels_with_checkpoints() -> None:
-    assert {"sse_code/modeling_token_step.py", "sse_code/kernels_torch_step.py"} <= remote_code().keys()

@@ -282,7 +282,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"eval": {"gate": {"needle_retention": 0.9}}}, "eval.gate.needle_retention: needs eval.needle"),
         ({"eval": {"perplexity": False, "gate": {"loss_gap": 1}}}, "eval.gate.loss_gap: needs eval.perplexity: true"),
         ({"eval": {"lengths": [1]}}, "eval.lengths.0: 1 is too small, expected 2 or more"),
-        ({"train": {"backend": "fla"}}, "train.backend: 'fla' was retired, Triton kernels run the gated"),
         ({"train": {"backend": "cuda"}}, "train.backend: unknown backend 'cuda'; expected one of auto, reference"),
         ({"train": {"lora": {"rank": 0}}}, "train.lora.rank: 0 is too small, expected 1 or more"),
         ({"train": {"lora": {"targets": []}}}, "train.lora.targets: is empty, name at least one"),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.torch.chunk_intra import (
     Gradients,
     decay_tree,
@@ -23,6 +22,7 @@ from sse_convert.kernels.torch.chunk_intra import (
 )
 from sse_convert.kernels.torch.chunk_layout import ChunkLayout, Slab, chunk_layout
 from sse_convert.kernels.torch.delta_rule import delta_rule, delta_rule_backward
+from sse_convert.kernels.torch_modes import operator_name
 
 CHUNK_SIZE = 64
 """tokens per chunk, a power of two (benchmarks/kernels/torch_backends.py measures it)"""

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.kernels.feature_maps import key_feature_map
-from sse_convert.kernels.gates import PartitionGate
 from sse_convert.kernels.inputs import Inputs, SharedInputs, position_of_tokens, sequence_of_tokens
-from sse_convert.kernels.routing import Routing, route
+from sse_convert.kernels.routing import PartitionGate, Routing, route
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)

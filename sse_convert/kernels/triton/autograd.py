@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from sse_convert.kernels.inputs import Inputs, position_of_tokens
-from sse_convert.kernels.namespace import operator_name
+from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.chunk import run_backward, run_forward
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
 from sse_convert.kernels.triton.delta_rule import correct, slot_strengths

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.namespace import operator_name
+from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.chunk import finish, prepare_chunks, slab_groups, states_of_slab
 from sse_convert.kernels.triton.chunk_state import state_kernel
 from sse_convert.kernels.triton.delta_rule_kernels import correct_backward_kernel, correct_kernel, inverse_kernel

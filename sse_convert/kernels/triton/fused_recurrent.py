@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sse_convert.kernels.feature_maps import NORM_EPS
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.namespace import operator_name
 from sse_convert.kernels.routing import route
+from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.tiles import LOG2_E, log2_decay, map_keys
 
 L2_EPS = tl.constexpr(NORM_EPS)

@@ -15,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sse_convert.kernels.gates import PartitionGate
-from sse_convert.kernels.namespace import operator_name
-from sse_convert.kernels.routing import route
+from sse_convert.kernels.routing import PartitionGate, route
+from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.config import CHUNK
 from sse_convert.kernels.triton.launching import launch
 from sse_convert.kernels.triton.slot_sort_kernels import (

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
+from sse_convert.kernels.torch_modes import traced
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.layout import LAYOUT, handed_cache
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
-from sse_convert.modeling.tracing import traced
+from sse_convert.modeling.window.masks import Columns, all_keys, in_blocks
 from sse_convert.modeling.window.window_attention import ByHeads, Sees, WindowBlocks, use_window_attention
-from sse_convert.modeling.window.window_masks import Columns, all_keys, in_blocks
 from sse_convert.modeling.window_cache import SlidingCacheLayer
 
 MASKS = "sse_sliding_masks"

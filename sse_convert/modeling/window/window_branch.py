@@ -19,18 +19,16 @@ from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.context import current_shard
-from sse_convert.modeling.head_groups import other_heads, take_heads
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import LAYOUT, SequenceLayout, handed_cache
-from sse_convert.modeling.projections import projections
-from sse_convert.modeling.rotary import RotaryTables
+from sse_convert.modeling.projections import RotaryTables, projections
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_fold import PLAIN_ATTENTION
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep
 from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
-from sse_convert.modeling.window.window_attention import use_window_attention
+from sse_convert.modeling.window.window_attention import other_heads, take_heads, use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
 """attribute by which transformers knows modules whose weights are set; those of the new tensors are not yet"""

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sse_convert.kernels.namespace import operator_name
+from sse_convert.kernels.torch_modes import operator_name
 
 TILE = 4096
 """weights that a program holds at once"""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sse_convert.kernels.namespace import operator_name
+from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.tiles import LOG2_E
 
 BLOCK_BYTES = 32768
