@@ -29,8 +29,8 @@ from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
+from sse_convert.checkpoints.manifest import EDITABLE, add_to_manifest, changed_files, read_manifest
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
-from sse_convert.checkpoints.manifest import add_to_manifest, changed_files, read_manifest
 from sse_convert.checkpoints.output_folder import check_output, move_folder
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import read_provenance
@@ -43,6 +43,7 @@ from sse_convert.errors import CheckpointError, OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, measures, publish
+from sse_convert.evaluation.guessing_teacher import guessing_teacher
 from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.tasks import check_texts
@@ -195,6 +196,8 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
     check_texts(recipe, teacher)
     warnings = overlap(recipe.data.train, recipe.data.valid)
     if accelerator.is_main_process:
+        if not any(root.glob(f"*/{STAGE_FILE}")):
+            warnings += guessing_teacher(recipe, teacher)
         for warning in warnings:
             say(f"warning: {warning}")
     accelerator.wait_for_everyone()
@@ -326,17 +329,26 @@ def _require_whole(out: Path) -> None:
     Raises:
         CheckpointError: a file is missing or has changed.
     """
-    records, provenance = read_manifest(out), read_provenance(out)
-    if records is None:
-        wrong = f"{MANIFEST} is missing" if provenance is None or provenance.manifest else None
-    else:
-        wrong = next(changed_files(out, records, {}), None)
-    if wrong is not None:
+    if (wrong := next(_damage(out), None)) is not None:
         raise CheckpointError(
             f"{out} is not the model that an earlier run finished: {wrong}",
             expected="every file as it was written",
             fix=f"delete {out}, and run again: the finished steps are kept, and the model is exported anew",
         )
+
+
+def _damage(out: Path) -> Iterator[str]:
+    """What is wrong with a finished model, one line each."""
+    try:
+        records, provenance = read_manifest(out), read_provenance(out)
+    except CheckpointError as error:
+        yield error.what
+        return
+    if records is not None:
+        yield from changed_files(out, records, {})
+    elif provenance is None or provenance.manifest:
+        yield f"{MANIFEST} is missing"
+    yield from (f"{name} is missing" for name in EDITABLE if not (out / name).is_file())
 
 
 class _Steps:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
+from sse_convert.console import say
 from sse_convert.recipe import Recipe
 from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.loader import recipe_or_model
@@ -166,8 +167,13 @@ def calibrate(
     """
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.calibration.calibrate import calibrate_checkpoint
+    from sse_convert.checkpoints.teacher import open_teacher
+    from sse_convert.evaluation.guessing_teacher import guessing_teacher
 
-    return calibrate_checkpoint(recipe, Path(checkpoint), Path(out))
+    report = calibrate_checkpoint(recipe, Path(checkpoint), Path(out))
+    for warning in guessing_teacher(recipe, open_teacher(recipe.model, recipe.revision)):
+        say(f"warning: {warning}")
+    return report
 
 
 def expand(

@@ -30,8 +30,7 @@ from sse_convert.checkpoints.safetensors_io import read_header, write_shard
 from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.checkpoints.weights import require_finite
-from sse_convert.console import progress, say
-from sse_convert.data.guessing import guesses
+from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
@@ -48,8 +47,6 @@ from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
 from sse_convert.surgery.convert import NEW_SHARD
 
-PREDICTED = 512
-"""tokens that the teacher is tried on"""
 _LEFT = "their decays and scales stay as convert set them"
 
 
@@ -108,7 +105,6 @@ def calibrate_checkpoint(
     model = load_as_teacher(teacher)
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
-    _warn_of_guessing(model, batches[0]["input_ids"])
     statistics = _measured(model, teacher, mixers, batches, "the teacher")
     values = {i: decay_values(mixer, teacher.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
     kind, routed = recipe.calibrate.output_scale, [i for i, mixer in mixers.items() if mixer.router == "keys"]
@@ -141,24 +137,6 @@ def _taken(source: Iterable[dict[str, Tensor]], count: int, device: torch.device
             "there are no calibration rows", expected="at least one row of text", fix="raise calibrate.rows"
         )
     return batches
-
-
-@torch.no_grad()
-def _warn_of_guessing(model: PreTrainedModel, input_ids: Tensor) -> None:
-    """Say so before anything is trained if the teacher hardly predicts the text, as with broken weights.
-
-    Args:
-        model: the teacher.
-        input_ids: [B, T] of a row, whose first tokens are predicted.
-    """
-    ids = input_ids[:1, :PREDICTED]
-    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-    loss = float(torch.nn.functional.cross_entropy(logits, ids[0, 1:]))
-    if guesses(loss, logits.shape[-1]):
-        say(
-            f"warning: the teacher's loss on the training text is {loss:.2f} nats, no better than guessing one of "
-            f"{logits.shape[-1]:,} tokens: check its weights, its tokenizer and the text"
-        )
 
 
 def _measured(

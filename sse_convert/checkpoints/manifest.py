@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord] | None:
         raise CheckpointError(
             f"{path} is not as it was written: {error}",
             expected=f"format {FORMAT}, as written by sse-convert",
-            fix="get the folder again, or upgrade sse-convert",
+            fix="get or make the folder again, or upgrade sse-convert",
         ) from error
     return records
 

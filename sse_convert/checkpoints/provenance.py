@@ -11,6 +11,7 @@ from sse_convert.files import write_json
 
 FILE = "sse_convert.json"
 FORMAT = 1
+EXPORT = "export"
 UNTRAINED = ("convert", "calibrate")
 """stages after which the teacher's tensors are still what they were, to the bit"""
 _TYPES = {"recipe_hash": str | None, "teacher_revision": str | None}
@@ -43,6 +44,21 @@ class Provenance:
     tool_version: str = __version__
     manifest: bool = False
     """whether the folder was made with a manifest; folders of older versions were not"""
+    exported: str = ""
+    """what wrote the checkpoint that was exported; empty in other folders and in exports of older versions"""
+
+    def took_place(self, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The recipe's stages that took place: up to the one that wrote the weights, none where that is no stage of the
+        recipe; all in exports of older versions.
+
+        Args:
+            stages: of the resolved recipe.
+        """
+        written = self.exported or self.stage
+        if written == EXPORT:
+            return stages
+        last = next((i for i, stage in enumerate(stages) if stage["name"] == written), -1)
+        return stages[: last + 1]
 
     def write(self, folder: Path) -> None:
         """Write the file into a folder that gets a manifest next, replacing an earlier one."""

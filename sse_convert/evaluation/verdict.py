@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from sse_convert.data.guessing import guesses
 from sse_convert.errors import VerificationError
+from sse_convert.evaluation.guessing import guesses
 from sse_convert.evaluation.intervals import Z95, share_interval
 
 Grade = Literal["keeps", "loses", "damaged", "destroyed", "unknown"]

@@ -18,7 +18,7 @@ from sse_convert.checkpoints.foreign import parse_json
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
-from sse_convert.checkpoints.provenance import Provenance, read_provenance
+from sse_convert.checkpoints.provenance import EXPORT, Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
 from sse_convert.checkpoints.teacher import open_teacher, refuse_quantised
 from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
@@ -116,7 +116,8 @@ def export_checkpoint(
             (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         pictures = write_pictures(figures, files.folder, folder)
         teacher_card = Path(recipe.model) / CARD
-        trained = {**told, "stages": _trained(told["stages"], read_provenance(files.folder))}
+        origin = read_provenance(files.folder)
+        trained = {**told, "stages": origin.took_place(told["stages"]) if origin else told["stages"]}
         chats = has_chat_template(folder)
         card = model_card(out.name, config, trained, figures, files.parameters, pictures, teacher_card, chats=chats)
         (folder / CARD).write_text(card, encoding="utf-8")
@@ -131,15 +132,6 @@ def export_checkpoint(
         chats=chats,
         destroyed=figures is not None and model_verdict(figures).destroyed,
     )
-
-
-def _trained(stages: list[dict[str, Any]], provenance: Provenance | None) -> list[dict[str, Any]]:
-    """The recipe's stages that took place: up to the one that wrote the checkpoint, none where that is no stage of the
-    recipe; all where nothing says which it was, as in a folder that was exported before."""
-    if provenance is None or provenance.stage == "export":
-        return stages
-    last = next((i for i, stage in enumerate(stages) if stage["name"] == provenance.stage), -1)
-    return stages[: last + 1]
 
 
 def _check(files: CheckpointFiles, recipe: Recipe) -> None:
@@ -238,7 +230,8 @@ def _publish_settings(path: Path, places: set[str]) -> None:
 def _write_provenance(files: CheckpointFiles, folder: Path, recipe: Recipe, teacher: str) -> None:
     before = read_provenance(files.folder)
     Provenance(
-        stage="export",
+        stage=EXPORT,
+        exported=(before.exported or before.stage) if before else "",
         recipe_hash=recipe_hash(recipe),
         teacher=teacher,
         teacher_folder="",

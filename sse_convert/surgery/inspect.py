@@ -44,7 +44,7 @@ class InspectReport(FieldsReport):
     base_model: str | None
     base_revision: str | None
     recipe_hash: str | None
-    provenance: dict[str, Any] | None
+    provenance: Provenance | None
     """content of sse_convert.json"""
 
     def lines(self) -> list[str]:
@@ -64,7 +64,7 @@ class InspectReport(FieldsReport):
                 f"{format_number(self.new_parameters)} new parameters; recipe {(self.recipe_hash or 'unknown')[:12]}",
             ]
         if self.provenance:
-            lines.append(f"written by stage {self.provenance['stage']}, sse-convert {self.provenance['tool_version']}")
+            lines.append(f"written by stage {self.provenance.stage}, sse-convert {self.provenance.tool_version}")
         lines += ["", *self._layer_table(), "", *self._mixer_lines()]
         sizes = ", ".join(f"{format_bytes(size)} at {length}" for length, size in self.cache.items())
         return [*lines, f"cache and state of one sequence: {sizes}"]
@@ -92,7 +92,6 @@ def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> I
     sse = checked_sse(files.config.get("sse"), view.spec, view.num_layers) if converted else {}
     layers: list[str] = sse.get("layers", [FULL] * view.num_layers)
     by_layer: Mixers = stored_mixers(sse) if converted else [None] * view.num_layers
-    provenance = read_provenance(files.folder)
     sizes = [constant_and_growth(geometry, i, mixer) for i, mixer in enumerate(by_layer)]
     return InspectReport(
         name=str(checkpoint),
@@ -110,7 +109,7 @@ def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> I
         base_model=sse.get("base_model"),
         base_revision=sse.get("base_revision"),
         recipe_hash=sse.get("recipe_hash"),
-        provenance=_provenance_data(provenance),
+        provenance=read_provenance(files.folder),
     )
 
 
@@ -119,7 +118,3 @@ def _dtypes(tensors: list[tuple[str, int]]) -> dict[str, int]:
     for dtype, numel in tensors:
         counts[dtype] += numel
     return dict(counts.most_common())
-
-
-def _provenance_data(provenance: Provenance | None) -> dict[str, Any] | None:
-    return None if provenance is None else dc.asdict(provenance)

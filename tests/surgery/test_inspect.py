@@ -31,7 +31,7 @@ def test_a_converted_checkpoint_is_what_was_planned(made):
     assert list(report.cache.values()) == [row.hybrid_bytes for row in plan.cache]
     assert (report.base_model, report.recipe_hash) == (str(made / "teacher"), plan.recipe_hash)
     assert report.provenance is not None
-    assert report.provenance["stage"] == "convert"
+    assert report.provenance.stage == "convert"
 
 
 def test_a_plain_checkpoint(made):

@@ -50,6 +50,7 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(Meter, "_measure", steps_then(real, 3, Killed()))
     with pytest.raises(Killed):
         run_recipe(recipe())
+    assert "no better than guessing one of 320 tokens" in capsys.readouterr().err  # random weights, here
     folder = tmp_path / "out.stages" / "00-select"
     assert not (folder / "stage.json").exists()
     before = (folder / "measurements.csv").read_text().splitlines()
@@ -70,6 +71,7 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch, capsys
     assert api.verify(tmp_path / "out.stages").checks
 
     monkeypatch.setattr(pipeline, "choose_layers", lambda *args: pytest.fail("chosen twice"))
+    monkeypatch.setattr(pipeline, "guessing_teacher", lambda *args: pytest.fail("tried twice"))
     assert all(step["already_done"] for step in run_recipe(recipe()).steps)
     with pytest.raises(TrainingError, match=r"layers\.select\.keep was '34%', is 2"):
         run_recipe(recipe(layers={"pattern": ["sse"], "select": {"keep": 2}}))

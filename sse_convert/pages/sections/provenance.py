@@ -28,13 +28,16 @@ def provenance(run: Run) -> Section:
 def _model(run: Run) -> Table:
     rows: list[tuple[str, str]] = []
     if (model := run.model) is not None:
-        before = model.provenance or {}
+        before = model.provenance
         rows += [
             ("checkpoint", model.name),
             ("teacher", str(model.base_model)),
-            ("revision of the teacher", str(model.base_revision or before.get("teacher_revision") or "local folder")),
+            (
+                "revision of the teacher",
+                str(model.base_revision or (before and before.teacher_revision) or "local folder"),
+            ),
             ("hash of the recipe", str(model.recipe_hash)),
-            ("written by", f"stage {before['stage']}, sse-convert {before['tool_version']}" if before else "unknown"),
+            ("written by", f"stage {before.stage}, sse-convert {before.tool_version}" if before else "unknown"),
         ]
     for found, name in ((run.student, "evaluation"), (run.analysis, "analysis")):
         if found is not None:
