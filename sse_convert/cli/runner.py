@@ -208,8 +208,11 @@ def _is_text(argument: str) -> bool:
 def _no_text(argument: str) -> UsageError:
     encoding = sys.getfilesystemencoding()
     narrow = encoding.replace("-", "") != "utf8"
+    given: str | bytes = argument
+    with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair comes from callers, never from a shell
+        given = os.fsencode(argument)
     return UsageError(
-        f"argument {shortened(ascii(os.fsencode(argument)))} is no {encoding} text",
+        f"argument {shortened(ascii(given))} is no {encoding} text",
         expected="text in UTF-8",
         fix="set LC_ALL=C.UTF-8, and leave PYTHONUTF8 unset" if narrow else "convert it to UTF-8",
     )

@@ -1,4 +1,4 @@
-"""Run by `accelerate launch` in the distributed tests: every stage of some recipes, a recipe's all from one checkpoint.
+"""What each process of the distributed tests does: every stage of some recipes, a recipe's all from one checkpoint.
 
 Accelerate enables FSDP on accelerators only. To test it on two CPU processes, Accelerate is told here, before anything
 else, that the process group it has made is one of accelerators; all that follows is its own FSDP2 path.
@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import re
-import sys
 from functools import partial, partialmethod
 from pathlib import Path
 from unittest import mock
@@ -238,7 +237,3 @@ def interrupted_after(steps):
     with contextlib.suppress(KeyboardInterrupt):
         yield
     loop._gradients = real
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -21,16 +21,11 @@ ROW = 20
 STARTS = [
     ([5, 12], []),
     ([], [7]),
-    ([], []),
-    ([*range(1, ROW, 2)], []),
-    ([1, 2, 3, 4, 5, 6], [15]),
     ([*range(1, ROW)], [*range(2, ROW)]),
-    ([9], [10]),
-    ([], [2, 3]),
-    ([3], []),
+    ([], []),
     ([ROW - 1], [ROW // 2]),
 ]
-"""where documents begin in the rows of ten batches, beside their first tokens"""
+"""where documents begin in the rows of five batches, beside their first tokens"""
 
 
 def batch_of(starts):
@@ -93,7 +88,7 @@ def traced(monkeypatch):
 
 
 @pytest.mark.parametrize(("backend", "settings"), [("triton", {}), ("auto", {"gradient_checkpointing": True})])
-def test_ten_layouts_of_documents_compile_once(traced, monkeypatch, backend, settings):
+def test_layouts_of_documents_compile_once(traced, monkeypatch, backend, settings):
     """At most four programs: a layer of the teacher, of those before the first that is trained, a converted one, the
     last; with the kernels of a GPU, and with masks and recomputed activations."""
     kernels = Kernels()
@@ -109,7 +104,7 @@ def test_ten_layouts_of_documents_compile_once(traced, monkeypatch, backend, set
     for starts in STARTS:
         found = gradients(compiled, starts)
         made.append((counters["stats"]["unique_graphs"], len(kernels)))
-        if len(made) % 5 != 3:
+        if len(made) != 3:
             continue
         expected = gradients(eager, starts)
         assert found.keys() == expected.keys()

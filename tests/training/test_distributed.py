@@ -1,18 +1,13 @@
 """Two processes (gloo, CPU): the losses of one process, and a complete result.
 
-`accelerate launch` starts those of FSDP2. Those of DDP are forked, which spares them the imports; the job script in
-`tests/examples/test_slurm.py` starts some from nothing.
+They are forked, which spares them the imports; the job script in `tests/examples/test_slurm.py` starts some
+from nothing.
 """
 
 import dataclasses as dc
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +21,7 @@ from tests.training.conftest import losses, recipe_for
 from tests.training.launched import COMPILED, CONTINUED, OLDEST, STOPPED, forked, forked_gradients, forked_main
 
 pytestmark = pytest.mark.slow
-LAUNCHED = Path(__file__).with_name("launched.py")
+FSDP2 = {"accelerate_use_fsdp": "true", "fsdp_version": "2"}
 SIZE = {"micro_batch": 1, "batch_tokens": 128, "seq_len": 32}
 """rows are cut into the same micro batches by one process and by two, so the balance losses agree as well"""
 GENTLE = {"mixers": 3e-4, "rest": 1e-4}
@@ -80,10 +75,10 @@ BF16 = {
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param([], id="DDP"), pytest.param(["--use_fsdp", "--fsdp_version=2"], id="FSDP2")],
+    params=[pytest.param({}, id="DDP"), pytest.param(FSDP2, id="FSDP2")],
 )
 def how(request):
-    """Options of `accelerate launch`; none forks."""
+    """What `accelerate launch` tells the processes."""
     return request.param
 
 
@@ -151,40 +146,21 @@ def launched(how, build, recipe, windows, taught, bf16, compiled, context, conve
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
     runs = {"windows": windows, "taught": taught, "all": (recipe, converted)}
-    if "--use_fsdp" in how:
+    if how == FSDP2:
         runs |= {OLDEST: bf16, COMPILED: compiled, "context": context}
     told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}
     (folder / "runs.json").write_text(json.dumps(told))
-    said = launch(folder, *how) if how else debug_launcher(forked_main, (folder / "runs.json", folder), num_processes=2)
+    with patch_environment(**how):
+        debug_launcher(forked_main, (folder / "runs.json", folder), num_processes=2)
     seen = [int(path.read_text()) for path in sorted(folder.glob("process-*"))]
-    assert seen == [2, 2], f"the number of processes that each sees\n{said}"
+    assert seen == [2, 2], "the number of processes that each sees"
     return folder
-
-
-def launch(out, *how):
-    """Run `launched.py` in two processes; what they say."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = [*how, "--num_processes=2", "--num_machines=1", f"--main_process_port={port}"]
-    arguments += ["--mixed_precision=no", "--dynamo_backend=no", str(LAUNCHED)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", *arguments, str(out / "runs.json"), out],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    return f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
 
 def test_two_processes_give_the_losses_of_one(how, recipe, converted, alone, launched):
     for stage in recipe.stages[:-1]:
         one, two = alone / stage.name, launched / "all" / stage.name
-        on_losses, on_weights = tolerances(stage, sharded="--use_fsdp" in how)
+        on_losses, on_weights = tolerances(stage, sharded=how == FSDP2)
         for key in ("loss", "grad_norm", "valid_loss"):
             expected, found = (torch.tensor(losses(folder, key)) for folder in (one, two))
             torch.testing.assert_close(found, expected, rtol=on_losses, atol=0)
@@ -207,7 +183,7 @@ def assert_near(folder, expected, tolerance):
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alone, launched, tmp_path, processes):
-    if processes == 4 and "--use_fsdp" not in how:
+    if processes == 4 and how != FSDP2:
         pytest.skip("the same checkpoint files, and weights that nobody shards")
     stopped = recipe.stages[-1]
     shutil.copytree(launched / "all" / f"{STOPPED}.work", tmp_path / f"{STOPPED}.work")
@@ -216,7 +192,7 @@ def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alon
     if processes == 1:
         assert run_stage(*arguments).steps == 6
     else:
-        with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
+        with patch_environment(**FSDP2):
             debug_launcher(forked, arguments, num_processes=processes)
     for key in ("loss", "grad_norm"):
         expected, found = (torch.tensor(losses(folder / STOPPED, key)) for folder in (alone, tmp_path))
@@ -249,7 +225,7 @@ def test_answers_from_another_teacher_in_two_processes(taught, launched, tmp_pat
 
 
 def test_rows_over_two_processes(how, context, launched, tmp_path):
-    if "--use_fsdp" not in how:
+    if how != FSDP2:
         pytest.skip("rows are split where the model is sharded")
     recipe, checkpoint = context
     for stage in recipe.stages:
@@ -260,7 +236,7 @@ def test_rows_over_two_processes(how, context, launched, tmp_path):
 
 
 def test_compiled_layers_under_fsdp(how, alone, launched):
-    if "--use_fsdp" not in how:
+    if how != FSDP2:
         pytest.skip("nothing is gathered around a layer")
     chosen = json.loads((launched / COMPILED / "distill/stage.json").read_text())["report"]["chosen"]
     assert chosen["compile"] is True
@@ -271,7 +247,7 @@ def test_compiled_layers_under_fsdp(how, alone, launched):
 
 def test_mixed_precision_and_checkpointing_under_the_oldest_fsdp(how, bf16, launched, tmp_path):
     """All three losses, with what FSDP2 of torch 2.11 leaves uncast when a layer is repeated."""
-    if "--use_fsdp" not in how:
+    if how != FSDP2:
         pytest.skip("DDP casts nothing")
     recipe, checkpoint = bf16
     *stages, _ = recipe.stages
