@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from sse_convert.evaluation.guessing import guesses
 from sse_convert.errors import VerificationError
+from sse_convert.evaluation.guessing import guesses
 from sse_convert.evaluation.intervals import share_interval
 from sse_convert.evaluation.verdict import model_verdict
 from tests.evaluation.test_report import loss, make_report, needle
