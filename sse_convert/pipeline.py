@@ -127,7 +127,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
     out = Path(recipe.export.dir)
     main = _Steps(out, make_accelerator(recipe.train, stages_folder(out)))
     teacher = open_teacher(recipe.model, recipe.revision)
-    draft = draft_recipe(recipe, teacher.num_layers)
+    draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     warnings = _check({"": draft, **chosen_controls(draft, teacher)}, teacher, main, resume)
     figures: Path | None = None
     with _opened(main):
@@ -251,14 +251,14 @@ def _chosen(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Recipe:
         TrainingError: an earlier run chose other layers.
     """
     asked = _as_asked(recipe, steps)
-    if open_choice(asked, teacher.num_layers) is None:
+    if (choice := open_choice(asked, teacher.num_layers, teacher.separable_heads)) is None:
         return recipe
     inputs = choice_inputs(asked, teacher)
     team = Team.of(steps.accelerator)
     folder = steps.alone(
         "select", inputs, lambda at: choose_layers(asked, at, teacher, team), helped=True, resumes=True
     )
-    found = chosen_recipe(asked, read_stage_record(folder)["report"]["choices"][0]["kept"])
+    found = chosen_recipe(asked, read_stage_record(folder)["report"]["choices"][0]["kept"], choice)
     if asked is not recipe:
         refuse_changes(folder, dc.asdict(found.layers), dc.asdict(recipe.layers))
     return found

@@ -48,7 +48,7 @@ def select(
     keep: int | None = None,
     out: Path | str = "out/select",
     *,
-    methods: Sequence[str] = ("greedy",),
+    methods: Sequence[str] = (),
     text: Path | str | None = None,
     stand_in: str | None = None,
     tokens: int | None = None,
@@ -65,8 +65,9 @@ def select(
         source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
         keep: layers to keep; unset: as many as the recipe's `layers.select` says.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
-        methods: of greedy, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without recall
-            (weight 0, or a teacher that recalls nothing) recall-ratio is left out.
+        methods: of greedy, retrieval, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without
+            any, greedy, or retrieval where heads are chosen. Without recall (weight 0, or a teacher that recalls
+            nothing) recall-ratio and retrieval are left out.
         text: file or folder to use in place of the recipe's `data.train`.
         stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window
             as wide as that beside SSE.

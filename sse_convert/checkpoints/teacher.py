@@ -18,6 +18,7 @@ from sse_convert.modeling.attention_dims import (
     attention_dims,
     dims_by_layer,
     native_windows,
+    separable_heads,
     softmax_layers,
 )
 from sse_convert.recipe.problems import shortened
@@ -66,6 +67,11 @@ class Teacher:
     def softmax_layers(self) -> list[int]:
         """Indices of the layers with softmax attention."""
         return softmax_layers(self.config)
+
+    @property
+    def separable_heads(self) -> tuple[int, ...]:
+        """Key-value heads of each layer of which some can stay softmax; 0 where none can."""
+        return separable_heads(self.config)
 
     def stored(self, name: str) -> str:
         """The name under which the checkpoint stores the causal LM's tensor `name`."""

@@ -91,7 +91,13 @@ def _linked(model: str) -> str:
 def _choice(recipe: dict[str, Any]) -> str:
     """Which layers stay softmax, where that was left to a choice."""
     select = recipe["layers"].get("select")
-    return f" Layers {', '.join(map(str, select['chosen']))} stay softmax." if select else ""
+    if not select:
+        return ""
+    chosen = select["chosen"]
+    if isinstance(chosen, list):
+        return f" Layers {', '.join(map(str, chosen))} stay softmax."
+    heads = "; ".join(f"{', '.join(map(str, own))} of layer {layer}" for layer, own in chosen.items())
+    return f" Key-value heads stay softmax: {heads}."
 
 
 _PLAIN = """inputs = tokenizer("Once upon a time", return_tensors="pt")"""

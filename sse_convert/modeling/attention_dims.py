@@ -171,6 +171,18 @@ def heads_problem(config: Any, layer: int, heads: tuple[int, ...]) -> str | None
     return next((problem for problem, holds in found.items() if holds), None)
 
 
+def separable_heads(config: Any) -> tuple[int, ...]:
+    """Of each layer, the key-value heads of which some can see the whole row beside a mixer; 0 where none can.
+
+    Args:
+        config: of a model of a known family, plain or converted.
+    """
+    softmax, dims = set(softmax_layers(config)), dims_by_layer(config)
+    return tuple(
+        dims[i].kv_heads if i in softmax and heads_problem(config, i, (0,)) is None else 0 for i in range(len(dims))
+    )
+
+
 def native_windows(config: Any) -> list[int | None]:
     """The sliding window, or chunk, of each layer of a source model, as transformers' caches see it; None for full
     attention."""

@@ -118,6 +118,8 @@ def _build_union(options: tuple[Any, ...], value: Any, path: Path, problems: lis
     others = [option for option in options if option is not type(None) and option not in classes]
     if classes and (isinstance(value, dict) or not others):
         return build(classes[0], value, path, problems)
+    alike = [option for option in others if typing.get_origin(option) is type(value)]
+    others = alike or others
     for option in others[:-1]:
         attempt: list[Problem] = []
         built = build(option, value, path, attempt)

@@ -152,9 +152,12 @@ def _layers(layers: Layers) -> Iterator[Problem]:
 
 def _select(select: Select) -> Iterator[Problem]:
     if isinstance(select.keep, str) and not (_SHARE.fullmatch(select.keep) and float(select.keep[:-1])):
-        text = f"{shortened(repr(select.keep))}: expected a number of layers, or a share of them such as 25%"
+        text = f"{shortened(repr(select.keep))}: expected a number, or a share such as 25%"
         yield Problem(("keep",), text)
-    chosen = select.chosen or []
+    for layer, heads in select.chosen.items() if isinstance(select.chosen, dict) else ():
+        if layer_range(layer) is None or len(set(heads)) < len(heads) or not heads:
+            yield Problem(("chosen", layer), f"{heads}: expected heads of one layer, each once")
+    chosen = select.chosen if isinstance(select.chosen, list) else []
     for i, index in enumerate(chosen):
         if index in chosen[:i]:
             yield Problem(("chosen", i), f"layer {index} is named twice")

@@ -7,8 +7,10 @@ from sse_convert.mixers import BUILT_IN
 from sse_convert.recipe.pattern import OpenChoice, choice_of, expand_pattern
 from sse_convert.recipe.schema import Recipe
 
-METHOD = "greedy"
-"""by which layers are chosen; the command `select` has others"""
+METHODS = {"layers": "greedy", "heads": "retrieval"}
+"""by which they are chosen; the command `select` has others"""
+TRIES = 10
+"""heads that each may take the place of a kept one"""
 SHORTEST = 1024
 """tokens of a probe row where all rows of the recipe are shorter"""
 LONGEST = 4096
@@ -39,8 +41,9 @@ def is_open(recipe: Recipe) -> bool:
     return recipe.layers.select is not None and recipe.layers.select.chosen is None
 
 
-def open_choice(recipe: Recipe, num_layers: int) -> OpenChoice | None:
-    """What `layers.select` leaves to choose; None without it, and once layers are chosen.
+def open_choice(recipe: Recipe, num_layers: int, heads: Sequence[int] = ()) -> OpenChoice | None:
+    """What `layers.select` leaves to choose; None without it, and once layers are chosen. Arguments as of
+    `choice_of`.
 
     Raises:
         RecipeError: the layers do not fit the model, or nothing would be converted.
@@ -48,24 +51,33 @@ def open_choice(recipe: Recipe, num_layers: int) -> OpenChoice | None:
     select = recipe.layers.select
     if select is None or not is_open(recipe):
         return None
-    return choice_of(select, expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, num_layers))
+    return choice_of(select, expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, num_layers), heads)
 
 
-def chosen_recipe(recipe: Recipe, kept: Sequence[int]) -> Recipe:
-    """The recipe with its choice made: these layers stay softmax."""
+def chosen_recipe(recipe: Recipe, kept: Sequence[int], choice: OpenChoice | None = None) -> Recipe:
+    """The recipe with its choice made.
+
+    Args:
+        recipe: with `layers.select`.
+        kept: units that stay softmax.
+        choice: what they are; None for layers.
+    """
     assert recipe.layers.select is not None
-    select = dc.replace(recipe.layers.select, chosen=sorted(kept))
+    by_heads = recipe.layers.select.by == "heads"
+    assert choice is not None or not by_heads
+    chosen = choice.by_layer(kept) if choice is not None and by_heads else sorted(kept)
+    select = dc.replace(recipe.layers.select, chosen=chosen)
     return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
 
 
-def draft_recipe(recipe: Recipe, num_layers: int) -> Recipe:
+def draft_recipe(recipe: Recipe, num_layers: int, heads: Sequence[int] = ()) -> Recipe:
     """The recipe with as many layers chosen, spread evenly, for what any choice has alike; itself without a choice.
 
     Raises:
         RecipeError: as of `open_choice`.
     """
-    choice = open_choice(recipe, num_layers)
-    return recipe if choice is None else chosen_recipe(recipe, evenly(choice.among, choice.keep))
+    choice = open_choice(recipe, num_layers, heads)
+    return recipe if choice is None else chosen_recipe(recipe, evenly(choice.units, choice.keep), choice)
 
 
 def evenly(layers: Sequence[int], keep: int) -> tuple[int, ...]:
@@ -89,6 +101,11 @@ def probe_rows(recipe: Recipe, limit: int | None) -> ProbeRows:
 def rows_of(length: int) -> ProbeRows:
     """Rows of so many tokens."""
     return ProbeRows(length=length, text=max(1, TEXT_TOKENS // max(1, length)), recall=RECALL_ROWS)
+
+
+def retrieval_sets(*, keep: int) -> int:
+    """Sets that the method retrieval measures, with those of all and of none, and one pass that looks at attention."""
+    return 4 + TRIES * (keep - keep // 2)
 
 
 def greedy_sets(*, keep: int, among: int) -> int:

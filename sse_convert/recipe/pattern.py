@@ -2,7 +2,7 @@
 
 import dataclasses as dc
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, FULL, Mixer, WindowMixer
@@ -28,7 +28,18 @@ class OpenChoice:
     among: tuple[int, ...]
     """layers that would get a mixer, ascending"""
     keep: int
-    """how many of them stay softmax"""
+    """how many of `units` stay softmax"""
+    units: tuple[int, ...]
+    """what is chosen from: those layers, or their key-value heads, `layer * span + head`"""
+    span: int = 1
+    """heads of a layer that numbers leave room for; 1 where whole layers are chosen"""
+
+    def by_layer(self, kept: Iterable[int]) -> dict[int | str, list[int]]:
+        """Heads of each layer, of the numbers of some."""
+        found: dict[int | str, list[int]] = {}
+        for layer, head in (divmod(unit, self.span) for unit in sorted(kept)):
+            found.setdefault(layer, []).append(head)
+        return found
 
 
 def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer]]:
@@ -43,8 +54,8 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
     known = {**BUILT_IN, **recipe.mixers}
     names = expand_pattern(recipe.layers, known, num_layers)
     if (select := recipe.layers.select) is not None:
-        for index in _chosen(select, choice_of(select, names)):
-            names[index] = FULL
+        for index, heads in _chosen(select, names).items():
+            names[index] = FULL if heads is None else with_heads(names[index], heads)
     return names, {name: _mixer(name, known) for name in dict.fromkeys(names) if name != FULL}
 
 
@@ -109,31 +120,67 @@ def expand_pattern(layers: Layers, mixers: Iterable[str], num_layers: int) -> li
     return names
 
 
-def choice_of(select: Select, names: list[str]) -> OpenChoice:
+def choice_of(select: Select, names: list[str], heads: Sequence[int] = ()) -> OpenChoice:
     """What `select` chooses among.
 
     Args:
         select: how many stay softmax.
         names: mixer of each layer before any is chosen.
+        heads: of each layer, key-value heads that can be kept; read where heads are chosen.
 
     Raises:
-        RecipeError: no layer would be converted.
+        RecipeError: nothing would be converted, or no head can be kept.
     """
     among = tuple(i for i, name in enumerate(names) if name != FULL)
-    share = select.keep.removesuffix("%") if isinstance(select.keep, str) else None
-    keep = select.keep if isinstance(select.keep, int) else max(1, int(float(share or 0) * len(among) / 100 + 0.5))
-    if keep >= len(among):
+    span = max(heads, default=0) if select.by == "heads" else 1
+    units = among
+    if select.by == "heads":
+        units = tuple(i * span + head for i in among for head in range(heads[i] if heads else 0))
+    if select.by == "heads" and not units:
         raise RecipeError(
-            f"layers.select.keep is {select.keep}, and {len(among)} layers would get a mixer, so nothing is converted",
-            expected=f"1 to {len(among) - 1} layers, or a share such as 25%",
+            "layers.select.by is heads, and no head of this model can be kept beside others that get a mixer",
+            expected="layers of several key-value heads, without windows, learned sinks or norms over all heads",
+            fix="set layers.select.by: layers",
+        )
+    share = select.keep.removesuffix("%") if isinstance(select.keep, str) else None
+    keep = select.keep if isinstance(select.keep, int) else max(1, int(float(share or 0) * len(units) / 100 + 0.5))
+    if keep >= len(units):
+        raise RecipeError(
+            f"layers.select.keep is {select.keep}, and {len(units)} {select.by} would get a mixer, so nothing is "
+            "converted",
+            expected=f"1 to {len(units) - 1} {select.by}, or a share such as 25%",
             fix="lower layers.select.keep",
         )
-    return OpenChoice(among, keep)
+    return OpenChoice(among, keep, units, span)
 
 
-def _chosen(select: Select, choice: OpenChoice) -> list[int]:
+def _chosen(select: Select, names: list[str]) -> dict[int, list[int] | None]:
+    """The layers that `select` notes as chosen, and the heads of each; None for all of a layer."""
+    if select.by == "layers" and not isinstance(select.chosen, dict):
+        return dict.fromkeys(_chosen_layers(select, choice_of(select, names)))
+    among = [i for i, name in enumerate(names) if name != FULL]
+    if not isinstance(select.chosen, dict) or select.by != "heads":
+        given = "not chosen yet" if select.chosen is None else f"{select.chosen}, and by is {select.by}"
+        raise RecipeError(
+            f"layers.select: which heads stay softmax is {given}",
+            expected="layers.select.chosen: heads by layer, e.g. {7: [2]}, where by is heads, else a list of layers",
+            fix="`sse-convert run` and `convert` choose first; `sse-convert select` names heads to write there",
+        )
+    strange = [key for key in select.chosen if str(key) not in map(str, among)]
+    count = sum(map(len, select.chosen.values()))
+    if strange or (isinstance(select.keep, int) and select.keep != count):
+        told = f"layer {strange[0]} gets no mixer" if strange else f"names {count} heads, and keep is {select.keep}"
+        raise RecipeError(
+            f"layers.select.chosen: {told}",
+            expected=f"as many heads as keep says, of layers {', '.join(map(str, among))}",
+            fix="remove layers.select.chosen, which `run` then chooses",
+        )
+    return {int(layer): heads for layer, heads in select.chosen.items()}
+
+
+def _chosen_layers(select: Select, choice: OpenChoice) -> list[int]:
     """The layers that `select` notes as chosen."""
-    if select.chosen is None:
+    if not isinstance(select.chosen, list):
         raise RecipeError(
             f"layers.select: which {choice.keep} of {len(choice.among)} layers stay softmax is not chosen yet",
             expected="layers.select.chosen",

@@ -38,12 +38,15 @@ Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pu
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Select:
-    """Layers that `run` and `convert` choose first, as the command `select` does, of those that would get a mixer."""
+    """Layers or heads that `run` and `convert` choose first, as the command `select` does, of those that would get a
+    mixer."""
 
     keep: str | Annotated[int, Range(1, 4096)]
     """how many of them stay softmax: a number, or a share such as 25%"""
-    chosen: list[Annotated[int, Range(0, 4096)]] | None = None
-    """what was chosen, as the recipe of a converted model notes it; null chooses"""
+    by: Literal["layers", "heads"] = "layers"
+    """what stays: whole layers, or key-value heads, which see the whole row beside others that get the layer's mixer"""
+    chosen: list[Annotated[int, Range(0, 4096)]] | dict[int | str, list[Annotated[int, Range(0, 4096)]]] | None = None
+    """what was chosen, as the recipe of a converted model notes it: layers, or heads by layer; null chooses"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

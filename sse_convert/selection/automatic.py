@@ -12,7 +12,7 @@ from sse_convert.checkpoints.output_folder import check_output
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.rows import text_digests
-from sse_convert.recipe.choosing import METHOD, chosen_recipe, probe_rows
+from sse_convert.recipe.choosing import METHODS, chosen_recipe, open_choice, probe_rows
 from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.from_recipe import STAND_IN, read_for_selection, settings_for
 from sse_convert.selection.select import select_layers
@@ -29,7 +29,7 @@ class LayerChoice:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Layers that stay softmax."""
+        """Numbers of what stays softmax."""
         return self.selection.chosen.kept
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,17 +75,18 @@ def choose_for_conversion(recipe: Recipe, out: Path) -> Recipe:
     found = choose_layers(recipe, out.with_name(f"{out.name}.select"), teacher)
     for line in found.lines():
         say(line)
-    return chosen_recipe(recipe, found.kept)
+    return chosen_recipe(recipe, found.kept, open_choice(recipe, teacher.num_layers, teacher.separable_heads))
 
 
 def choice_inputs(recipe: Recipe, teacher: Teacher) -> dict[str, Any]:
     """All that a choice depends on."""
+    assert recipe.layers.select is not None
     probe = read_for_selection(recipe, rows := probe_rows(recipe, context_limit(teacher.config)))
     return {
         "model": checkpoint_identity(recipe.model, recipe.revision),
         "layers": dc.asdict(recipe.layers),
         "stand_in": dc.asdict(probe.mixers[STAND_IN]),
-        "method": METHOD,
+        "method": METHODS[recipe.layers.select.by],
         "rows": dc.asdict(rows),
         "data": {
             "train": [dc.asdict(source) for source in probe.data.valid],

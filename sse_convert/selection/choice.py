@@ -17,6 +17,8 @@ class Choice:
     """ascending"""
     scores: Mapping[int, float]
     """layer -> how much the method wants it kept; empty for a method without scores"""
+    span: int = 1
+    """1 where layers are kept, else the factor in the numbers of heads"""
     tokens: int = 0
     """tokens the model read for this choice alone"""
     seconds: float = 0.0
@@ -26,8 +28,8 @@ class Choice:
 
     @property
     def longest_run(self) -> int | None:
-        """Most replaced layers in a row; unknown before the choice is measured and without kept layers."""
-        if not self.kept:
+        """Most replaced layers in a row; unknown without kept layers, and of heads."""
+        if not self.kept or self.span > 1:
             return None
         return max(b - a - 1 for a, b in itertools.pairwise((-1, *self.kept)))
 

@@ -11,7 +11,7 @@ from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SlidingMixer, WindowMixer
-from sse_convert.recipe.choosing import METHOD, ProbeRows, open_choice, probe_rows, rows_of
+from sse_convert.recipe.choosing import METHODS, ProbeRows, open_choice, probe_rows, rows_of
 from sse_convert.recipe.schema import Recipe
 from sse_convert.selection.select import replacement
 from sse_convert.selection.setup import SHORTEST_ROW, WINDOWS, SelectSettings, known_mixers
@@ -25,7 +25,7 @@ def settings_for(
     teacher: Teacher,
     *,
     keep: int | None = None,
-    methods: Sequence[str] = (METHOD,),
+    methods: Sequence[str] = (),
     stand_in: str | None = None,
     tokens: int | None = None,
     length: int | None = None,
@@ -38,7 +38,7 @@ def settings_for(
         recipe: with or without `layers.select`.
         teacher: the recipe's model.
         keep: layers to keep.
-        methods: the first that can be used decides.
+        methods: the first that can be used decides; none stands for that of a recipe.
         stand_in: mixer that replaces layers while choosing.
         tokens: running text to predict.
         length: tokens per row.
@@ -49,8 +49,9 @@ def settings_for(
         UsageError: neither says how many layers to keep.
         RecipeError: `layers.select` does not fit the model.
     """
-    choice = open_choice(_asking(recipe, None), teacher.num_layers)
+    choice = open_choice(_asking(recipe, None), teacher.num_layers, teacher.separable_heads)
     recipe = _asking(recipe, keep)
+    by = "layers" if choice is None or recipe.layers.select is None else recipe.layers.select.by
     if keep is None and choice is not None:
         keep = choice.keep
     if keep is None:
@@ -63,7 +64,9 @@ def settings_for(
     settings = SelectSettings(
         keep=keep,
         among=None if choice is None else choice.among,
-        methods=tuple(methods),
+        units=None if choice is None else choice.units,
+        span=1 if choice is None else choice.span,
+        methods=tuple(methods) or (METHODS[by],),
         stand_in=stand_in or STAND_IN,
         tokens=rows.text * rows.length if tokens is None else tokens,
         length=rows.length,

@@ -27,10 +27,11 @@ class LayerOutputs:
         layers: the decoder layers, in order.
         layer_bytes: that the outputs of one layer take.
         device: of the model.
+        span: 1 where layers are kept, else the factor in the numbers of heads.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], layer_bytes: int, device: torch.device) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[nn.Module], layer_bytes: int, device: torch.device, span: int = 1) -> None:
+        self._layers, self._span = layers, span
         most = _room(device) // max(1, layer_bytes)
         every = -(-len(layers) // most) if most else len(layers) + 1
         self._stored_layers = range(every - 1, len(layers), every)
@@ -53,7 +54,7 @@ class LayerOutputs:
             if kept == self._kept and not self.has(part):
                 held.enter_context(self._recording(part))
             elif self._kept is not None:
-                differing = min(set(kept) ^ set(self._kept), default=len(self._layers))
+                differing = min(set(kept) ^ set(self._kept), default=len(self._layers) * self._span) // self._span
                 held.enter_context(self._beginning_at(differing, self._stored.get(part, {})))
             yield
 

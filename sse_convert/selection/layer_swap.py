@@ -22,7 +22,7 @@ from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
-from sse_convert.modeling.window.window_attention import Sees, use_window_attention
+from sse_convert.modeling.window.window_attention import ByHeads, Sees, use_window_attention
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe.schema import Recipe
 
@@ -31,17 +31,30 @@ Forward = Callable[..., tuple[Any, ...]]
 
 
 class Window:
-    """A layer's own softmax attention, limited to a window with sinks."""
+    """A layer's own softmax attention, limited to a window with sinks.
 
-    def __init__(self, softmax: Forward, mask: "WindowMask") -> None:
+    Args:
+        softmax: the attention's forward.
+        mask: of the window.
+        heads: key-value heads that see the whole row all the same.
+    """
+
+    def __init__(self, softmax: Forward, mask: "WindowMask", heads: tuple[int, ...] = ()) -> None:
         self.softmax = softmax
         self.mask = mask
+        self.heads = heads
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As the layer's attention, whatever mask it was given."""
         hidden = _hidden(args, kwargs)
-        kwargs["attention_mask"] = self.mask((hidden.shape[0], hidden.shape[1]))
+        sees = self.mask((hidden.shape[0], hidden.shape[1]))
+        whole = kwargs.get("attention_mask")
+        kwargs["attention_mask"] = ByHeads(self.heads, whole, sees, None) if self.heads else sees
         return self.softmax(*args, **kwargs)
+
+    def keeping(self, heads: tuple[int, ...]) -> "Window":
+        """The same but for some heads, which see the whole row."""
+        return Window(self.softmax, self.mask, heads)
 
 
 class WindowMask:
@@ -94,11 +107,19 @@ class Swap:
         recipe: `calibrate` and the seed set the tensors of recurrent stand-ins.
         rows: int64 [R, T] token ids that calibrate them.
         layers: those that can be replaced; None for all.
+        span: 1 where whole layers are kept, else the factor in the numbers of heads (`recipe.pattern.OpenChoice`).
     """
 
     def __init__(
-        self, model: PreTrainedModel, mixer: Mixer, recipe: Recipe, rows: Tensor, layers: Sequence[int] | None = None
+        self,
+        model: PreTrainedModel,
+        mixer: Mixer,
+        recipe: Recipe,
+        rows: Tensor,
+        layers: Sequence[int] | None = None,
+        span: int = 1,
     ) -> None:
+        self.mixer, self.span = mixer, span
         self.model = model.requires_grad_(False)
         spec = source_spec(model.config.model_type)
         self.layers = range(decoder_config(model.config).num_hidden_layers) if layers is None else layers
@@ -117,10 +138,15 @@ class Swap:
 
     @contextmanager
     def keeping(self, kept: Iterable[int]) -> Iterator[PreTrainedModel]:
-        """The model with every layer that can be replaced, but `kept`."""
-        replaced = set(self.layers) - set(kept)
-        for layer in replaced:
-            self.attention[layer].forward = self.stand_ins[layer]
+        """The model with everything that can be replaced, but `kept`: layers, or numbers of heads."""
+        heads: dict[int, tuple[int, ...]] = dict.fromkeys(self.layers, ())
+        for unit in sorted(kept):
+            heads[unit // self.span] += (unit % self.span,)
+        counts = {layer: attention_dims(self.model.config, layer).kv_heads if self.span > 1 else 1 for layer in heads}
+        replaced = {layer: own for layer, own in heads.items() if len(own) < counts[layer]}
+        for layer, own in replaced.items():
+            stand_in = self.stand_ins[layer]
+            self.attention[layer].forward = stand_in.keeping(own) if own and isinstance(stand_in, Window) else stand_in
         try:
             yield self.model
         finally:

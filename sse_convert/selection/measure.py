@@ -82,15 +82,22 @@ class Meter:
     Args:
         load: gives the swappable teacher; called when the first set has to be measured.
         probe: what is asked.
-        layers: those that can be kept or replaced, ascending.
+        layers: numbers of what can be kept or replaced, ascending: layers, or heads.
         file: CSV of all measurements so far, rewritten (under a temporary name, then renamed) with each new one.
         team: processes that share the measurements; the first one reads and writes the file.
+        span: 1 for layers, else the factor in the numbers of heads (`recipe.pattern.OpenChoice`).
     """
 
     def __init__(
-        self, load: Callable[[], Swap], probe: Probe, layers: Sequence[int], file: Path, team: Team = ALONE
+        self,
+        load: Callable[[], Swap],
+        probe: Probe,
+        layers: Sequence[int],
+        file: Path,
+        team: Team = ALONE,
+        span: int = 1,
     ) -> None:
-        self.probe = probe
+        self.probe, self.span = probe, span
         self.layers = layers
         self.recall = "needle"
         self.recall_weight = 1.0
@@ -205,7 +212,7 @@ class Meter:
             model = self.swap.model
             tokens = sum(rows.ids.numel() for rows in self.parts().values())
             hidden_bytes = decoder_config(model.config).hidden_size * model.dtype.itemsize
-            self._outputs = LayerOutputs(list(decoder_layers(model)), tokens * hidden_bytes, model.device)
+            self._outputs = LayerOutputs(list(decoder_layers(model)), tokens * hidden_bytes, model.device, self.span)
         return self._outputs
 
     @torch.no_grad()

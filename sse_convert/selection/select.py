@@ -10,7 +10,7 @@ from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress
 from sse_convert.mixers import FULL, mixer_to_dict
-from sse_convert.recipe.choosing import chosen_recipe
+from sse_convert.recipe.choosing import chosen_recipe, open_choice, retrieval_sets
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
@@ -67,7 +67,8 @@ def select_layers(
             model=recipe.model,
             folder=out,
             keep=settings.keep,
-            layers=_layers(recipe, choices[0]),
+            layers=_layers(recipe, choices[0], setup.teacher),
+            span=meter.span,
             stand_in=mixer_to_dict(setup.stand_in),
             recall=recall,
             left_out=[method for method in settings.methods if method not in methods],
@@ -76,7 +77,7 @@ def select_layers(
             choices=choices,
             agreements=agreements(choices),
             cache_length=CACHE_LENGTH,
-            cache_bytes_saved=_saved(setup.teacher, recipe, meter.layers),
+            cache_bytes_saved=_saved(setup.teacher, recipe, meter),
             conditions={**dc.asdict(settings), **setup.conditions},
         )
         if team.leads:
@@ -121,22 +122,29 @@ def _steps(methods: Sequence[str], keep: int, layers: int) -> int:
     """Sets that methods ask for, known ones included, once recall rows are settled."""
     rounds = sum(layers + 1 - i for i in range(keep))
     each = {"greedy": rounds + 1, "kl-restore": layers + 1, "sensitivity": layers + 1, "recall-ratio": layers}
-    each["uniform"] = 0
+    each |= {"uniform": 0, "retrieval": retrieval_sets(keep=keep)}
     return 1 + sum(each[method] + 1 for method in methods)
 
 
-def _saved(teacher: Teacher, recipe: Recipe, among: Sequence[int]) -> list[int]:
-    """Cache bytes that each layer saves as the mixer that the recipe gives it."""
-    sizes, mixer = geometry_of(teacher), known_mixers(recipe)[replacement(recipe)]
-    saved = {i: layer_bytes(sizes, i, None, CACHE_LENGTH) - layer_bytes(sizes, i, mixer, CACHE_LENGTH) for i in among}
-    return [saved.get(i, 0) for i in range(teacher.num_layers)]
+def _saved(teacher: Teacher, recipe: Recipe, meter: Meter) -> list[int]:
+    """Cache bytes that each layer, or head, saves as the mixer that the recipe gives it."""
+    sizes, mixer, span = geometry_of(teacher), known_mixers(recipe)[replacement(recipe)], meter.span
+
+    def saved(layer: int) -> int:
+        whole = layer_bytes(sizes, layer, None, CACHE_LENGTH) - layer_bytes(sizes, layer, mixer, CACHE_LENGTH)
+        return whole if span == 1 else whole // teacher.dims_of(layer).kv_heads
+
+    return [saved(unit // span) if unit in meter.layers else 0 for unit in range(teacher.num_layers * span)]
 
 
-def _layers(recipe: Recipe, choice: Choice) -> dict[str, Any]:
+def _layers(recipe: Recipe, choice: Choice, teacher: Teacher) -> dict[str, Any]:
     """`layers` of the recipe with a choice: as it notes one, or the replacement's name and the kept layers."""
     if recipe.layers.select is None:
         return {"pattern": [replacement(recipe)], "keep": list(choice.kept)}
-    plain = dc.asdict(chosen_recipe(recipe, choice.kept).layers)
+    found = open_choice(recipe, teacher.num_layers, teacher.separable_heads)
+    plain = dc.asdict(chosen_recipe(recipe, choice.kept, found).layers)
+    if plain["select"]["by"] == "layers":
+        del plain["select"]["by"]
     return {key: value for key, value in plain.items() if value}
 
 

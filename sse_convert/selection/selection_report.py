@@ -3,6 +3,7 @@
 import csv
 import dataclasses as dc
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class SelectReport:
     choices: list[Choice]
     """of the methods that can be used; the first is the one in the fragment"""
     agreements: list[MethodAgreement]
+    span: int
+    """1 where layers were chosen, else the factor in the numbers of heads"""
     cache_length: int
     """tokens of the sequence whose cache is counted"""
     cache_bytes_saved: list[int]
@@ -72,9 +75,10 @@ class SelectReport:
 
     def found_lines(self) -> list[str]:
         """The result for a person."""
-        layers = " ".join(map(str, self.chosen.kept))
+        what = "layers" if self.span == 1 else "heads"
         return [
-            f"wrote {self.folder}: keep layers {layers} ({self.chosen.method}), {FRAGMENT}, {SCORES}, {REPORT}",
+            f"wrote {self.folder}: keep {what} {self.names(self.chosen.kept)} ({self.chosen.method}), {FRAGMENT}, "
+            f"{SCORES}, {REPORT}",
             f"recall: {self.recall}",
             *(f"{name} left out: it ranks layers by recall, which has weight 0 here" for name in self.left_out),
             *table(
@@ -87,9 +91,14 @@ class SelectReport:
             *self._agreement_lines(),
         ]
 
+    def names(self, kept: Iterable[int]) -> str:
+        """Layers, or heads as layer:head."""
+        pairs = (divmod(unit, self.span) for unit in kept)
+        return " ".join(str(layer) if self.span == 1 else f"{layer}:{head}" for layer, head in pairs)
+
     def _rows(self) -> list[tuple[object, ...]]:
         return [
-            (" ".join(map(str, c.kept)), c.method, *_figures(c.measured), c.longest_run, c.tokens, c.seconds)
+            (self.names(c.kept), c.method, *_figures(c.measured), c.longest_run, c.tokens, c.seconds)
             for c in self.choices
         ]
 
@@ -132,15 +141,15 @@ class SelectReport:
         for choice in self.choices:
             for layer, saved in enumerate(self.cache_bytes_saved):
                 score = choice.scores.get(layer, "")
-                writer.writerow(
-                    (choice.method, layer, int(layer in choice.kept), score, choice.tokens, choice.seconds, saved)
-                )
+                kept, name = int(layer in choice.kept), self.names([layer])
+                writer.writerow((choice.method, name, kept, score, choice.tokens, choice.seconds, saved))
         return stream.getvalue()
 
     def fragment(self) -> str:
         """The `layers` of a recipe, as YAML."""
+        what = "layers" if self.span == 1 else "heads"
         head = [
-            f"# {self.chosen.method} keeps these of the {len(self.teacher.kept)} layers of {self.model}: put this in",
+            f"# {self.chosen.method} keeps these of the {len(self.teacher.kept)} {what} of {self.model}: put this in",
             "# place of the recipe's `layers`. Scores and measurements are in the files beside this one.",
         ]
         return "\n".join([*head, yaml.safe_dump({"layers": self.layers}, sort_keys=False)])

@@ -22,6 +22,7 @@ from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.probe import Probe, make_probe
 from sse_convert.selection.recall_ratio import recall_ratio
+from sse_convert.selection.retrieval import retrieval
 from sse_convert.selection.sensitivity import sensitivity
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.selection.uniform import uniform
@@ -32,9 +33,10 @@ METHODS: dict[str, Callable[[Meter, int], Choice]] = {
     "kl-restore": kl_restore,
     "sensitivity": sensitivity,
     "recall-ratio": recall_ratio,
+    "retrieval": retrieval,
     "uniform": uniform,
 }
-BY_RECALL = ("recall-ratio",)
+BY_RECALL = ("recall-ratio", "retrieval")
 """methods whose score is 0 or noise where recall says nothing; the others then go by text alone"""
 WINDOWS = 4
 """that a row must hold at least, so that there is something they do not see"""
@@ -52,6 +54,10 @@ class SelectSettings:
     """layers to keep"""
     among: tuple[int, ...] | None = None
     """layers to choose from, ascending; None for all"""
+    units: tuple[int, ...] | None = None
+    """what is chosen from: these layers, or numbers of their heads (`recipe.pattern.OpenChoice`); None for layers"""
+    span: int = 1
+    """of those numbers"""
     methods: tuple[str, ...] = ("greedy",)
     """the first that can be used decides"""
     stand_in: str = "sliding"
@@ -106,16 +112,17 @@ def set_up(
         vocab_size=teacher.text.vocab_size,
     )
     dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
-    inputs = _inputs(recipe, stand_in, probe, place, dtype)
+    inputs = _inputs(recipe, stand_in, probe, place, dtype, settings.span)
     if team.leads:
         _open_folder(out, inputs)
 
     def load() -> Swap:
         model = load_model(recipe.model, revision=recipe.revision, device=str(place), dtype=dtype)
-        return Swap(model, stand_in, recipe, probe.text.ids, among)
+        return Swap(model, stand_in, recipe, probe.text.ids, among, settings.span)
 
+    units = among if settings.units is None else settings.units
     return Setup(
-        meter=Meter(load, probe, among, out / MEASUREMENTS, team),
+        meter=Meter(load, probe, units, out / MEASUREMENTS, team, settings.span),
         teacher=teacher,
         stand_in=stand_in,
         conditions={
@@ -134,7 +141,9 @@ def run_method(method: str, meter: Meter, keep: int) -> Choice:
     """One method's choice, with what it cost and what it is worth."""
     with meter.costing() as cost:
         choice = METHODS[method](meter, keep)
-    return dc.replace(choice, tokens=cost.tokens, seconds=round(cost.seconds, 1), measured=meter.measure(choice.kept))
+    return dc.replace(
+        choice, span=meter.span, tokens=cost.tokens, seconds=round(cost.seconds, 1), measured=meter.measure(choice.kept)
+    )
 
 
 def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
@@ -173,11 +182,18 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
     stand_in = known[settings.stand_in]
     windows = WINDOWS * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 0
     shortest = max(SHORTEST_ROW, windows)
-    if not 1 <= settings.keep < len(among):
+    units, what = settings.units or among, "layers" if settings.span == 1 else "heads"
+    if not 1 <= settings.keep < len(units):
         raise UsageError(
             f"keep is {settings.keep}",
-            expected=f"1 to {len(among) - 1}: there are {len(among)} layers to choose from",
+            expected=f"1 to {len(units) - 1}: there are {len(units)} {what} to choose from",
             fix="change --keep",
+        )
+    if settings.span > 1 and not isinstance(stand_in, SlidingMixer):
+        raise UsageError(
+            f"stand-in is {settings.stand_in!r}, and heads are chosen",
+            expected="a window in place of the other heads",
+            fix="choose with --stand-in sliding",
         )
     if not shortest <= settings.length <= (limit or settings.length):
         raise _unfit_length(settings, stand_in, shortest, limit)
@@ -224,12 +240,15 @@ def _sources(recipe: Recipe, text: Path | None) -> list[Source]:
     return [Source(path=str(text))]
 
 
-def _inputs(recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _inputs(
+    recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype, span: int
+) -> dict[str, Any]:
     """All that a measurement depends on; methods and their settings are not among it."""
     recurrent = not isinstance(stand_in, SlidingMixer)
     return {
         "model": checkpoint_identity(recipe.model, recipe.revision),
         "stand_in": mixer_to_dict(stand_in),
+        **({} if span == 1 else {"heads": span}),
         "probe": data_digest(probe.fingerprint()),
         "device": place.type,
         "dtype": str(dtype),

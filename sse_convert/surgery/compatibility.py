@@ -259,6 +259,12 @@ def with_layers_of(checkpoint: Path | str, recipe: Recipe) -> Recipe:
     if not files.model_type.startswith(SSE_PREFIX):
         return recipe
     stored = stored_mixers(converted_field(files))
+    if recipe.layers.select is not None and recipe.layers.select.by == "heads":
+        heads: dict[int | str, list[int]] = {
+            i: list(own) for i, mixer in enumerate(stored) if (own := getattr(mixer, BY_LAYER, ()))
+        }
+        select = dc.replace(recipe.layers.select, chosen=heads)
+        return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
     choice = open_choice(recipe, len(stored))
     assert choice is not None, "the caller asks for open recipes alone"
     kept = [i for i in choice.among if stored[i] is None]

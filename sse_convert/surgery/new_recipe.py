@@ -206,7 +206,7 @@ def sizes_of(teacher: Teacher) -> ModelSizes:
 
 
 def _way_on(machine: Machine, recipe: Recipe, teacher: Teacher) -> Way | None:
-    names, mixers = resolve(draft_recipe(recipe, teacher.num_layers), teacher.num_layers)
+    names, mixers = resolve(draft_recipe(recipe, teacher.num_layers, teacher.separable_heads), teacher.num_layers)
     layers = [None if name == FULL else mixers[name] for name in names]
     return way_on(recipe, teacher, geometry_of(teacher), mixers, layers, gpus=machine.gpus, gib=machine.gib)
 

@@ -16,7 +16,7 @@ from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
-from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows
+from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows, retrieval_sets
 from sse_convert.recipe.pattern import named_heads, pattern_unit
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number
@@ -45,7 +45,7 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
         HubError: the hub refused or cannot be reached.
     """
     teacher = teacher or open_for_planning(recipe.model, recipe.revision, allow_pickle=allow_pickle)
-    draft = draft_recipe(recipe, teacher.num_layers)
+    draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
     return build_plan(recipe, teacher, names, mixers, open_stage_teachers(recipe, teacher))
@@ -175,16 +175,18 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
 
 
 def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceRow | None:
-    choice = open_choice(recipe, teacher.num_layers)
+    choice = open_choice(recipe, teacher.num_layers, teacher.separable_heads)
     if choice is None:
         return None
     rows = probe_rows(recipe, teacher.text.max_position_embeddings)
-    passes = greedy_sets(keep=choice.keep, among=len(choice.among))
+    by_heads = choice.span > 1
+    passes = retrieval_sets(keep=choice.keep) if by_heads else greedy_sets(keep=choice.keep, among=len(choice.among))
     plain: Mixers = [None] * teacher.num_layers
     flops = passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length)
     return ChoiceRow(
         keep=choice.keep,
-        among=list(choice.among),
+        among=list(choice.units),
+        what="key-value heads" if by_heads else "softmax layers",
         passes=passes,
         tokens=rows.tokens,
         flops=flops,

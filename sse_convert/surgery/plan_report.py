@@ -36,11 +36,13 @@ class ChoiceRow:
     """What `layers.select` leaves to choose, and what choosing takes."""
 
     keep: int
-    """layers that stay softmax"""
+    """how many stay softmax"""
     among: list[int]
-    """layers to choose from"""
+    """numbers of what there is to choose from"""
+    what: str
+    """what is chosen, in words"""
     passes: int
-    """forward passes of the model with other layers replaced in each"""
+    """forward passes of the model with others replaced in each"""
     tokens: int
     """of each pass"""
     flops: float
@@ -54,7 +56,7 @@ class ChoiceRow:
         """The choice for a person."""
         costs = f"{format_number(self.flops)} FLOPs ({time_in_words(self.gpu_hours)} on one GPU)"
         return (
-            f"to be chosen: {self.keep} of {len(self.among)} softmax layers stay; at most {self.passes} forward passes "
+            f"to be chosen: {self.keep} of {len(self.among)} {self.what} stay; at most {self.passes} forward passes "
             f"over {self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"
         )
 

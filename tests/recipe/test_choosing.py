@@ -50,6 +50,57 @@ def test_a_draft_keeps_as_many(tmp_path):
     assert draft_recipe(fixed, 8) is fixed
 
 
+HEADS = (3, 0, 3, 3)
+"""that can be kept of four layers: the second has a window already"""
+
+
+def test_heads_are_chosen_among_those_that_can_be_kept(tmp_path):
+    recipe = recipe_of(tmp_path, {"pattern": ["sse+sliding"], "keep": [3], "select": {"keep": "50%", "by": "heads"}})
+    choice = open_choice(recipe, 4, HEADS)
+    assert (choice.keep, choice.units) == (3, (0, 1, 2, 6, 7, 8))
+    chosen = chosen_recipe(recipe, (8, 0, 6), choice)
+    assert chosen.layers.select.chosen == {0: [0], 2: [0, 2]}
+    names, mixers = resolve(chosen, 4)
+    assert names == ["sse+sliding@0", "sse+sliding", "sse+sliding@0,2", "full"]
+    assert [mixers[name].full_heads for name in names[:3]] == [(0,), (), (0, 2)]
+    read_again = load_recipe(write(tmp_path, chosen.to_dict()))
+    assert resolve(read_again, 4) == (names, mixers)
+    assert resolve(draft_recipe(recipe, 4, HEADS), 4)[0].count("full") == 1
+
+
+def test_heads_of_single_layers(tmp_path):
+    layers = {"pattern": ["sse+sliding"], "overrides": {"1-2": {"full_heads": [1]}, -1: "sliding"}}
+    names, mixers = resolve(recipe_of(tmp_path, layers), 4)
+    assert names == ["sse+sliding", "sse+sliding@1", "sse+sliding@1", "sliding"]
+    assert mixers["sse+sliding@1"].full_heads == (1,)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({"pattern": ["sse"], "overrides": {1: {"full_heads": [0]}}}, "beside mixer 'sse', which has no window"),
+        ({"pattern": ["sse+sliding"], "keep": [1], "overrides": {1: {"full_heads": [0]}}}, "all of whose heads are"),
+        ({"select": {"keep": 2, "by": "heads", "chosen": {0: [1]}}}, "names 1 heads, and keep is 2"),
+        ({"select": {"keep": 1, "by": "heads", "chosen": {9: [1]}}}, "layer 9 gets no mixer"),
+        ({"select": {"keep": 1, "by": "heads", "chosen": [1]}}, "which heads stay softmax is [1], and by is heads"),
+        ({"select": {"keep": 1, "chosen": {1: [1]}}}, "which heads stay softmax is {1: [1]}, and by is layers"),
+        ({"select": {"keep": 1, "by": "heads"}}, "which heads stay softmax is not chosen yet"),
+    ],
+)
+def test_heads_that_cannot_be_kept(tmp_path, layers, message):
+    with pytest.raises(RecipeError) as error:
+        resolve(recipe_of(tmp_path, layers), 4)
+    assert message in str(error.value)
+
+
+def test_a_model_whose_heads_cannot_be_told_apart(tmp_path):
+    recipe = recipe_of(tmp_path, {"select": {"keep": 1, "by": "heads"}})
+    with pytest.raises(RecipeError, match="no head of this model can be kept"):
+        open_choice(recipe, 4, (0, 0, 0, 0))
+    with pytest.raises(RecipeError, match="12 heads would get a mixer, so nothing is converted"):
+        open_choice(recipe_of(tmp_path, {"select": {"keep": 12, "by": "heads"}}), 4, (3, 3, 3, 3))
+
+
 def test_unchosen_layers_have_no_mixer_yet(tmp_path):
     with pytest.raises(RecipeError, match="which 2 of 8 layers stay softmax is not chosen yet") as error:
         resolve(recipe_of(tmp_path, {"select": {"keep": 2}}), 8)
@@ -77,9 +128,9 @@ def test_what_does_not_fit_the_model(tmp_path, select, message):
     [
         ({}, "layers.select.keep: required key is missing"),
         ({"keep": 0}, "0 is too small, expected 1 or more"),
-        ({"keep": "0%"}, "expected a number of layers, or a share of them such as 25%"),
-        ({"keep": "100%"}, "expected a number of layers, or a share of them such as 25%"),
-        ({"keep": "a few"}, "expected a number of layers, or a share of them such as 25%"),
+        ({"keep": "0%"}, "expected a number, or a share such as 25%"),
+        ({"keep": "100%"}, "expected a number, or a share such as 25%"),
+        ({"keep": "a few"}, "expected a number, or a share such as 25%"),
         ({"keep": 0.25}, "got number 0.25"),
         ({"keep": 1, "chosen": [2, 2]}, "layer 2 is named twice"),
         ({"keep": 1, "chosen": [-1]}, "-1 is too small"),

@@ -18,12 +18,14 @@ from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
 from sse_convert.mixers import BUILT_IN
-from sse_convert.recipe import load_recipe
+from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.select import settle_recall
+from sse_convert.surgery.compatibility import with_layers_of
 from tests.selection.conftest import RETRIEVES, TEACHER, TEXT
 from tests.surgery.models import save_source
 
@@ -50,6 +52,25 @@ def test_every_method_finds_the_layer_that_retrieves(done):
     assert by_method["greedy"].recall_accuracy == report.teacher.recall_accuracy == 1.0
     assert by_method["uniform"].recall_accuracy < 0.5
     assert by_method["greedy"].text_kl < by_method["uniform"].text_kl < report.nothing.text_kl
+
+
+def test_heads_are_chosen_and_kept(tmp_path):
+    """One of 18 heads finds what the layer that retrieves does; the recipe with it converts to that."""
+    data = {"recipe_version": 1, "model": str(TEACHER), "export": {"dir": str(tmp_path / "out")}}
+    data["mixers"] = {"sliding": {"window": 32}}
+    asked = recipe_from_dict({**data, "layers": {"select": {"keep": 1, "by": "heads"}}})
+    report = choose(tmp_path / "heads", keep=None, source=asked, overrides=None)
+    (choice,) = report.choices
+    layer, head = divmod(choice.kept[0], 3)
+    assert (choice.method, layer) == ("retrieval", RETRIEVES)
+    assert choice.measured.recall_accuracy == report.teacher.recall_accuracy == 1.0
+    assert report.nothing.recall_accuracy < 0.5
+    assert f"keep heads {layer}:{head} (retrieval)" in report.lines()[0]
+    chosen = recipe_from_dict({**data, **yaml.safe_load((tmp_path / "heads" / "layers.yaml").read_text())})
+    api.convert(chosen, tmp_path / "converted")
+    mixers = layer_mixers(load_model(str(tmp_path / "converted"), device="cpu").config)
+    assert [mixer.full_heads for mixer in mixers] == [(head,) if i == layer else () for i in range(6)]
+    assert with_layers_of(tmp_path / "converted", asked).layers == chosen.layers
 
 
 def test_files(done, tmp_path):
@@ -230,7 +251,6 @@ def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
         ({"keep": 6}, UsageError, "keep is 6"),
         ({"keep": 0}, UsageError, "keep is 0"),
         ({"methods": ["best"]}, UsageError, "method is 'best'"),
-        ({"methods": []}, UsageError, "methods are"),
         ({"methods": ["greedy", "greedy"]}, UsageError, "methods are"),
         ({"stand_in": "mamba"}, UsageError, "stand-in is 'mamba'"),
         ({"length": 100}, UsageError, "length is 100"),

@@ -65,7 +65,7 @@ def test_a_run_chooses_first_and_says_what(recipe, tmp_path, monkeypatch, capsys
     for made in (tmp_path / "out.stages" / "01-convert", tmp_path / "out"):
         config = json.loads((made / "config.json").read_text())["sse"]
         assert config["layers"] == names
-        assert config["recipe"]["layers"]["select"] == {"keep": "34%", "chosen": [kept]}
+        assert config["recipe"]["layers"]["select"] == {"keep": "34%", "by": "layers", "chosen": [kept]}
     assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["layers"]["select"]["chosen"] == [kept]
     assert f"Layers {kept} stay softmax." in (tmp_path / "out" / "README.md").read_text()
     assert api.verify(tmp_path / "out.stages").checks
