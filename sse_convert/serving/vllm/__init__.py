@@ -2,8 +2,8 @@
 
 import logging
 
-TESTED = "0.32"
-"""version of vLLM that the tests run with; others are tried with a word of warning"""
+TESTED = ("0.32", "0.33")
+"""versions of vLLM that the tests ran with; others are tried with a word of warning"""
 
 _log = logging.getLogger(__name__)
 
@@ -19,8 +19,10 @@ def register_plugin() -> None:
 
         from sse_convert.serving.vllm.families import register_families
 
-        if not vllm.__version__.startswith(f"{TESTED}."):
-            _log.warning("sse-convert was tested with vLLM %s, this is %s", TESTED, vllm.__version__)
+        if not vllm.__version__.startswith(tuple(f"{version}." for version in TESTED)):
+            _log.warning("sse-convert was tested with vLLM %s, this is %s", " and ".join(TESTED), vllm.__version__)
         register_families()
     except Exception as error:  # another vLLM lacks modules, classes or fields that we ask for
-        _log.warning("sse-convert cannot serve with this vLLM: %r; it was tested with vLLM %s", error, TESTED)
+        _log.warning(
+            "sse-convert cannot serve with this vLLM: %r; it was tested with vLLM %s", error, " and ".join(TESTED)
+        )

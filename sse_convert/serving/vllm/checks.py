@@ -69,13 +69,14 @@ class ServedConfig(VerifyAndUpdateConfig):
             scheduler.scheduler_cls, scheduler.async_scheduling = BLOCK_SCHEDULER, False
         refused = {
             "speculative decoding": vllm_config.speculative_config is not None,
-            "LoRA adapters": vllm_config.lora_config is not None,
+            "LoRA adapters on a CPU with vLLM 0.32": vllm_config.lora_config is not None and adapts_unasked(),
             "pipeline parallelism": parallel.pipeline_parallel_size > 1,
             "context parallelism": parallel.decode_context_parallel_size > 1
             or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
             "micro-batches (dbo)": getattr(parallel, "enable_dbo", False),
             "transfer of states between servers": vllm_config.kv_transfer_config is not None,
             f"mamba_cache_mode {cache.mamba_cache_mode!r}": cache.mamba_cache_mode not in ("none", "align"),
+            "prefix caching on a CPU with this vLLM": aligned and not splits_chunks(),
             "a scheduler class with prefix caching on a CPU": aligned and scheduler.scheduler_cls != BLOCK_SCHEDULER,
             f"states in {cache.mamba_ssm_cache_dtype}": cache.mamba_ssm_cache_dtype not in STATE_TYPES,
         }
@@ -85,6 +86,26 @@ class ServedConfig(VerifyAndUpdateConfig):
                 expected="an engine without it: sse-convert's plugin has not built it",
                 fix="leave the option out",
             )
+
+
+def splits_chunks() -> bool:
+    """Whether vLLM's scheduler cuts prompts by the method that `BlockScheduler` overrides."""
+    try:
+        from sse_convert.serving.vllm.scheduler import overrides
+    except ImportError:
+        return False
+    return overrides()
+
+
+def adapts_unasked() -> bool:
+    """Whether requests without an adapter get another's on this platform, as by vLLM 0.32's kernels for CPUs."""
+    if not current_platform.is_cpu():
+        return False
+    from vllm.lora.ops.torch_ops import bgmv_expand
+
+    output, none = torch.zeros(1, 1), torch.tensor([-1])
+    bgmv_expand(torch.ones(1, 1), torch.ones(1, 1, 1), output, none)
+    return bool(output.any())
 
 
 def check_model(config: Any) -> None:

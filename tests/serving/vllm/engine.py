@@ -100,10 +100,11 @@ def engine(path: Path, **options: Any) -> Iterator[LLM]:
         cleanup_dist_env_and_memory()
 
 
-def greedy(llm: LLM, given: list[list[int]], new: int = NEW) -> list[Any]:
+def greedy(llm: LLM, given: list[list[int]], new: int = NEW, lora_request: Any = None) -> list[Any]:
     """vLLM's answers to prompts that all wait from the beginning."""
     sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
-    return llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in given], sampling, use_tqdm=False)
+    waiting = [TokensPrompt(prompt_token_ids=ids) for ids in given]
+    return llm.generate(waiting, sampling, lora_request=lora_request, use_tqdm=False)
 
 
 def tokens(answers: list[Any]) -> list[list[int]]:

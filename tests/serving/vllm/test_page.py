@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "pages" / "guide" / "serve.md"

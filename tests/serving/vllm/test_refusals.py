@@ -12,7 +12,6 @@ from tests.serving.vllm.engine import checkpoint
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 OPTIONS = {
     "speculative decoding": {"speculative_config": NGRAMS},
-    "LoRA adapters": {"enable_lora": True},
     "pipeline parallelism": {"pipeline_parallel_size": 2},
     "states in float16": {"mamba_ssm_cache_dtype": "float16"},
 }
@@ -32,6 +31,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_options(name: str, model: Path) -> None:
     with pytest.raises(UsageError, match=f"{name} with a converted model"):
         configured(model, **OPTIONS[name])
+
+
+@pytest.mark.parametrize("theirs", [None, lambda self, request, num_new_tokens: num_new_tokens])
+def test_prefix_caching_where_chunks_are_cut_otherwise(
+    theirs: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.v1.core.sched.scheduler.Scheduler._mamba_block_aligned_split", theirs)
+    with pytest.raises(UsageError, match="prefix caching on a CPU with this vLLM with a converted model"):
+        configured(model, enable_prefix_caching=True)
+
+
+def test_adapters_that_requests_without_one_would_get(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.lora.ops.torch_ops.bgmv_expand", lambda inputs, weights, output, indices: output.fill_(1))
+    with pytest.raises(UsageError, match=r"LoRA adapters on a CPU with vLLM 0\.32 with a converted model"):
+        configured(model, enable_lora=True)
 
 
 def test_families(tmp_path: Path) -> None:
