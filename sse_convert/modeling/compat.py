@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from transformers.cache_utils import DynamicLayer
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.masking_utils import create_causal_mask
@@ -41,6 +42,16 @@ def cache_argument(attention: type[nn.Module]) -> str:
         expected=f"one of {', '.join(LAYER_CACHE_NAMES)}",
         fix="install a version of transformers that this one was tried with",
     )
+
+
+class GrowingLayer(DynamicLayer):
+    """transformers' keys and values of a softmax layer; its 5.17 cannot crop those that saw nothing, above an early
+    exit."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens."""
+        if self.is_initialized:
+            super().crop(tokens_to_remove)
 
 
 def in_backward() -> bool:

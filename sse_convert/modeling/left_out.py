@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicLayer
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling.compat import GrowingLayer
 
 GPU = "cuda"
 DOCUMENT_ATTENTION = "sse_documents"
@@ -41,20 +41,12 @@ def unsupported_reason(x: Any) -> None:
     """That kernels are missing is said by `untrusted`."""
 
 
-def has_kernels(x: Any) -> bool:
-    """Whether kernels of our own run: never."""
+def has_kernels(*_: Any) -> bool:
+    """Whether kernels run, or a step of one token is computed in another way than rows are: never."""
     return False
 
 
-fuses = has_kernels
-
-
-def takes_steps(*_: Any) -> bool:
-    """Whether a step of one token is computed in another way than rows are: never."""
-    return False
-
-
-can_step = steps_by_head = takes_steps
+fuses = takes_steps = can_step = steps_by_head = has_kernels
 PLAIN_ATTENTION = ()
 
 
@@ -62,7 +54,7 @@ class StepKeeper:
     """Has no step to keep."""
 
 
-RoomyLayer = DynamicLayer
+RoomyLayer = GrowingLayer
 
 
 def current_shard() -> None:

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+
+from sse_convert.modeling.compat import GrowingLayer
 
 ROOM = 64
 """columns that are free after a copy"""
 
 
-class RoomyLayer(DynamicLayer):
+class RoomyLayer(GrowingLayer):
     """What transformers' `DynamicLayer` keeps, in the front of a larger tensor while single tokens come without
     gradients on a CPU. Where something else comes, or somebody replaced keys and values, it does as `DynamicLayer`."""
 
@@ -37,11 +38,6 @@ class RoomyLayer(DynamicLayer):
         torch.stack((key_states, value_states), out=self._whole.narrow(3, length, 1))
         self.keys, self.values = self._whole.narrow(3, 0, length + 1).unbind()
         return self.keys, self.values
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """As transformers' newest: its 5.17 fails for layers that saw nothing, those above an early exit."""
-        if self.is_initialized:
-            super().crop(tokens_to_remove)
 
     def _takes(self, key: Tensor, value: Tensor) -> bool:
         """Whether this is a token of each row after others, of which a column can be written."""
