@@ -152,6 +152,20 @@ def test_right_padded_rows_are_continued() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("before", "costs"), [(0, False), (6, True), (20, False)])
+def test_pads_use_up_a_window_inside_a_row_alone(before: int, costs: bool) -> None:
+    """More pads than a window has columns, left of a row's tokens, among them, and right of them."""
+    model = tiny_model("llama", ("sse+sliding", "sliding", "sse", "full"), dtype=torch.float64)
+    ids, pads = prompts((20,))[0], torch.zeros(1, 9, dtype=torch.long)
+    padded = torch.cat([ids[:, :before], pads, ids[:, before:]], 1)
+    mask = torch.ones_like(padded)
+    mask[:, before : before + 9] = 0
+    logits = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[mask.bool()]
+    assert ((logits - model(ids).logits[0]).abs().max() > 0.1) == costs
+    assert costs or torch.allclose(logits, model(ids).logits[0], atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
 def test_eager_equals_sdpa() -> None:
     ids, mask = prompts()
     logits = []
