@@ -160,7 +160,7 @@ processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
   included. Files of the processor travel with tokenizer and chat template. `plan` counts what sees images among the
   parameters and not among those that a token of text meets.
 - **Training is on text.** Teacher and student read it through the language model alone. Rows with images are not
-  offered; `data` reads text. `calibrate`, `select`, `eval`, `analyze`, `generate` and `chat` read text as well.
+  offered; `data` reads text. `calibrate`, `select`, `eval`, `generate` and `chat` read text as well.
 - **Features of an image** go to the layers where the teacher has them: into the embeddings, and with Qwen3-VL's
   DeepStack behind the first layers, converted or not.
 - **Rotation by time, height and width** (M-RoPE): a mixer with `rope: keep` turns queries and keys by the teacher's

@@ -35,7 +35,6 @@ ROOMS = [
     "serving",
     "evaluation",
     "selection",
-    "analysis",
     "pages",
     "export",
     "pipeline",

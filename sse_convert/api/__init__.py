@@ -3,13 +3,12 @@
 from sse_convert.api.arguments import checked
 from sse_convert.api.conversion import calibrate, convert, dequantize, expand, plan, select
 from sse_convert.api.recipes import RecipeLike, recipes_copy, recipes_list, recipes_new, recipes_schema, recipes_show
-from sse_convert.api.results import analyze, chat, compare, doctor, export, generate, inspect, push, report, verify
+from sse_convert.api.results import chat, compare, doctor, export, generate, inspect, push, report, verify
 from sse_convert.api.running import align, distill, evaluate, run, uptrain
 
 __all__ = [
     "RecipeLike",
     "align",
-    "analyze",
     "calibrate",
     "chat",
     "compare",

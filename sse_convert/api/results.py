@@ -8,7 +8,6 @@ from sse_convert.api.recipes import RecipeLike, recipe_of
 from sse_convert.doctor import DoctorReport, diagnose
 
 if TYPE_CHECKING:
-    from sse_convert.analysis.analysis_report import AnalysisReport
     from sse_convert.export.export import ExportReport
     from sse_convert.export.push import PushReport
     from sse_convert.inference.generate import ChatReport, GenerationReport
@@ -53,45 +52,11 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
     return verify_folder(checkpoint, teacher=teacher)
 
 
-def analyze(
-    model: Path | str,
-    text: Path | str,
-    *,
-    teacher: Path | str | None = None,
-    tokens: int = 16384,
-    length: int | None = None,
-    out: Path | None = None,
-    device: str | None = None,
-) -> "AnalysisReport":
-    """Look inside the converted layers of a model while it reads a text.
-
-    Args:
-        model: converted checkpoint, folder or hub id.
-        text: UTF-8 file.
-        teacher: the model it was made from, for output errors and attention distances.
-        tokens: of the text, at most.
-        length: tokens per row; unset takes 2048, or the model's context or the text if they are shorter.
-        out: new folder for the report and its figures.
-        device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
-
-    Raises:
-        DataError: the text is missing, empty, not UTF-8, or shorter than a row (128 tokens at least).
-        CheckpointError, HubError: a model cannot be read, is not converted, or is not this model's teacher.
-        UsageError: `tokens` or `length` is out of range.
-        HardwareError: the device does not exist here.
-        OutputError: `out` exists or cannot be written; nothing is left behind.
-    """
-    from sse_convert.analysis.analyze import analyze_model
-
-    return analyze_model(model, Path(text), teacher=teacher, tokens=tokens, length=length, out=out, device=device)
-
-
 def report(
     run: Path | str,
     *,
     out: Path | None = None,
     beside: Sequence[Path | str] = (),
-    text: Path | None = None,
     prompts: Sequence[str] = (),
     max_new_tokens: int = 64,
     device: str | None = None,
@@ -102,25 +67,21 @@ def report(
         run: `export.dir` of the recipe, the `.stages` folder beside it, or a converted checkpoint.
         out: the page; unset takes `<run>.report.html`. An older one is replaced.
         beside: runs or evaluation files whose figures stand beside it (controls).
-        text: text file to analyse the model with first; the analysis stays in the run.
         prompts: texts to continue first with all models; the samples stay in the run.
         max_new_tokens: of each sample.
-        device: for `text` and `prompts`; unset picks the accelerator, or the CPU.
+        device: for `prompts`; unset picks the accelerator, or the CPU.
 
     Raises:
         UsageError: there is no run or converted checkpoint, or something in `beside` was not evaluated.
         CheckpointError: a file of the run is damaged or of another version.
-        OutputError: the page cannot be written, `out` is a file of another kind, or `text` is given and the run has an
-            analysis.
-        DataError, HubError, HardwareError: text, hub or machine do not do, with `text` and `prompts`.
+        OutputError: the page cannot be written, or `out` is a file of another kind.
+        HubError, HardwareError: hub or machine do not do, with `prompts`.
     """
     from sse_convert.files import check_result
     from sse_convert.pages.run_page import write_report
 
     check_result(out, ".html")
-    return write_report(
-        run, out=out, beside=beside, text=text, prompts=prompts, max_new_tokens=max_new_tokens, device=device
-    )
+    return write_report(run, out=out, beside=beside, prompts=prompts, max_new_tokens=max_new_tokens, device=device)
 
 
 def compare(sources: Sequence[Path | str], *, out: Path | None = None) -> "CompareReport":

@@ -1,4 +1,4 @@
-"""The text of an analysis: one file, cut into rows of equal length."""
+"""The text that a command looks at a model with: one file, cut into rows of equal length."""
 
 import dataclasses as dc
 from collections.abc import Callable, Iterator

@@ -4,7 +4,6 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.analysis import analysis_report
 from sse_convert.checkpoints.identity import STAGE_FILE
 from sse_convert.checkpoints.open import CONFIG, read_config
 from sse_convert.checkpoints.provenance import read_provenance
@@ -12,7 +11,7 @@ from sse_convert.errors import UsageError
 from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.controls import COMPARISON, stages_folder
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
-from sse_convert.pages.result_files import ANALYSIS, CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
+from sse_convert.pages.result_files import CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
 from sse_convert.recipe.source import parse
 from sse_convert.training import metrics
 
@@ -24,7 +23,6 @@ RECIPE = "recipe.yaml"
 STAGES = ".stages"
 WORK = ".work"
 CONTROLS = ".controls"
-ANALYSIS_FOLDER = "analysis"
 SAMPLES_FILE = "samples.json"
 SAMPLES_SCHEMA = 1
 UNTRAINED = ("convert", "calibrate")
@@ -59,16 +57,6 @@ class Evaluation:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Analysis:
-    """A report of `analyze`."""
-
-    path: Path
-    """the JSON file"""
-    data: dict[str, Any]
-    """its content"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """Everything known about a run, or about a checkpoint alone."""
 
@@ -88,8 +76,6 @@ class Run:
     """of the control runs"""
     comparison: dict[str, Any] | None
     """what `run` says of the controls"""
-    analysis: Analysis | None
-    """of the states"""
     samples: dict[str, Any] | None
     """generated texts"""
 
@@ -136,7 +122,6 @@ def collect(path: str | Path) -> Run:
         evaluations=_evaluations(out, steps),
         controls=_controls(_controls_folder(out)),
         comparison=_comparison(_controls_folder(out) / COMPARISON),
-        analysis=_analysis(root / ANALYSIS_FOLDER),
         samples=_samples(root / SAMPLES_FILE),
     )
 
@@ -243,13 +228,6 @@ def _label(step: str) -> str:
     if step == "eval":
         return STUDENT
     return UNTRAINED_LABEL if step in UNTRAINED else f"after {step}"
-
-
-def _analysis(folder: Path) -> Analysis | None:
-    path = folder / analysis_report.FILE
-    if not path.is_file():
-        return None
-    return Analysis(path=path, data=read_json(path, ANALYSIS, schema=analysis_report.SCHEMA))
 
 
 def _samples(path: Path) -> dict[str, Any] | None:

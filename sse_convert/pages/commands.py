@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
-from sse_convert.pages.collect import ANALYSIS_FOLDER, RECIPE, Run
+from sse_convert.pages.collect import RECIPE, Run
 
 
 def recipe_file(run: Run) -> str:
@@ -22,14 +22,6 @@ def eval_command(run: Run, folder: Path) -> str:
     """Measures a checkpoint of the run, beside the checkpoint, where the page finds it."""
     place = shlex.quote(str(folder))
     return f"sse-convert eval {recipe_file(run)} -c {place} -o {shlex.quote(str(folder / EVALUATION_FILE))}"
-
-
-def analyze_command(run: Run) -> str:
-    """Looks inside the layers."""
-    teacher = f" --teacher {shlex.quote(run.recipe['model'])}" if run.recipe else ""
-    model = run.model.name if run.model else str(run.out)
-    out = shlex.quote(str(run.root / ANALYSIS_FOLDER))
-    return f"sse-convert analyze {shlex.quote(model)} --text FILE{teacher} -o {out}"
 
 
 def samples_command(run: Run) -> str:

@@ -18,7 +18,6 @@ from sse_convert.pages.scores import (
     PREFILL,
     Conditions,
     Measure,
-    analysis_measures,
     cache_measures,
     conditions,
     model_measures,
@@ -57,8 +56,6 @@ class ComparedSource:
             yield from model_measures(self.evaluation, "student")
         elif self.run is not None:
             yield from cache_measures(self.run)
-        if self.run is not None and self.run.analysis is not None:
-            yield from analysis_measures(self.run.analysis)
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

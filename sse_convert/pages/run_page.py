@@ -7,7 +7,7 @@ from pathlib import Path
 from sse_convert.errors import UsageError
 from sse_convert.files import check_writable
 from sse_convert.pages.blocks import Section
-from sse_convert.pages.collect import ANALYSIS_FOLDER, Evaluation, Run, collect
+from sse_convert.pages.collect import Evaluation, Run, collect
 from sse_convert.pages.compare import labels, read_source
 from sse_convert.pages.figures.drawing import styled
 from sse_convert.pages.generate import make_samples
@@ -19,7 +19,6 @@ from sse_convert.pages.sections.recipe import recipe
 from sse_convert.pages.sections.resources import resources
 from sse_convert.pages.sections.routers import routers
 from sse_convert.pages.sections.samples import samples
-from sse_convert.pages.sections.states import states
 from sse_convert.pages.sections.summary import summary
 from sse_convert.pages.sections.training import training
 from sse_convert.report import FieldsReport, format_bytes
@@ -53,7 +52,6 @@ def write_report(
     *,
     out: Path | None = None,
     beside: Sequence[str | Path] = (),
-    text: Path | None = None,
     prompts: Sequence[str] = (),
     max_new_tokens: int = 64,
     device: str | None = None,
@@ -72,8 +70,6 @@ def write_report(
     controls = _controls(beside)
     path = out or found.out.with_name(f"{found.out.name}{SUFFIX}")
     check_writable(path)
-    if text is not None:
-        _analyze(found, text, device)
     if prompts:
         make_samples(found, prompts, max_new_tokens=max_new_tokens, device=device)
     found = collect(run)
@@ -97,7 +93,6 @@ def _sections(run: Run, controls: Sequence[Evaluation]) -> list[Section]:
         layers(run),
         training(run),
         routers(run),
-        states(run),
         samples(run),
         recipe(run),
         provenance(run),
@@ -114,11 +109,3 @@ def _controls(sources: Sequence[str | Path]) -> tuple[Evaluation, ...]:
             )
     names = labels([str(source) for source in sources])
     return tuple(dc.replace(i.evaluation, label=name) for i, name in zip(found, names, strict=True) if i.evaluation)
-
-
-def _analyze(run: Run, text: Path, device: str | None) -> None:
-    if run.model is None or run.recipe is None:
-        raise UsageError(f"{run.out} has no converted checkpoint yet", expected="one, to analyse")
-    from sse_convert.analysis.analyze import analyze_model
-
-    analyze_model(run.model.name, text, teacher=run.recipe["model"], out=run.root / ANALYSIS_FOLDER, device=device)

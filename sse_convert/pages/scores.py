@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sse_convert.evaluation.intervals import Z95, share_interval
-from sse_convert.pages.collect import Analysis, Evaluation, Run
+from sse_convert.pages.collect import Evaluation, Run
 from sse_convert.report import format_bytes, format_number
 
 Conditions = tuple[tuple[str, str], ...]
@@ -27,11 +27,6 @@ DECODE = "decoding (tokens/s)"
 CACHE = "cache and state of one sequence"
 RATIO = "decoding, as a multiple of the teacher's"
 FACTS = ("teacher", "layers converted", "kinds of layers", "parameters", "of them new", "recipe", "tokens trained on")
-INSIDE = {
-    "load entropy (1: even)": ("routing", "load_entropy"),
-    "layer error against the teacher": ("output_error", "relative"),
-}
-"""quantity -> where an analysis has it"""
 ORDER = (
     *FACTS,
     LOSS,
@@ -48,7 +43,6 @@ ORDER = (
     PREFILL,
     DECODE,
     RATIO,
-    *INSIDE,
 )
 """of the quantities in a table"""
 
@@ -191,22 +185,6 @@ def cache_measures(run: Run) -> Iterator[Measure]:
 
     for name, size in run.model.cache.items() if run.model else ():
         yield _at_length(CACHE, LENGTHS[name], format_bytes(size), size)
-
-
-def analysis_measures(analysis: Analysis) -> Iterator[Measure]:
-    """Means over the layers that have the quantity.
-
-    Args:
-        analysis: the report of `analyze`.
-    """
-    under = tuple((key, str(analysis.data["conditions"].get(key))) for key in ("text", "tokens", "length"))
-    for name, (quantity, key) in INSIDE.items():
-        layers = analysis.data["layers"]
-        values = [layer[quantity][key] for layer in layers if layer.get(quantity, {}).get(key) is not None]
-        if values:
-            mean = sum(values) / len(values)
-            setting = f"mean of {len(values)} layers"
-            yield Measure(quantity=name, setting=setting, text=f"{mean:.3f}", value=mean, conditions=under)
 
 
 def _interval(

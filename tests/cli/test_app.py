@@ -29,7 +29,7 @@ from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
 COMMANDS = ["plan", "convert", *TRAINING, "eval", "export", "push", "generate", "chat", "inspect", "verify", "doctor"]
-COMMANDS += ["analyze", "select", "expand", "dequantize"]
+COMMANDS += ["select", "expand", "dequantize"]
 RULER_TWO = ["eval.ruler.tasks=[niah_single_1, niah_single_2]"]
 LM_EVAL_TWO = "eval.lm_eval.tasks=[piqa, arc]"
 ERRORS = [

@@ -252,7 +252,6 @@ NUMBERED = {
         ["select", "recipe.yaml", "1", "-o", "made", "-m", "uniform"],
         ("tokens", "length", "samples", "recall-weight", "stand-in"),
     ),
-    "analyze": (["analyze", "hybrid", "train.txt"], ("tokens", "length", "device", "teacher", "out")),
     "convert": (["convert", "recipe.yaml", "-o", "made"], ("link",)),
     "dequantize": (["dequantize", "qwen3", "-o", "made"], ("revision",)),
     "push": (["push", "hybrid", "a/b", "--dry-run"], ("revision",)),

@@ -187,6 +187,8 @@ def test_what_does_not_travel_says_so() -> None:
 
     x = torch.zeros(1)
     assert "import sse_convert" in left_out.unavailable_reason(x.device)
+    with pytest.warns(UserWarning, match="without Triton kernels: import sse_convert"):
+        left_out.unavailable_reason(torch.device("cuda"))
     assert not left_out.has_kernels(x)
     with pytest.raises(UsageError, match="sse_attention_masked is not in the code of a checkpoint"):
         left_out.sse_attention_masked(x)

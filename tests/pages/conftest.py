@@ -8,7 +8,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from sse_convert.analysis.analyze import analyze_model
 from sse_convert.data.teacher_samples import CACHE_VARIABLE
 from sse_convert.pipeline import run_recipe
 from tests.training.conftest import make_llama, make_text, make_tokenizer, recipe_for
@@ -25,7 +24,7 @@ EVAL = {
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """The folder that holds `teacher`, `text.txt`, `out` and `out.stages` with an analysis; not to be changed."""
+    """The folder that holds `teacher`, `text.txt`, `out` and `out.stages`; not to be changed."""
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("pages")
     make_llama(tie=True).save_pretrained(place / "teacher")
@@ -45,14 +44,6 @@ def made(tmp_path_factory):
     run_recipe(recipe)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    analyze_model(
-        place / "out",
-        place / "text.txt",
-        teacher=place / "teacher",
-        tokens=256,
-        length=128,
-        out=place / "out.stages" / "analysis",
-    )
     return place
 
 

@@ -104,7 +104,7 @@ def test_page(browser, pages, name, width, dark):
 def test_sections_open_by_their_anchors(browser, pages):
     with shown(browser, pages / "report.html", width=1280) as tab:
         links = tab.value("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
-        assert len(links) == 11
+        assert len(links) == 10
         assert all(tab.value(f"document.querySelector({json.dumps(link)}) !== null") for link in links)
 
 

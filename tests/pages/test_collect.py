@@ -20,7 +20,6 @@ def test_a_run_is_found_by_either_folder(made, name):
     assert run.model.layers == ["sse", "sliding", "full"]
     assert run.recipe["model"] == str(made / "teacher")
     assert [found.label for found in run.evaluations] == ["student"]
-    assert run.analysis.data["model"] == str(made / "out")
     assert run.samples is None
 
 
@@ -86,7 +85,6 @@ def test_what_is_no_run(made, tmp_path):
         ("04-eval/evaluation.json", '{"schema": 1, "conditions": {}, "teacher": {}}', "teacher.name is missing"),
         ("02-align/stage.json", '{"inputs": {}, "hash": 1}', "hash is int, not str"),
         ("02-align/metrics.jsonl", "{\n{\n", "cannot be read"),
-        ("analysis/analysis.json", '{"schema": 7}', "has schema 7"),
         ("samples.json", '{"schema": 1, "models": []}', "samples is missing"),
     ],
 )

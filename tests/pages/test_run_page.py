@@ -15,7 +15,7 @@ from sse_convert.pages.sections.routers import routers
 from sse_convert.pages.sections.summary import summary
 
 TITLES = ["Summary", "Quality", "Needles by depth and length", "Memory and speed", "Layers", "Training", "Routers"]
-TITLES += ["States", "Samples", "Recipe", "Provenance"]
+TITLES += ["Samples", "Recipe", "Provenance"]
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def test_a_finished_run(made, tmp_path, does):
     assert result["sections"] == TITLES
     assert list(result["missing"]) == ["Samples"]
     assert "--prompt" in result["missing"]["Samples"]
-    for anchor in ("quality", "needles", "resources", "layers", "training", "routers", "states", "provenance"):
+    for anchor in ("quality", "needles", "resources", "layers", "training", "routers", "provenance"):
         assert f'<section id="{anchor}"' in text
     figures = re.findall(r'<figure class="\w+" id="figure-([^"]+)"', text)
     assert len(figures) == len(set(figures)) == text.count("<svg ")
-    wanted = {"loss-by-context", "needles-number-1", "loss-03-distill", "router-entropy", "analysis-memory"}
+    wanted = {"loss-by-context", "needles-number-1", "loss-03-distill", "router-entropy", "routing-at-the-end"}
     assert wanted <= set(figures)
     evaluation = json.loads((made / "out" / "evaluation.json").read_text())
     assert f"{evaluation['student']['held_out'][0]['loss']:.3f} ±" in text
@@ -55,7 +55,7 @@ def test_a_finished_run(made, tmp_path, does):
 
 def test_the_page_of_an_unfinished_run_stands_beside_it(place, does):
     shutil.rmtree(place / "out")
-    for name in ("03-distill", "04-eval", "05-export", "analysis"):
+    for name in ("03-distill", "04-eval", "05-export"):
         shutil.rmtree(place / "out.stages" / name)
     (place / "out.stages" / "recipe.yaml").unlink()  # the export step writes it
     work = place / "out.stages" / "03-distill.work"
@@ -65,7 +65,7 @@ def test_the_page_of_an_unfinished_run_stands_beside_it(place, does):
     assert code == 0
     text = (place / "out.report.html").read_text()
     assert "Not finished: distill. Continue with: sse-convert run RECIPE" in text
-    assert set(answer["result"]["missing"]) >= {"Quality", "Needles by depth and length", "States", "Samples"}
+    assert set(answer["result"]["missing"]) >= {"Quality", "Needles by depth and length", "Samples"}
     assert "distill (unfinished)" in text
 
 
@@ -74,38 +74,27 @@ def test_a_checkpoint_that_was_only_converted(place, does):
     code, answer = does("report", place / "plain")
     assert code == 0
     missing = answer["result"]["missing"]
-    assert {"Quality", "Training", "Routers", "States", "Samples"} <= set(missing)
-    assert missing["States"].startswith(f"sse-convert analyze {place / 'plain'} --text FILE --teacher")
+    assert {"Quality", "Training", "Routers", "Samples"} <= set(missing)
     assert "Recipe" not in missing
 
 
 @pytest.mark.parametrize(
-    ("layers", "changes", "said"),
-    [
-        (["sse", "sliding", "full"], {}, None),
-        (["sse", "sliding", "full"], {"router": "keys"}, "keys and queries"),
-        (["sse", "more", "full"], {"router": "keys"}, None),
-        (["full", "sliding", "full"], {}, "No layer of this model routes."),
-    ],
-    ids=["hidden", "keys", "both", "unused"],
+    ("layers", "routes"), [(["sse", "sliding", "full"], True), (["full", "sliding", "full"], False)]
 )
-def test_where_keys_choose_no_command_looks_at_routers(made, layers, changes, said):
-    run = dc.replace(collect(made / "out"), steps=(), analysis=None)
-    mixers = {**run.model.mixers, "more": run.model.mixers["sse"]}
-    mixers["sse"] = {**mixers["sse"], **changes}
-    (block,) = routers(dc.replace(run, model=dc.replace(run.model, layers=layers, mixers=mixers))).blocks
-    if said is None:
+def test_a_page_says_why_there_are_no_routers(made, layers, routes):
+    run = dc.replace(collect(made / "out"), steps=())
+    (block,) = routers(dc.replace(run, model=dc.replace(run.model, layers=layers))).blocks
+    if routes:
         assert isinstance(block, Missing)
-        assert block.command.startswith("sse-convert analyze ")
+        assert block.command.startswith("sse-convert run ")
     else:
         assert isinstance(block, Paragraph)
-        assert said in block.text
+        assert "No layer of this model routes." in block.text
 
 
-def test_text_and_prompts_fill_sections_and_stay(place, does):
-    shutil.rmtree(place / "out.stages" / "analysis")
+def test_prompts_fill_a_section_and_stay(place, does):
     prompt = "the keeper <b>of</b>"
-    asked = ("--text", place / "text.txt", "--prompt", prompt, "--max-new-tokens", 4)
+    asked = ("--prompt", prompt, "--max-new-tokens", 4)
     code, answer = does("report", place / "out", *asked)
     assert code == 0
     assert answer["result"]["missing"] == {}
@@ -114,9 +103,6 @@ def test_text_and_prompts_fill_sections_and_stay(place, does):
     assert len(samples["samples"][0]["texts"]) == 3
     assert "the keeper &lt;b&gt;of&lt;/b&gt;" in (place / "out.report.html").read_text()
     assert does("report", place / "out")[1]["result"]["missing"] == {}
-    code, answer = does("report", place / "out", "--text", place / "text.txt")
-    assert code == 8
-    assert "analysis exists" in answer["error"]["what"]
 
 
 def test_the_verdict_names_the_untrained_model(place, edit):

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sse_convert.analysis.plot import figures
 from sse_convert.evaluation.plot import COLOURS
 from sse_convert.pages.collect import RunStep
 from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain, untitled
+from sse_convert.pages.figures.router_load import router_load
 from sse_convert.report import format_number
 from sse_convert.training.metrics import DEAD_SHARE
 
@@ -37,19 +37,19 @@ def router_drawings(steps: Sequence[RunStep]) -> Iterator[Drawing]:
     """
     if layers := last_routers(steps):
         yield _entropy(steps)
-        for name, figure in figures(layers):
-            untitled(figure)
-            yield Drawing(
-                name=f"{name}-at-the-end",
-                title="Router load at the end of training",
-                about="Load of each partition by layer, on the last batch that was looked at, and its entropy. "
-                "Where keys choose: of each head's partitions from the busiest, mean of the heads.",
-                figure=figure,
-            )
+        figure = router_load(layers)
+        untitled(figure)
+        yield Drawing(
+            name="routing-at-the-end",
+            title="Router load at the end of training",
+            about="Load of each partition by layer, on the last batch that was looked at, and its entropy. "
+            "Where keys choose: of each head's partitions from the busiest, mean of the heads.",
+            figure=figure,
+        )
 
 
 def last_routers(steps: Sequence[RunStep]) -> list[dict[str, Any]]:
-    """The newest look at the routers, as layers of an analysis; empty where training logged none.
+    """The newest look at the routers, layer by layer, as `router_load` takes it; empty where training logged none.
 
     Args:
         steps: training stages, in order.
@@ -137,10 +137,5 @@ def _entropy(steps: Sequence[RunStep]) -> Drawing:
 
 def _router(index: int, router: Mapping[str, Any]) -> dict[str, Any]:
     load = router["load"]
-    routing = {
-        "load": load,
-        "load_entropy": router["entropy"] / math.log(len(load)),
-        "gate_entropy": None,
-        "dead": [i for i, share in enumerate(load) if share < DEAD_SHARE / len(load)],
-    }
-    return {"index": index, "mixer": "", "partitions": len(load), "routing": routing}
+    dead = [i for i, share in enumerate(load) if share < DEAD_SHARE / len(load)]
+    return {"index": index, "load": load, "entropy": router["entropy"] / math.log(len(load)), "dead": dead}

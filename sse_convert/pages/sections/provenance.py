@@ -1,11 +1,10 @@
 """Where everything comes from: versions, hashes, commands."""
 
 import hashlib
-from pathlib import Path
 
 from sse_convert.pages.blocks import Block, Code, Section, Table
 from sse_convert.pages.collect import Run, RunStep
-from sse_convert.pages.commands import analyze_command, report_command, run_command
+from sse_convert.pages.commands import report_command, run_command
 
 
 def provenance(run: Run) -> Section:
@@ -15,13 +14,12 @@ def provenance(run: Run) -> Section:
         rows = tuple(_step(step) for step in run.steps)
         header = ("step", "folder", "hash of its inputs", "sse-convert")
         blocks.append(Table(caption="Steps", header=header, rows=rows, words=True))
-    if files := _files(run):
+    if files := [evaluation.path for evaluation in run.evaluations]:
         rows = tuple((str(path), hashlib.sha256(path.read_bytes()).hexdigest()[:16]) for path in files)
         blocks.append(
             Table(caption="Files behind this page", header=("file", "SHA-256, first 16 digits"), rows=rows, words=True)
         )
-    commands = [run_command(run), *([analyze_command(run)] if run.analysis else []), report_command(run)]
-    blocks.append(Code("\n".join(commands)))
+    blocks.append(Code(f"{run_command(run)}\n{report_command(run)}"))
     return Section(anchor="provenance", title="Provenance", blocks=tuple(blocks))
 
 
@@ -39,11 +37,9 @@ def _model(run: Run) -> Table:
             ("hash of the recipe", str(model.recipe_hash)),
             ("written by", f"stage {before.stage}, sse-convert {before.tool_version}" if before else "unknown"),
         ]
-    for found, name in ((run.student, "evaluation"), (run.analysis, "analysis")):
-        if found is not None:
-            rows += [
-                (f"{name}: {key}", str(value)) for key, value in found.data["conditions"].items() if value is not None
-            ]
+    if run.student is not None:
+        conditions = run.student.data["conditions"].items()
+        rows += [(f"evaluation: {key}", str(value)) for key, value in conditions if value is not None]
     return Table(caption="Checkpoint and conditions", header=("", ""), rows=tuple(rows), words=True)
 
 
@@ -51,8 +47,3 @@ def _step(step: RunStep) -> tuple[str, ...]:
     if step.record is None:
         return (step.name, step.folder.name, "not finished", "")
     return (step.name, step.folder.name, step.record["hash"][:16], str(step.record.get("tool_version", "")))
-
-
-def _files(run: Run) -> list[Path]:
-    found = [evaluation.path for evaluation in run.evaluations]
-    return [*found, *([run.analysis.path] if run.analysis else [])]

@@ -1,1 +1,0 @@
-"""What a converted model's layers do with a text: the paper's figures, on any checkpoint."""
