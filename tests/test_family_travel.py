@@ -14,11 +14,11 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.modeling.auto import load_pretrained
 from tests.elsewhere import without_package
-from tests.modeling.tiny import ENTRIES, prompts
+from tests.modeling.tiny import ENTRIES, FAMILIES, prompts
 from tests.surgery.models import recipe_data, save_source
 
 TWO_STEPS = {"name": "distill", "loss": "kl", "tokens": 64, "seq_len": 16, "batch_tokens": 32, "lr": 0.001}
-GROUPS = 12
+GROUPS = 4
 """of families that share a process elsewhere"""
 ELSEWHERE = """
 import json
@@ -64,7 +64,18 @@ def elsewhere(*folders: Path, script: str = ELSEWHERE) -> None:
     assert all((folder / "arrived").is_file() for folder in folders)
 
 
-@pytest.mark.parametrize("families", [ENTRIES[i::GROUPS] for i in range(GROUPS)], ids=", ".join)
+OWN = tuple(name for name in ENTRIES if name in FAMILIES)
+ALIKE = tuple(name for name in ENTRIES if name not in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "families",
+    [
+        *(OWN[i::GROUPS] for i in range(GROUPS)),
+        *(pytest.param(ALIKE[i::GROUPS], marks=pytest.mark.experiment) for i in range(GROUPS)),
+    ],
+    ids=", ".join,
+)
 def test_families_travel(families: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Convert, verify, train two steps, export; then, elsewhere, load, generate with left padding, save and load."""
     for family in families:

@@ -88,7 +88,7 @@ def test_the_measurement_of_seventy_billion_parameters_at_toy_size(tmp_path):
     assert len(list((tmp_path / "converted").glob("model-*.safetensors"))) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.experiment
 def test_streaming_all_weights_takes_no_more_memory(tmp_path):
     """One of the tensors is larger than the limit by itself."""
     config = {
