@@ -3,12 +3,14 @@
 An update of a library that breaks something is mended here. Nothing heavy is imported before it is needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 
 def is_loading(module: ModuleType) -> bool:
@@ -53,6 +55,28 @@ def mxfp4_weights(blocks: "torch.Tensor", scales: "torch.Tensor") -> "torch.Tens
 
     weights: torch.Tensor = convert_moe_packed_tensors(blocks, scales)
     return weights
+
+
+@contextmanager
+def attending_by(model: "PreTrainedModel", name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """In this block, softmax attention of a model calls a function, with the masks that its own is given.
+
+    Args:
+        model: whose attention is set, and put back.
+        name: under which transformers finds the function from now on.
+        function: as transformers' attention functions.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    before = model.config._attn_implementation
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def is_compiled(forward: Callable[..., Any]) -> bool:

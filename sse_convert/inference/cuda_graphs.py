@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sse_convert.compat import is_compiled
+from sse_convert.compat import attending_by, is_compiled
 from sse_convert.errors import UsageError
 from sse_convert.inference.fused_layers import fused_layers
 from sse_convert.inference.fused_norms import fused_norms
@@ -201,17 +200,11 @@ def has_room(cache: Cache, slots: int) -> bool:
 @contextmanager
 def fixed_cache_attention(model: PreTrainedModel) -> Iterator[None]:
     """In this block, softmax layers attend to a fixed cache with a kernel made for it, where they used torch's."""
-    before = model.config._attn_implementation
-    if before != "sdpa":
+    if model.config._attn_implementation != "sdpa":
         yield
         return
-    AttentionInterface.register(TOKEN_ATTENTION, _attend)
-    AttentionMaskInterface.register(TOKEN_ATTENTION, sdpa_mask)
-    model.set_attn_implementation(TOKEN_ATTENTION)
-    try:
+    with attending_by(model, TOKEN_ATTENTION, _attend):
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _attend(

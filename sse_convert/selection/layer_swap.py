@@ -192,7 +192,7 @@ def calibrated_layers(
         second = Collector(model, spec, list(layers), windows=windows, students=made)
         _run(second, rows)
         for i, layer in made.items():
-            layer.load_state_dict(output_scale(scaled, mixer, layer.dims, second.statistics[i]), strict=False)
+            layer.load_state_dict(output_scale(scaled, mixer, layer.source_dims, second.statistics[i]), strict=False)
     model.set_attn_implementation(kind)
     return made
 

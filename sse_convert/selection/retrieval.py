@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sse_convert.compat import attending_by
 from sse_convert.mixers import SlidingMixer, WindowMixer
+from sse_convert.modeling.window.window_attention import WindowConfig
 from sse_convert.recipe.choosing import TRIES
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Meter, passes, scored_hidden
@@ -105,13 +106,9 @@ def _watched(model: PreTrainedModel, watch: _Watch) -> Iterator[None]:
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         scaling = kwargs.get("scaling")
         watch.add(int(module.layer_idx), query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)  # type: ignore[arg-type]
-        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        own = ALL_ATTENTION_FUNCTIONS.get_interface(before, WindowConfig(module).eager)
+        return own(module, query, key, value, mask, **kwargs)
 
     before = model.config._attn_implementation
-    AttentionInterface.register(WATCHED, attend)
-    AttentionMaskInterface.register(WATCHED, sdpa_mask)
-    model.set_attn_implementation(WATCHED)
-    try:
+    with attending_by(model, WATCHED, attend):
         yield
-    finally:
-        model.set_attn_implementation(before)
