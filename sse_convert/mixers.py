@@ -130,8 +130,6 @@ class SSEMixer:
     """one state per key-value head, or one per query head for more memory"""
     read_top_k: int | None = None
     """k', partitions a token reads from; unset means top_k"""
-    router_bias: bool = False
-    """add a learned bias to the router's logits; `expand` sets it, to bring new partitions in quietly"""
     gate: Gate = dc.field(default_factory=Gate)
     """write and read gate"""
     row_top_k: int | None = None
@@ -210,7 +208,7 @@ class SSEMixer:
     def _router_checks(self) -> list[tuple[bool, str]]:
         """What is not built beside keys that choose partitions."""
         expected = {
-            **{"balance": "none", "router_bias": False, "partition_gate": "softmax"},
+            **{"balance": "none", "partition_gate": "softmax"},
             **{"shared_params": True, "row_top_k": None},
         }
         by_keys = self.router == "keys"
@@ -327,6 +325,8 @@ BUILT_IN: dict[str, Mixer] = {
 """the mixers that recipes know by name, in the order of the reference"""
 SSE_KINDS = ("sse", "sse+sliding", "paper")
 """those with sparse partitions as the paper has them; the others are baselines"""
+RETIRED = {"router_bias": False}
+"""settings that older recipes and checkpoints have, and the one value of each that layers still have"""
 
 
 def _class_of(kind: Any) -> type[Mixer]:
@@ -341,7 +341,7 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     A setting that it lacks gets the value that layers had before there was the setting, never a new default.
 
     Raises:
-        ValueError: the kind is unknown, or a field is.
+        ValueError: the kind is unknown, a field is, or a retired one has a value that layers no longer offer.
     """
     if not isinstance(data, dict) or not isinstance(data.get("advanced", {}), dict):
         raise ValueError(f"a mixer is {data!r:.80}, expected a mapping of settings")
@@ -349,6 +349,12 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     cls = _class_of(kind)
     values = {**data, **data.get("advanced", {})}
     values.pop("advanced", None)
+    for name in RETIRED.keys() & values.keys():
+        if (value := values.pop(name)) != RETIRED[name]:
+            raise ValueError(
+                f"{name} is {value!r:.80}, which was retired (only {RETIRED[name]!r} is left): load it with its own "
+                "code, AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True), without sse_convert"
+            )
     if isinstance(values.get(BY_LAYER), list):
         values[BY_LAYER] = tuple(values[BY_LAYER])
     known = {f.name for f in dc.fields(cls)}

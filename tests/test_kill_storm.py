@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 def storm(out, tmp_path, *arguments):
     log = tmp_path / "log"
-    command = ["tools/kill_storm.py", "--only", "expand", "--out", str(out), *arguments]
+    command = ["tools/kill_storm.py", "--only", "convert", "--out", str(out), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     assert warm.run(command, ROOT, environment, log, log, timeout=300) == 0, log.read_text()[-3000:]
     return json.loads(out.read_text())
@@ -27,7 +27,7 @@ def test_a_storm_ends_with_the_bits_of_a_run_without_it(tmp_path):
     assert made["equal"]
     assert made["different"] == []
     assert sum(made["kills"].values()) == record["summary"]["all"]["kills"] == 3
-    assert record["summary"]["expand"]["equal"] == 1
+    assert record["summary"]["convert"]["equal"] == 1
     assert storm(tmp_path / "record.json", tmp_path, "--kills", "3")["storms"] == record["storms"]  # all there
 
 
@@ -48,6 +48,6 @@ def test_a_difference_is_found_and_times_are_none(tmp_path):
 def test_an_exit_code_that_no_signal_gives_is_a_failure(monkeypatch, found, wrong):
     monkeypatch.setattr(kill_storm, "send", lambda *arguments: [found])
     monkeypatch.setattr(kill_storm, "SIGNALS", (kill_storm.signal.SIGKILL,))
-    storm = kill_storm.Storm("expand", 0, 0, "")
+    storm = kill_storm.Storm("convert", 0, 0, "")
     kill_storm._strike(storm, [1], [None], random.Random(0))
     assert storm.different == wrong

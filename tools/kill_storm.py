@@ -72,17 +72,11 @@ SCENARIOS = {
     "select": Scenario(
         commands=("select recipe.yaml -o picked --keep 1 -m greedy -m sensitivity --tokens 1024 --length 384",)
     ),
-    "expand": Scenario(
-        commands=(
-            "convert recipe.yaml -o converted",
-            "expand converted -o expanded --num-partitions 8 --text text/0.txt",
-        )
-    ),
+    "convert": Scenario(commands=_STEPS[:2]),
     "ddp": Scenario(commands=("run recipe.yaml",), processes=2),
     "fsdp": Scenario(commands=("run recipe.yaml",), processes=2, fsdp=True),
 }
-AT_ONCE = ("convert", "calibrate", "export", "expand")
-CHEAPEST = "expand"
+AT_ONCE = ("convert", "calibrate", "export")
 
 
 def make_inputs(folder: Path) -> None:
@@ -367,7 +361,6 @@ def preload() -> None:
 
     import sse_convert.pipeline
     import sse_convert.selection.select
-    import sse_convert.surgery.expand
     from tests.training import launched  # noqa: F401
 
     assert sse_convert.pipeline.__file__.startswith(str(ROOT)), f"runs {sse_convert.pipeline.__file__}"

@@ -1,7 +1,7 @@
 """What the commands do, as functions of the same names. Heavy imports happen inside, so importing this is quick."""
 
 from sse_convert.api.arguments import checked
-from sse_convert.api.conversion import calibrate, convert, dequantize, expand, plan, select
+from sse_convert.api.conversion import calibrate, convert, dequantize, plan, select
 from sse_convert.api.recipes import RecipeLike, recipes_copy, recipes_list, recipes_new, recipes_schema, recipes_show
 from sse_convert.api.results import chat, compare, doctor, export, generate, inspect, push, report, verify
 from sse_convert.api.running import align, distill, evaluate, run, uptrain
@@ -17,7 +17,6 @@ __all__ = [
     "distill",
     "doctor",
     "evaluate",
-    "expand",
     "export",
     "generate",
     "inspect",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sse_convert.selection.selection_report import SelectReport
     from sse_convert.surgery.convert import ConvertReport
     from sse_convert.surgery.dequantize import DequantizeReport
-    from sse_convert.surgery.expand import ExpandReport
     from sse_convert.surgery.plan_report import Plan
 
 
@@ -175,44 +174,6 @@ def calibrate(
     for warning in guessing_teacher(recipe, open_teacher(recipe.model, recipe.revision)):
         say(f"warning: {warning}")
     return report
-
-
-def expand(
-    checkpoint: Path | str,
-    out: Path | str,
-    *,
-    num_partitions: int | None = None,
-    top_k: int | None = None,
-    layers: Sequence[str] = (),
-    init: Literal["copy", "random"] = "copy",
-    shift: float = 2.0,
-    seed: int = 0,
-    text: Path | str | None = None,
-) -> "ExpandReport":
-    """Grow the state of a converted checkpoint: more partitions, more of them per token, nearly the same outputs.
-
-    Args:
-        checkpoint: converted checkpoint folder, trained or not.
-        out: the folder to make.
-        num_partitions: partitions (N) afterwards; unset keeps it.
-        top_k: partitions per token (k) afterwards; unset keeps it.
-        layers: indices or ranges such as 3-5; unset takes every SSE layer.
-        init: new router rows are copies of the old ones, in turn, or small and random.
-        shift: what is taken from the logits of new partitions; the larger, the less changes at first.
-        seed: of random rows.
-        text: file to measure the change of the logits on; unset measures nothing and loads no model.
-
-    Raises:
-        UsageError: a number would shrink or stay, a layer does not exist or has no partitions.
-        CheckpointError: not a converted checkpoint.
-        DataError: the text cannot be used.
-        OutputError: `out` exists or cannot be written; nothing is left behind.
-    """
-    from sse_convert.surgery.expand import expand_checkpoint
-    from sse_convert.surgery.growth import Growth
-
-    growth = Growth(num_partitions=num_partitions, top_k=top_k, init=init, shift=shift, seed=seed)
-    return expand_checkpoint(checkpoint, Path(out), growth, layers=layers, text=None if text is None else Path(text))
 
 
 def dequantize(model: Path | str, out: Path | str, *, revision: str | None = None) -> "DequantizeReport":

@@ -68,7 +68,6 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
         tensors.append(TensorSpec("sse_route_scale", (heads,)))
     elif partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
-        tensors += [TensorSpec("sse_router.bias", (partitions,))] if mixer.router_bias else []
         if mixer.balance == "bias":
             tensors.append(TensorSpec(ROUTER_BIAS, (partitions,)))
     if mixer.qk_rank:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, Mixer, SSEMixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, RETIRED, Mixer, SSEMixer
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.ranges import REAL, WHOLE, PlainText, Range, number_text
@@ -75,8 +75,10 @@ def build_dataclass(cls: type[Any], value: Any, path: Path, problems: list[Probl
     return built
 
 
-def _elsewhere(path: Path, key: str) -> str:
-    """Where a mixer's setting for experts stands; empty for any other key."""
+def _instead(path: Path, key: str) -> str:
+    """What becomes of a key that stood here once, or stands elsewhere; empty for any other."""
+    if path[:1] == ("mixers",) and key in RETIRED:
+        return f"was retired, layers have {describe(RETIRED[key])}; remove it"
     if len(path) == 2 and path[0] == "mixers" and key in FOR_EXPERTS:
         return f"belongs to mixers.{path[1]}.advanced"
     return ""
@@ -100,7 +102,7 @@ def build_fields(
     annotations = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dc.fields(cls) if names is None or field.name in names}
     for key in value.keys() - fields.keys():
-        problems.append(Problem((*path, key), _elsewhere(path, key) or "unknown key" + suggest(key, fields)))
+        problems.append(Problem((*path, key), _instead(path, key) or "unknown key" + suggest(key, fields)))
     arguments: dict[str, Any] = {}
     for name, field in fields.items():
         if name in value:

@@ -29,7 +29,7 @@ from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
 COMMANDS = ["plan", "convert", *TRAINING, "eval", "export", "push", "generate", "chat", "inspect", "verify", "doctor"]
-COMMANDS += ["select", "expand", "dequantize"]
+COMMANDS += ["select", "dequantize"]
 RULER_TWO = ["eval.ruler.tasks=[niah_single_1, niah_single_2]"]
 LM_EVAL_TWO = "eval.lm_eval.tasks=[piqa, arc]"
 ERRORS = [
@@ -131,13 +131,14 @@ def shown(name):
 
 
 def test_a_command_takes_its_options_and_words_from_the_api():
-    words = described(api.expand)[1]
-    assert words["shift"].startswith("what is taken from the logits")
-    found = shown("expand")
-    assert list(found) == [*list(inspect.signature(api.expand).parameters)[1:], "as_json", "debug"]
+    words = described(api.generate)[1]
+    assert words["top_p"].startswith("sample from the likeliest tokens")
+    found = shown("generate")
+    assert list(found) == [*list(inspect.signature(api.generate).parameters)[2:], "as_json", "debug"]
+    assert found["top_p"] == (["--top-p"], 1.0)
+    found = shown("select")
     assert found["out"][0] == ["--out", "-o"]
-    assert found["shift"] == (["--shift"], 2.0)
-    assert shown("select")["methods"][1] is None  # of several, none is given
+    assert found["methods"][1] is None  # of several, none is given
     assert [name for name in ("controls", "as_json") if name not in shown("run")] == []
 
 
@@ -269,7 +270,7 @@ def test_what_the_machine_refuses_is_no_bug(capsys, outcome, error, code):
     ("arguments", "what"),
     [
         (["generate", "x", "y", "--temperature", "nan"], "--temperature"),
-        (["expand", "x", "y", "--shift", "inf"], "inf is not a finite number"),
+        (["select", "x", "--recall-weight", "inf"], "inf is not a finite number"),
         (["generate", "x", "y", "--max-new-tokens", "9" * 30], "--max-new-tokens"),
         (["generate", "x", "y", "--seed", "-1"], "--seed"),
         (["inspect", "~nobody-here/x"], "there is no home folder for ~nobody-here"),

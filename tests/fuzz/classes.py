@@ -247,7 +247,6 @@ def _weight_cases(root: Path) -> st.SearchStrategy[Any]:
 
 NUMBERED = {
     "generate": (["generate", "qwen3", "w5"], ("max-new-tokens", "temperature", "top-p", "seed", "device")),
-    "expand": (["expand", "hybrid", "made"], ("num-partitions", "top-k", "shift", "seed", "layers", "init", "text")),
     "select": (
         ["select", "recipe.yaml", "1", "-o", "made", "-m", "uniform"],
         ("tokens", "length", "samples", "recall-weight", "stand-in"),

@@ -24,7 +24,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "k=N": {"num_partitions": 3, "top_k": 3},
     "k=2": {"top_k": 2},
     "reads more": {"read_top_k": 3},
-    "router bias": {"router_bias": True},
     "reads less": {"top_k": 3, "read_top_k": 1},
     "no write gate": {"gate": {"write": False, "read": True}},
     "no read gate": {"gate": {"write": True, "read": False}},

@@ -13,8 +13,6 @@ from sse_convert.mixers import BASIC
 from sse_convert.recipe import load_recipe
 from sse_convert.surgery.compatibility import TRAINING_ONLY, match_recipe
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.surgery.expand import expand_checkpoint
-from sse_convert.surgery.growth import Growth
 from tests.surgery.models import recipe, recipe_file, save_source
 
 BESIDE = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
@@ -53,7 +51,6 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
         ({"num_partitions": 8}, "4"),
         ({"top_k": 2}, "1"),
         ({"read_top_k": 2}, "null"),
-        ({"router_bias": True}, "false"),
         ({"gate": {"write": False}}, "true"),
         ({"update": "delta"}, "gla"),
         ({"k_feature_map": "silu"}, "softmax"),
@@ -117,23 +114,14 @@ def test_names_and_spelling_do_not_matter(made):
     assert found.training == {}
 
 
-def test_what_expand_prints_makes_the_recipe_match(made, tmp_path):
-    report = expand_checkpoint(made / "converted", tmp_path / "grown", Growth(num_partitions=8))
-    option, override = shlex.split(report.lines()[-1].removeprefix("to train on: "))
-    assert option == "--set"
-    mixers = asked(made).to_dict()["mixers"]
-    file = recipe_file(tmp_path / "r.yaml", made / "teacher", layers=LAYERS, mixers=mixers)
-    grown = open_checkpoint(tmp_path / "grown")
-    with pytest.raises(RecipeError, match="num_partitions: 4 in the recipe, 8 in the checkpoint"):
-        match_recipe(load_recipe(file), grown)
-    assert match_recipe(load_recipe(file, [override]), grown).training == {}
-
-
-def test_layers_that_grew_apart_have_no_override(made, tmp_path):
-    expand_checkpoint(made / "converted", tmp_path / "grown", Growth(num_partitions=8), layers=["0"])
+def test_two_mixers_under_one_name_of_the_recipe_have_no_override(made):
+    files = open_checkpoint(made / "converted")
+    sse = files.config["sse"]
+    mixers = {**sse["mixers"], "wider": {**sse["mixers"]["sse+sliding"], "num_partitions": 8}}
+    config = {**files.config, "sse": {**sse, "layers": ["wider", *sse["layers"][1:]], "mixers": mixers}}
     with pytest.raises(RecipeError) as caught:
-        match_recipe(asked(made), open_checkpoint(tmp_path / "grown"))
-    assert [line.rpartition(" ")[2] for line in caught.value.problems] == ["0)", "0)"]
+        match_recipe(asked(made), dc.replace(files, config=config))
+    assert [line.rpartition(" ")[2] for line in caught.value.problems] == ["0)"]
     assert "--set" not in caught.value.fix
 
 

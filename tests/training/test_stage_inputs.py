@@ -7,8 +7,6 @@ import pytest
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.expand import expand_checkpoint
-from sse_convert.surgery.growth import Growth
 from sse_convert.training import stage
 from sse_convert.training import stage_inputs as inputs
 from sse_convert.training.stage import run_stage
@@ -60,17 +58,6 @@ def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
     assert train("distill", "heavy", recipe=heavy)[1].already_done
     with pytest.raises(TrainingError, match=r"mixers\.sse\.advanced\.balance_coef was 0\.1, is 'unset'"):
         train("distill", "heavy", recipe=make(("distill", SHORT)))
-
-
-def test_a_grown_checkpoint_trains_on_with_its_settings(make, converted, tmp_path):
-    expand_checkpoint(converted, tmp_path / "grown", Growth(num_partitions=8, shift=2.0))
-    recipe = make(("distill", SHORT))
-    with pytest.raises(RecipeError) as caught:
-        run_stage(recipe, recipe.stages[0], tmp_path / "grown", tmp_path / "out")
-    assert "--set mixers.sse.num_partitions=8 --set mixers.sse.advanced.router_bias=true;" in caught.value.fix
-    recipe = make(("distill", SHORT), mixers=sse(num_partitions=8, router_bias=True))
-    run_stage(recipe, recipe.stages[0], tmp_path / "grown", tmp_path / "out")
-    assert stored(tmp_path / "out")["num_partitions"] == 8
 
 
 def test_a_stage_may_be_renamed(make, train, converted):
