@@ -1,4 +1,4 @@
-"""Every model of images and text goes the whole way through the command line, and on to where the package is not."""
+"""Models of images and text go the whole way through the command line, and on to where the package is not."""
 
 import dataclasses as dc
 import json
@@ -69,12 +69,12 @@ def test_a_damaged_configuration_of_the_language_model_is_refused(inside: Any, t
         open_teacher(source)
 
 
-LONG = ("qwen3_vl_moe", "qwen3_5_moe")
+ALIKE = ("qwen3_vl_moe", "qwen3_5")
 """nothing in them that the others have not"""
 
 
 @pytest.mark.parametrize(
-    "model_type", [unless_broken(name, *([pytest.mark.slow] if name in LONG else [])) for name in IMAGE_MODELS]
+    "model_type", [unless_broken(name, *([pytest.mark.experiment] if name in ALIKE else [])) for name in IMAGE_MODELS]
 )
 def test_a_model_of_images_and_text_travels(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

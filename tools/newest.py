@@ -21,7 +21,7 @@ LIBRARIES = ("transformers", "accelerate", "peft", "tokenizers", "safetensors")
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 TESTS = (
     "tests/modeling/test_cache_handover.py",
-    "tests/modeling/test_common.py::TestSSE",
+    "tests/modeling/test_common.py::TestAllKinds",
     "tests/modeling/test_generate.py::test_assisted_decoding_takes_rejected_tokens_back",
     "tests/modeling/test_generate.py::test_cache_modes_give_the_same_tokens",
     "tests/modeling/test_training.py::test_training_loss_includes_the_balance_loss",

@@ -1,4 +1,4 @@
-"""transformers' own checks of a model, on converted models: backbone, causal LM and classifier of three layouts."""
+"""transformers' own checks of a model, on converted models: backbone, causal LM and classifier of two layouts."""
 
 import unittest
 
@@ -91,15 +91,10 @@ class Converted(ModelTesterMixin):
     def test_generation_tester_mixin_inheritance(self) -> None: ...
 
 
-class TestSSE(Converted, unittest.TestCase):
-    model_type, layers = "qwen3", ("sse", "sse+sliding", "full")
+class TestStates(Converted, unittest.TestCase):
+    model_type, layers = "qwen3", ("sse", "delta")
     test_bc_torch_dtype = None
     """two names of one argument of transformers: TestAllKinds has it"""
-
-
-class TestDelta(Converted, unittest.TestCase):
-    model_type, layers = "qwen3", ("delta", "delta")
-    test_bc_torch_dtype = None
     has_attentions = False
 
     def setUp(self) -> None:
