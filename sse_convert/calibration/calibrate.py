@@ -9,9 +9,9 @@ import dataclasses as dc
 import itertools
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,13 +27,13 @@ from sse_convert.checkpoints.open import CONFIG, INDEX, CheckpointFiles, open_ch
 from sse_convert.checkpoints.output_folder import check_output, new_folder, place
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import read_header, write_shard
-from sse_convert.checkpoints.teacher import Teacher, source_view
+from sse_convert.checkpoints.teacher import SourceModel, Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
-from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
+from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import further_tokens
 from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.configuration import entry_points
@@ -106,18 +106,12 @@ def calibrate_checkpoint(
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
     statistics = _measured(model, teacher, mixers, batches, "the teacher")
-    values = {i: decay_values(mixer, teacher.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
-    kind, routed = recipe.calibrate.output_scale, [i for i, mixer in mixers.items() if mixer.router == "keys"]
-    needed = routed if kind == "none" else list(mixers)
-    students = {i: _student(model, teacher, files, i, mixers[i], values[i]) for i in needed}
-    if routed:
-        for i, centroids in _place_centroids(model, teacher, batches, {i: students[i] for i in routed}).items():
-            values[i]["sse_centroids"] = centroids
-    if kind != "none":
-        found = _measured(model, teacher, mixers, batches, "the new layers", students=students)
-        for i, mixer in mixers.items():
-            if found[i].measured:
-                values[i] |= output_scale(kind, mixer, teacher.dims_of(i), found[i])
+
+    def fresh(layer: int, mixer: SSEMixer) -> dict[str, Tensor]:
+        names = [new.name for new in new_tensors(teacher.dims_of(layer), mixer)]
+        return {name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, name)]) for name in names}
+
+    values, statistics = calibrated_values(model, teacher, mixers, fresh, batches, recipe.calibrate.output_scale)
     changed = {teacher.attention_tensor(i, name): new for i, layer in values.items() for name, new in layer.items()}
     _write(files, out, changed, recipe)
     return CalibrateReport(
@@ -126,6 +120,40 @@ def calibrate_checkpoint(
         tokens=sum(batch["input_ids"].numel() for batch in batches),
         layers=[_summary(i, mixer, teacher.dims_of(i), statistics[i], values[i]) for i, mixer in mixers.items()],
     )
+
+
+def calibrated_values(
+    model: PreTrainedModel,
+    source: SourceModel,
+    mixers: dict[int, SSEMixer],
+    fresh: Callable[[int, SSEMixer], dict[str, Tensor]],
+    batches: list[dict[str, Tensor]],
+    kind: Literal["fit", "size", "none"],
+) -> tuple[dict[int, dict[str, Tensor]], dict[int, LayerStatistics]]:
+    """What calibration gives new tensors of each layer, by name below its attention, and what the teacher did.
+
+    Args:
+        model: the teacher, which is set to eager attention.
+        source: what is known of it.
+        mixers: settings of the new layers.
+        fresh: gives a layer's new tensors as conversion made them.
+        batches: `input_ids` and `position_ids` [B, T], on the model's device.
+        kind: of output scale.
+    """
+    statistics = _measured(model, source, mixers, batches, "the teacher")
+    values = {i: decay_values(mixer, source.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
+    routed = [i for i, mixer in mixers.items() if mixer.router == "keys"]
+    needed = routed if kind == "none" else list(mixers)
+    students = {i: _student(model, source.spec, i, mixers[i], {**fresh(i, mixers[i]), **values[i]}) for i in needed}
+    if routed:
+        for i, centroids in _place_centroids(model, source, batches, {i: students[i] for i in routed}).items():
+            values[i]["sse_centroids"] = centroids
+    if kind != "none":
+        found = _measured(model, source, mixers, batches, "the new layers", students=students)
+        for i, mixer in mixers.items():
+            if found[i].measured:
+                values[i] |= output_scale(kind, mixer, source.dims_of(i), found[i])
+    return values, statistics
 
 
 def _taken(source: Iterable[dict[str, Tensor]], count: int, device: torch.device | None) -> list[dict[str, Tensor]]:
@@ -141,7 +169,7 @@ def _taken(source: Iterable[dict[str, Tensor]], count: int, device: torch.device
 
 def _measured(
     model: PreTrainedModel,
-    teacher: Teacher,
+    source: SourceModel,
     mixers: dict[int, SSEMixer],
     batches: list[dict[str, Tensor]],
     what: str,
@@ -149,7 +177,7 @@ def _measured(
     students: dict[int, SSEAttention] | None = None,
 ) -> dict[int, LayerStatistics]:
     """Statistics of the layers over the batches; for `students` see `Collector`."""
-    collector = Collector(model, teacher.spec, list(mixers), windows=branch_windows(mixers), students=students)
+    collector = Collector(model, source.spec, list(mixers), windows=branch_windows(mixers), students=students)
     with progress(f"measuring {what}", len(batches)) as bar:
         for batch in batches:
             collector.run(batch)
@@ -158,10 +186,10 @@ def _measured(
 
 
 def _place_centroids(
-    model: PreTrainedModel, teacher: Teacher, batches: list[dict[str, Tensor]], layers: dict[int, SSEAttention]
+    model: PreTrainedModel, source: SourceModel, batches: list[dict[str, Tensor]], layers: dict[int, SSEAttention]
 ) -> dict[int, Tensor]:
     """Those of the keys of new layers over the batches; see `KeyCollector.place`."""
-    collector = KeyCollector(model, teacher.spec, layers)
+    collector = KeyCollector(model, source.spec, layers)
     with progress("measuring keys", len(batches)) as bar:
         for batch in batches:
             collector.run(batch)
@@ -224,24 +252,13 @@ def _check_input(recipe: Recipe, files: CheckpointFiles, limit: int | None) -> d
 
 
 def _student(
-    model: PreTrainedModel,
-    teacher: Teacher,
-    files: CheckpointFiles,
-    layer: int,
-    mixer: SSEMixer,
-    values: dict[str, Tensor],
+    model: PreTrainedModel, spec: ArchSpec, layer: int, mixer: SSEMixer, values: dict[str, Tensor]
 ) -> SSEAttention:
-    """The new layer on top of the teacher's modules, with the checkpoint's new tensors and `values` in their place, and
-    output scales of one."""
-    spec = teacher.spec
+    """The new layer on top of the teacher's modules, with these new tensors and output scales of one."""
     source = model.get_submodule(spec.attention_path(layer))
     student = attention_layer(source, decoder_config(model.config), layer, spec=spec, mixer=mixer)
-    stored = {
-        new.name: read_tensor(files.folder, files.tensors[teacher.attention_tensor(layer, new.name)])
-        for new in new_tensors(teacher.dims_of(layer), mixer)
-    }
-    stored["sse_out_scale"] = torch.ones_like(stored["sse_out_scale"])
-    student.load_state_dict({**stored, **values}, strict=False)
+    ones = torch.ones_like(values["sse_out_scale"])
+    student.load_state_dict({**values, "sse_out_scale": ones}, strict=False)
     like = next(source.parameters())
     return student.to(like.device, like.dtype)
 

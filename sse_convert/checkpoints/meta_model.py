@@ -1,16 +1,19 @@
 """Models without data (torch's meta device): which tensors, of which shapes, a configuration calls for."""
 
+import copy
 import re
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.teacher import Teacher, check_floats, check_shapes
 from sse_convert.compat import ignored_on_loading
 from sse_convert.modeling.architectures import further_tokens
 from sse_convert.modeling.auto import auto_class
+from sse_convert.modeling.sink_attention import use_kernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,6 +45,29 @@ def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
     ):
         model: PreTrainedModel = auto_class(config.model_type).from_config(config)
     return model
+
+
+def filled_model(config: Any, tensors: dict[str, Tensor], like: "PreTrainedModel") -> "PreTrainedModel":
+    """A model with given tensors, which become its own: nothing is copied.
+
+    Args:
+        config: the configuration.
+        tensors: all that its state dict has, of one device; tied ones under any of their names.
+        like: a model whose device, mode and settings of generation it has.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected or of another shape.
+    """
+    model = skeleton(config, buffers=True)
+    what = f"these are not the tensors of a {config.model_type} model"
+    with refusing(what, expected="a model as transformers makes it", fix="load it anew, without adapters or changes"):
+        missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+        if wrong := [*unexpected, *(name for name in missing if name not in model.all_tied_weights_keys)]:
+            raise ValueError(f"{len(wrong)} missing or unexpected, such as {wrong[0]}")
+    model.tie_weights()
+    model.generation_config = copy.deepcopy(like.generation_config)
+    use_kernels(model)
+    return model.to(like.device).train(like.training)
 
 
 def model_shapes(model: "PreTrainedModel") -> dict[str, tuple[int, ...]]:

@@ -29,20 +29,17 @@ _OLDER_PREFIXES = ("language_model.model.", "model.")
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Teacher:
-    """A checkpoint of a known family whose attention has the shapes its config says."""
+class SourceModel:
+    """A model of a known family that can be converted, in files or in memory, as its configuration describes it."""
 
-    files: CheckpointFiles
-    """config, headers, folder"""
+    name: str
+    """what messages call it"""
     spec: ArchSpec
     """the family"""
     config: Any
     """transformers configuration object, with the family's defaults filled in"""
     dims: AttentionDims
     """sizes of an attention layer: of the first, where they differ"""
-    stored_prefix: str
-    """what stored tensor names begin with where the causal LM's begin with the backbone: the same, an older name, or
-    nothing"""
 
     @property
     def num_layers(self) -> int:
@@ -72,6 +69,17 @@ class Teacher:
     def separable_heads(self) -> tuple[int, ...]:
         """Key-value heads of each layer of which some can stay softmax; 0 where none can."""
         return separable_heads(self.config)
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Teacher(SourceModel):
+    """A checkpoint of a known family whose attention has the shapes its config says."""
+
+    files: CheckpointFiles
+    """config, headers, folder"""
+    stored_prefix: str
+    """what stored tensor names begin with where the causal LM's begin with the backbone: the same, an older name, or
+    nothing"""
 
     def stored(self, name: str) -> str:
         """The name under which the checkpoint stores the causal LM's tensor `name`."""
@@ -113,8 +121,9 @@ def as_teacher(files: CheckpointFiles) -> Teacher:
     spec = spec_for(files.model_type)
     _check_kind(files, spec)
     config = build_source_config(files.config, files.name)
-    _check_sharing(config, files.name)
+    check_sharing(config, files.name)
     teacher = Teacher(
+        name=files.name,
         files=files,
         spec=spec.of(config),
         config=config,
@@ -137,6 +146,7 @@ def source_view(files: CheckpointFiles) -> Teacher:
     config = build_source_config(raw, files.name)
     kept = {name: info for name, info in files.tensors.items() if not is_new_tensor(name)}
     view = Teacher(
+        name=files.name,
         files=dc.replace(files, config=raw, tensors=kept),
         spec=spec.of(config),
         config=config,
@@ -203,7 +213,12 @@ def build_source_config(raw: dict[str, Any], name: str) -> Any:
     return config
 
 
-def _check_sharing(config: Any, name: str) -> None:
+def check_sharing(config: Any, name: str) -> None:
+    """Make sure that every layer has keys and values of its own.
+
+    Raises:
+        CheckpointError: some reuse those of others.
+    """
     if shared := getattr(decoder_config(config), "num_kv_shared_layers", 0):
         raise CheckpointError(
             f"config.json of {name}: num_kv_shared_layers is {shared}, so its last layers reuse the keys and values of "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
-from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.checkpoints.teacher import SourceModel, Teacher
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import (
     BUILT_IN,
@@ -51,7 +51,7 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
 
     check_family(teacher.config, teacher.spec)
     problems = [
-        f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in _mixer_problems(mixer, teacher)
+        f"mixers.{name}.{problem}" for name, mixer in mixers.items() for problem in mixer_problems(mixer, teacher)
     ]
     problems += _linear_layer_problems(recipe, teacher)
     problems += _heads_problems(recipe, teacher)
@@ -73,16 +73,17 @@ def check_fit(recipe: Recipe, teacher: Teacher, mixers: dict[str, Mixer]) -> Non
         )
 
 
-def _mixer_problems(mixer: Mixer, teacher: Teacher) -> list[str]:
-    limit, problems = teacher.text.max_position_embeddings, []
+def mixer_problems(mixer: Mixer, source: SourceModel) -> list[str]:
+    """Settings of a mixer that do not fit a model."""
+    limit, problems = source.text.max_position_embeddings, []
     if isinstance(mixer, WindowMixer) and mixer.window > limit:
         problems.append(f"window is {mixer.window}, the model has {limit} positions")
     if isinstance(mixer, SlidingMixer):
         return problems
     from sse_convert.modeling.layer import layer_problems
 
-    narrowest = min(dims.head_dim for dims in dims_by_layer(teacher.config))
-    return problems + layer_problems(mixer, teacher.spec, narrowest)
+    narrowest = min(dims.head_dim for dims in dims_by_layer(source.config))
+    return problems + layer_problems(mixer, source.spec, narrowest)
 
 
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:

@@ -31,7 +31,7 @@ from sse_convert.checkpoints.output_folder import (
 from sse_convert.checkpoints.pickles import write_safetensors
 from sse_convert.checkpoints.provenance import Provenance, TeacherShard
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, read_header, write_shard
-from sse_convert.checkpoints.teacher import Teacher, as_teacher, open_teacher
+from sse_convert.checkpoints.teacher import SourceModel, Teacher, as_teacher, open_teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
 from sse_convert.checkpoints.weights import check_weights
 from sse_convert.console import progress
@@ -158,8 +158,9 @@ def convert_layers(
         check_space(out, layout_bytes(layout) + _copied_bytes(files, folder, link))
         placed = _place_teacher(files, folder, link)
         if layout:
-            tensors = _fresh_tensors(teacher, names, mixers, recipe.train.seed)
-            write_shard(folder / NEW_SHARD, layout, ((name, tensor_bytes(tensor)) for name, tensor in tensors))
+            dtype, fresh = TORCH_DTYPES[teacher.dtype], fresh_tensors(teacher, names, mixers, recipe.train.seed)
+            data = ((teacher.attention_tensor(*place), tensor_bytes(tensor.to(dtype))) for place, tensor in fresh)
+            write_shard(folder / NEW_SHARD, layout, data)
         write_index(folder, [*placed, *([NEW_SHARD] if layout else [])])
         _write_config(folder, teacher, names, mixers, recipe)
         write_remote_code(folder)
@@ -200,14 +201,15 @@ def _sse_layers(names: list[str], mixers: dict[str, Mixer]) -> Iterator[tuple[in
             yield layer, mixer
 
 
-def _fresh_tensors(
-    teacher: Teacher, names: list[str], mixers: dict[str, Mixer], seed: int
-) -> Iterator[tuple[str, Tensor]]:
-    """The initial new tensors in the order of `new_layout`. A layer's depend on the seed and its index alone."""
+def fresh_tensors(
+    source: SourceModel, names: list[str], mixers: dict[str, Mixer], seed: int
+) -> Iterator[tuple[tuple[int, str], Tensor]]:
+    """The initial new tensors in the order of `new_layout`, float32, each after its layer and its name below the
+    attention. A layer's depend on the seed and its index alone."""
     for layer, mixer in _sse_layers(names, mixers):
         generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + layer)
-        for name, tensor in fresh_sse_tensors(teacher.dims_of(layer), mixer, generator).items():
-            yield teacher.attention_tensor(layer, name), tensor.to(TORCH_DTYPES[teacher.dtype])
+        for name, tensor in fresh_sse_tensors(source.dims_of(layer), mixer, generator).items():
+            yield (layer, name), tensor
 
 
 def _copied_bytes(files: CheckpointFiles, folder: Path, link: Link) -> int:

@@ -50,13 +50,14 @@ class DistillLoss(nn.Module):
         position_ids: Tensor | None = None,
         sse_offsets: Tensor | None = None,
         answers: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         *,
         held_out: bool = False,
     ) -> dict[str, Tensor]:
         """`loss`, summed over tokens, and `balance`; 0-d each. For held-out text `held_out_sums`."""
         with torch.no_grad():
-            told, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets)
-        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets)
+            told, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets, attention_mask)
+        hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets, attention_mask)
         head, teacher_head = Head.of(self.student), teacher_head.first(self._vocabulary)
         if held_out:
             return held_out_sums(hidden, head, targets, (told, teacher_head))

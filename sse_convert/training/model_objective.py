@@ -194,7 +194,11 @@ def held_out_sums(
 
 
 def hidden_and_balance(
-    student: PreTrainedModel, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None = None
+    student: PreTrainedModel,
+    input_ids: Tensor,
+    position_ids: Tensor | None,
+    offsets: Tensor | None = None,
+    attention_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Final hidden states [B, T, D] of a converted model and its weighted balance losses, 0-d: that of partitions, and
     that of experts where its configuration says `output_router_logits`.
@@ -204,8 +208,9 @@ def hidden_and_balance(
         input_ids: [B, T].
         position_ids: [B, T] if documents begin within rows.
         offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+        attention_mask: [B, T], 0 in the padding; None where there is none.
     """
-    where = {"position_ids": position_ids, OFFSETS: offsets}
+    where = {"position_ids": position_ids, OFFSETS: offsets, "attention_mask": attention_mask}
     outputs = backbone_of(student)(input_ids=input_ids, use_cache=False, **where)
     model: Any = student
     balance = model.sse_balance_loss()

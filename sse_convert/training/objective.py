@@ -152,7 +152,11 @@ class Frozen(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None, offsets: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        offsets: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Head]:
         """Final hidden states [B, T, D], and the head as long as the weights are gathered.
 
@@ -160,13 +164,14 @@ class Frozen(nn.Module):
             input_ids: [B, T].
             position_ids: [B, T] if documents begin within rows.
             offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+            attention_mask: [B, T], 0 in the padding; None where there is none.
         """
         backbone, config = backbone_of(self.model), self.model.config
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
         if config._attn_implementation == DOCUMENT_ATTENTION:
             more[LAYOUT] = _layout(input_ids, position_ids, offsets)
         elif position_ids is not None:
-            more = packed_arguments(self.model, position_ids)
+            more |= packed_arguments(self.model, position_ids)
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **more)
         return hidden.last_hidden_state, Head.of(self.model)
 
