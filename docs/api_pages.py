@@ -1,31 +1,29 @@
-"""Pages of the Python API: one for each module or subpackage of `sse_convert`, filled by mkdocstrings."""
+"""Pages of the Python API, filled by mkdocstrings. What is not on them may change without notice."""
 
-import pkgutil
-from pathlib import Path
-
-from docs.examples import ROOT
-
-PACKAGE = "sse_convert"
-NOT_SHOWN = ("sse_convert.__main__", "sse_convert.cli.app")
-"""`cli` is the page of commands"""
+SHOWN = {
+    "sse_convert": (
+        "convert_model",
+        "calibrate",
+        "kl_loss",
+        "peft_targets",
+        "sse_attention",
+        "SSEAttention",
+    ),
+    "sse_convert.api": (),
+    "sse_convert.errors": (),
+}
+"""module of each page -> its names in the order of the page; all public ones where none are listed"""
+_MEMBERS = "\n    options:\n      members: [forward]"
+"""of a class, beside what its docstring says"""
 
 
 def api_pages() -> dict[str, str]:
     """Markdown of each page, by its address."""
-    pages = {}
-    for module in pkgutil.iter_modules([str(ROOT / PACKAGE)], f"{PACKAGE}."):
-        if module.name not in NOT_SHOWN:
-            parts = [f"::: {module.name}\n    options:\n      heading_level: 1"]
-            parts += [f"::: {name}" for name in (_below(module.name) if module.ispkg else ())]
-            pages[f"api/{module.name.partition('.')[2]}.md"] = "\n\n".join([*parts, ""])
-    return pages
+    return {f"api/{module.rpartition('.')[2]}.md": _page(module, names) for module, names in SHOWN.items()}
 
 
-def _below(package: str) -> list[str]:
-    """All modules of a package, by path alone: nothing is imported."""
-    folder = ROOT / Path(*package.split("."))
-    modules = []
-    for module in pkgutil.iter_modules([str(folder)], f"{package}."):
-        if module.name not in NOT_SHOWN:
-            modules += [module.name, *(_below(module.name) if module.ispkg else ())]
-    return modules
+def _page(module: str, names: tuple[str, ...]) -> str:
+    if not names:
+        return f"::: {module}\n    options:\n      heading_level: 1\n"
+    parts = [f"::: {module}.{name}{_MEMBERS if name[0].isupper() else ''}" for name in names]
+    return "\n\n".join([f"# {module}", "Models in memory, and what they are made of.", *parts, ""])

@@ -27,7 +27,7 @@ _FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the API pages into the navigation."""
-    pages: list[Any] = [{path[len("api/") : -len(".md")]: path} for path in sorted(api_pages())]
+    pages: list[Any] = [{path[len("api/") : -len(".md")]: path} for path in api_pages()]
     assert config.nav is not None
     config.nav.append({"Python API": pages})
     return config

@@ -178,7 +178,7 @@ FORM_WEIGHTS = {"facts": 4.0, "numbered": 1.0, "table": 1.0, "chain": 1.0, "copy
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Needles:
-    """Retrieval rows planted into the training text (docs: the forms of `sse_convert.data.recall_forms`)."""
+    """Retrieval rows planted into the training text (forms: `sse_convert/data/recall_forms.py`)."""
 
     share: Share = 0.0
     """share of rows that carry needles"""
@@ -247,7 +247,7 @@ class NeedleEval:
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class RulerEval:
-    """The needle tasks of RULER as published (docs: `sse_convert.evaluation.ruler`), answered by greedy generation."""
+    """The needle tasks of RULER as published (`sse_convert/evaluation/ruler.py`), answered by greedy generation."""
 
     tasks: list[RulerName] = dc.field(default_factory=lambda: list(get_args(RulerName)))
     """task names; unset means all eight"""
@@ -405,7 +405,7 @@ class Recipe:
     eval: Eval = dc.field(default_factory=Eval)
     """what is measured"""
     controls: list[Control] = dc.field(default_factory=list)
-    """control runs that `run` makes beside this one (docs: `sse_convert.recipe.controls`); every control is listed"""
+    """control runs that `run` makes beside this one (docs: the page *Compare mixers*); every control is listed"""
     export: Export
     """the result"""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sse_convert
 from docs.examples import ROOT
 from tests.pages.browser import needs_browser, open_browser, shown
 
@@ -39,9 +40,12 @@ def test_formulas_are_mathml(site: Path) -> None:
 
 
 def test_docstrings_become_the_api_pages(site: Path) -> None:
-    text = (site / "api/kernels.html").read_text(encoding="utf-8")
-    assert 'id="sse_convert.kernels.dispatch.sse_attention"' in text
+    text = (site / "api/sse_convert.html").read_text(encoding="utf-8")
+    shown = set(re.findall(r'<h[1-3] id="([^"]+)" class="doc', text))
+    names = {f"sse_convert.{name}" for name in sse_convert.__all__ if name != "__version__"}
+    assert shown == names | {"sse_convert.SSEAttention.forward"}
     assert "a multiple of H" in text
+    assert 'id="sse_convert.api.convert"' in (site / "api/api.html").read_text(encoding="utf-8")
 
 
 def test_results_come_with_their_files(site: Path) -> None:
