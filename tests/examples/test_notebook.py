@@ -37,6 +37,7 @@ def text_of(cell: dict[str, Any]) -> str:
 def as_python(cell: dict[str, Any]) -> str:
     """A cell as IPython reads it: a file, or Python with lines for the shell."""
     first, _, rest = text_of(cell).partition("\n")
+    rest = rest.replace("tokens: 5K", "tokens: 1K").replace("samples: 10", "samples: 5")
     if first.startswith("%%writefile "):
         return f"Path({first.split()[1]!r}).write_text({rest!r})"
     lines = text_of(cell).splitlines()

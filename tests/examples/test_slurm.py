@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ import yaml
 
 from sse_convert.training.metrics import read
 from tests.training.conftest import make_llama, make_text, make_tokenizer, recipe_for
-from tests.training.test_resume import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
@@ -63,6 +63,14 @@ def job(tmp_path):
         "ACCELERATE_USE_CPU": "true",
         "SSE_CONVERT_CACHE": str(tmp_path / "cache"),
     }
+
+
+def wait_for(condition, process):
+    began = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() - began < 120
+        time.sleep(0.01)
 
 
 def submitted(job, *arguments):

@@ -16,7 +16,6 @@ from sse_convert.export import export as exporting
 from sse_convert.export.export import export_checkpoint
 from sse_convert.export.published import published
 from sse_convert.export.push import check_folder
-from sse_convert.mixers import mixer_from_dict
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.pages.blocks import Table
@@ -24,10 +23,7 @@ from sse_convert.pages.collect import collect
 from sse_convert.pages.sections.recipe import recipe as recipe_section
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, RulerEval, Source, Stage
-from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.verify import verify_checkpoint
-from tests.elsewhere import without_package
-from tests.evaluation.conftest import SSE
 from tests.evaluation.test_report import make_report
 from tests.surgery.synthetic import edit_config
 
@@ -79,28 +75,6 @@ def test_round_trip_is_equal_to_the_bit(recipe, student_folder, tmp_path):
 def count(shard):
     with safe_open(shard, "pt") as file:
         return len(list(file.keys()))
-
-
-LOAD = """
-from transformers import AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-ids = torch.load("ids.pt")
-torch.save(model(ids, use_cache=False).logits.detach(), "logits.pt")
-made = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-assert made.shape[1] == ids.shape[1] + 4
-assert AutoTokenizer.from_pretrained(sys.argv[1])("x").input_ids
-"""
-
-
-@pytest.mark.parametrize("kind", ["sse", "sse+sliding"])
-def test_loads_in_a_fresh_process_without_sse_convert(recipe, tmp_path, kind):
-    mixer = mixer_from_dict({**SSE, "kind": kind, **({} if kind == "sse" else {"window": 4, "sinks": 1})})
-    recipe = dc.replace(recipe, layers=Layers(pattern=["full", kind]), mixers={kind: mixer})
-    convert_checkpoint(recipe, tmp_path / "converted")
-    out = export_checkpoint(recipe, tmp_path / "converted", tmp_path / "final").out
-    torch.save(IDS, tmp_path / "ids.pt")
-    without_package(LOAD, tmp_path, str(out))
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(tmp_path / "converted"))
 
 
 @pytest.mark.parametrize(

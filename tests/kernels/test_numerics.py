@@ -17,19 +17,19 @@ def rounded(inputs: Inputs, dtype: torch.dtype) -> tuple[Inputs, Inputs]:
     return low, {name: x.double() for name, x in low.items()}
 
 
-def assert_all_as_accurate(case: Case, backend: str, low: Inputs, exact_inputs: Inputs, factor: float = 3.0) -> None:
+def assert_all_as_accurate(case: Case, low: Inputs, exact_inputs: Inputs) -> None:
     exact = run_with_gradients(case, "reference", exact_inputs)
     same_dtype = run_with_gradients(case, "reference", low)
-    for name, value in run_with_gradients(case, backend, low).items():
-        assert_as_accurate(value, same_dtype[name], exact[name], f"{backend} {name}", factor)
+    for backend in BACKENDS:
+        for name, value in run_with_gradients(case, backend, low).items():
+            assert_as_accurate(value, same_dtype[name], exact[name], f"{backend} {name}", 3.0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("delta", [False, True], ids=["gla", "delta"])
-def test_low_precision_is_as_accurate_as_the_reference(backend: str, dtype: torch.dtype, delta: bool) -> None:
+def test_low_precision_is_as_accurate_as_the_reference(dtype: torch.dtype, delta: bool) -> None:
     case = Case(lengths=(200, 63), top_k=2, groups=2, dim=16, value_dim=16, decay_scale=1 / 16, delta=delta)
-    assert_all_as_accurate(case, backend, *rounded(case.inputs(), dtype))
+    assert_all_as_accurate(case, *rounded(case.inputs(), dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -50,20 +50,18 @@ def extreme_inputs(case: Case) -> Inputs:
     return inputs
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_extreme_mixed_decays_are_finite_and_right_in_float32(backend: str) -> None:
+def test_extreme_mixed_decays_are_finite_and_right_in_float32() -> None:
     case = Case(lengths=(150, 64), top_k=2, dim=16)
-    assert_all_as_accurate(case, backend, *rounded(extreme_inputs(case), torch.float32))
+    assert_all_as_accurate(case, *rounded(extreme_inputs(case), torch.float32))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("decay", [0.0, -5.0, -80.0, -1e4, -float("inf")])
-def test_constant_decays_are_finite_and_right_in_float32(backend: str, decay: float) -> None:
+def test_constant_decays_are_finite_and_right_in_float32(decay: float) -> None:
     case = Case(lengths=(150,), dim=16)
     inputs = case.inputs()
     inputs["log_decay"].fill_(decay)
     inputs["shared log_decay"].fill_(decay)
-    assert_all_as_accurate(case, backend, *rounded(inputs, torch.float32))
+    assert_all_as_accurate(case, *rounded(inputs, torch.float32))
 
 
 def test_one_strong_decay_does_not_blur_the_weak_ones_after_it() -> None:
@@ -77,11 +75,10 @@ def test_one_strong_decay_does_not_blur_the_weak_ones_after_it() -> None:
     assert relative_error(result["o"], expected["o"]) < 5e-7
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_vanishing_gates_are_finite(backend: str) -> None:
+def test_vanishing_gates_are_finite() -> None:
     """e underflows to 0 in float32 for a partition that is selected only because k = N."""
     case = Case(lengths=(70,), top_k=4)
     inputs = case.inputs()
     inputs["router_logits"][:, 1] -= 200.0
     low, exact = rounded(inputs, torch.float32)
-    assert_all_as_accurate(case, backend, low, exact)
+    assert_all_as_accurate(case, low, exact)

@@ -95,20 +95,36 @@ def recipe_with(make, tmp_path):
     return build
 
 
+@pytest.fixture(scope="module")
+def made_once():
+    return {}
+
+
+@pytest.fixture
+def plain(train, recipe_with, made_once):
+    """The folder of a stage without graphs, made once for all tests of these settings."""
+
+    def folder(**settings):
+        if (key := str(settings)) not in made_once:
+            made_once[key], _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False, **settings))
+        return made_once[key]
+
+    return folder
+
+
 @pytest.mark.parametrize("settings", [{}, {"train": "lora"}, {"optimizer": "muon"}], ids=str)
-def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, settings):
-    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False, **settings))
+def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, plain, settings):
+    expected = plain(**settings)
     assert player == []
     folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True, **settings))
-    assert same(folder, plain)
+    assert same(folder, expected)
     assert player[0].recorded == 2, "rows of one document, and up to eight documents"
     assert player[0].replays > 20
     assert player[0].owner() is None, "what was recorded outlives its stage"
 
 
 @pytest.mark.parametrize("fault", ["cannot", "other error", "wrong", "wrong later"])
-def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, monkeypatch, capsys, fault):
-    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
+def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, plain, monkeypatch, capsys, fault):
     real = Player.record
 
     def record(self, body):
@@ -127,7 +143,7 @@ def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, mon
 
     monkeypatch.setattr(Player, "record", record)
     folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
-    assert same(folder, plain)
+    assert same(folder, plain())
     said = capsys.readouterr().err
     assert said.count("the stage goes on without CUDA graphs: ") == 1
     why = {"cannot": "stream is capturing (", "other error": ": ValueError ("}
@@ -135,7 +151,7 @@ def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, mon
     assert (f"{__file__}:" in said) == (fault in why)
 
 
-def test_a_pass_that_is_not_finite_is_not_compared(train, recipe_with, player, monkeypatch):
+def test_a_pass_that_is_not_finite_is_not_compared(train, recipe_with, player, plain, monkeypatch):
     """The first that would be recorded; the next one is."""
     real, seen = recording.RecordedPass._size, []
 
@@ -144,17 +160,15 @@ def test_a_pass_that_is_not_finite_is_not_compared(train, recipe_with, player, m
         return seen[0] * torch.nan if len(seen) == 1 else seen[-1]
 
     monkeypatch.setattr(recording.RecordedPass, "_size", size)
-    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
     folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
-    assert same(folder, plain)
+    assert same(folder, plain())
     assert player[0].recorded == 2
 
 
-def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, capsys):
-    plain, _ = train("distill", "plain", recipe=recipe_with(cuda_graphs=False))
+def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, plain, capsys):
     folder, _ = train("distill", "recorded", recipe=recipe_with(cuda_graphs=True))
     assert "distill: no CUDA graphs, since there is no CUDA device" in capsys.readouterr().err
-    assert same(folder, plain)
+    assert same(folder, plain())
 
 
 @pytest.mark.parametrize(

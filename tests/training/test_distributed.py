@@ -32,7 +32,6 @@ ALONE = {"name": "alone", "train": "mixers", "lr": 3e-4}
 STAGES = [
     ("align", {**SIZE, "tokens": 384}),
     ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True, "lr": GENTLE}),
-    ("uptrain", {**SIZE, "tokens": 384}),
     ("distill", {**SIZE, "tokens": 384, "name": "muon", "optimizer": "muon"}),
     ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
     ("uptrain", {**SIZE, "tokens": 768, "name": STOPPED, "checkpoint_steps": 2}),
@@ -65,7 +64,6 @@ BF16 = {
     "train": {"mixed_precision": "bf16"},
     "stages": [
         ("align", {**SIZE, "tokens": 384}),
-        ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True}),
         ("distill", {**SIZE, **ALONE, "tokens": 384, "gradient_checkpointing": True}),
         ("uptrain", {**SIZE, "tokens": 768, "gradient_checkpointing": True}),
         ("uptrain", {**SIZE, "tokens": 768, "gradient_checkpointing": True, "name": CONTINUED, "checkpoint_steps": 2}),
@@ -116,9 +114,9 @@ def bf16(build, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compiled(build, converted):
+def compiled(teacher_folder, text_folder, converted):
     """A stage of `recipe` with layers compiled, and what it starts from."""
-    return build(stages=STAGES[1:2], train={"validate_every": 32, "compile": True}), converted
+    return recipe_for(teacher_folder, text_folder, "unused", stages=STAGES[1:2], train={"compile": True}), converted
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +143,8 @@ def alone(recipe, converted, tmp_path_factory):
 def launched(how, build, recipe, windows, taught, bf16, compiled, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
-    runs = {"windows": windows, "taught": taught, "all": (recipe, converted)}
-    if how == FSDP2:
-        runs |= {OLDEST: bf16, COMPILED: compiled, "context": context}
+    sharded = {OLDEST: bf16, COMPILED: compiled, "context": context}
+    runs = {"taught": taught, "all": (recipe, converted), **(sharded if how == FSDP2 else {"windows": windows})}
     told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}
     (folder / "runs.json").write_text(json.dumps(told))
     with patch_environment(**how):
@@ -207,7 +204,9 @@ def test_gradients_of_ddp_are_views_of_its_buckets(tmp_path):
         assert one == other, "each has memory of its own beside the bucket"
 
 
-def test_windows_beside_sse_in_two_processes(windows, launched, tmp_path):
+def test_windows_beside_sse_in_two_processes(how, windows, launched, tmp_path):
+    if how == FSDP2:
+        pytest.skip("the recipe of rows over two processes has them")
     recipe, checkpoint = windows
     for stage in recipe.stages:
         run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
@@ -240,7 +239,7 @@ def test_compiled_layers_under_fsdp(how, alone, launched):
         pytest.skip("nothing is gathered around a layer")
     chosen = json.loads((launched / COMPILED / "distill/stage.json").read_text())["report"]["chosen"]
     assert chosen["compile"] is True
-    for key in ("loss", "grad_norm", "valid_kl"):
+    for key in ("loss", "grad_norm"):
         expected, found = (torch.tensor(losses(at / "distill", key)) for at in (alone, launched / COMPILED))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 

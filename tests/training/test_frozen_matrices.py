@@ -114,9 +114,9 @@ def test_experts_held_low_give_nearly_the_same_loss_and_gradients():
     assert (held - gradient).norm() <= 0.1 * gradient.norm()
 
 
-@pytest.fixture(scope="module", params=[LOW, torch.float32])
+@pytest.fixture(scope="module")
 def any_teacher(request, tmp_path_factory, tokenizer):
-    """A teacher whose values bfloat16 holds, and one whose values it does not hold."""
+    """A teacher whose values bfloat16 holds, or does not hold."""
     folder = tmp_path_factory.mktemp("low")
     make_llama().to(request.param).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -129,13 +129,14 @@ def held_by(folder, dtype):
 
 
 @pytest.mark.parametrize(
-    ("stage", "trained", "precision"),
+    ("any_teacher", "stage", "trained", "precision"),
     [
-        ("distill", "lora", "bf16"),
-        ("uptrain", "lora", "bf16"),
-        ("distill", "mixers", "bf16"),
-        ("distill", "lora", "no"),
+        (LOW, "distill", "lora", "bf16"),
+        (torch.float32, "uptrain", "lora", "bf16"),
+        (torch.float32, "distill", "mixers", "bf16"),
+        (LOW, "distill", "lora", "no"),
     ],
+    indirect=["any_teacher"],
 )
 def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatch, stage, trained, precision):
     rates = {"lr": {"mixers": 3e-3}} if trained == "mixers" else {}
@@ -170,6 +171,7 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
     assert all(check.passed for check in verify_checkpoint(tmp_path / "held").checks)
 
 
+@pytest.mark.parametrize("any_teacher", [torch.float32], indirect=True)
 def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher, tmp_path, monkeypatch):
     own = {"train": "mixers", "tokens": 256, "lr": {"mixers": 3e-3}}
     recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
@@ -182,6 +184,7 @@ def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher
     assert order == ["hold_low", "load_teacher"]
 
 
+@pytest.mark.parametrize("any_teacher", [torch.float32], indirect=True)
 def test_two_processes_of_ddp_as_well(make, any_teacher, tmp_path, monkeypatch):
     own = {"train": "lora", "tokens": 512, "micro_batch": 1}
     recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
@@ -206,6 +209,7 @@ def test_the_estimate_counts_experts(tmp_path, tokenizer):
     assert found.held_low == pytest.approx((2 + 2) * held, rel=0.05)  # routers and norms stay
 
 
+@pytest.mark.parametrize("any_teacher", [LOW, torch.float32], indirect=True)
 def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
     recipe = make(("distill", {"train": "lora"}), model=str(any_teacher))
     convert_checkpoint(recipe, tmp_path / "converted")

@@ -2,11 +2,9 @@
 
 import functools
 import json
-import os
+import multiprocessing
 import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -20,8 +18,7 @@ from sse_convert.training import checkpoint, loop
 from sse_convert.training.metrics import read
 from sse_convert.training.objective import Objective
 from tests.training.conftest import losses
-
-NAMES = ["align", "distill", "uptrain"]
+from tests.training.launched import forked
 
 
 class Killed(BaseException):
@@ -49,8 +46,7 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(weights(a).values(), weights(b).values(), strict=True))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "optimizer"), [("align", "adamw"), ("distill", "muon"), ("uptrain", "adamw")])
 def test_interrupted_and_continued(train, monkeypatch, capsys, tmp_path, name, optimizer):
     train = functools.partial(train, checkpoint_steps=2, optimizer=optimizer)
     whole, _ = train(name, "whole")
@@ -208,39 +204,20 @@ def test_random_state_is_restored(train, monkeypatch):
     assert losses(folder) == losses(whole)
 
 
-CHILD = """
-import json, sys
-from pathlib import Path
-import torch
-from sse_convert.recipe import recipe_from_dict
-from sse_convert.training.stage import run_stage
-torch.set_num_threads(1)
-recipe = recipe_from_dict(json.loads(sys.argv[1]))
-run_stage(recipe, recipe.stages[0], Path(sys.argv[2]), Path(sys.argv[3]))
-"""
-
-
-def wait_for(condition, process):
-    began = time.monotonic()
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() - began < 120
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
 def test_sigkill(train, make, converted, tmp_path):
     settings = {"tokens": 128 * 24, "checkpoint_steps": 3}
     recipe = make(("distill", settings))
     whole, _ = train("distill", "whole", recipe=recipe)
     out = tmp_path / "killed"
     log = out.with_name("killed.work") / "metrics.jsonl"
-    arguments = [sys.executable, "-c", CHILD, json.dumps(recipe.to_dict()), str(converted), str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        wait_for(lambda: len(read(log)) >= 7, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    child = multiprocessing.get_context("fork").Process(target=forked, args=(recipe, recipe.stages[0], converted, out))
+    child.start()
+    while len(read(log)) < 7:
+        assert child.exitcode is None
+        time.sleep(0.01)
+    child.kill()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
     folder, _ = train("distill", "killed", recipe=recipe)
     assert losses(folder) == losses(whole)
