@@ -45,8 +45,8 @@ _PYTHON_CALL = re.compile(
 )
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
 
-_PROGRESS = re.compile(r"[\w ]+: \d+/\d+( |$)")
-"""what `console.progress` prints every half minute, so only on a slow machine"""
+_PROGRESS = re.compile(r"[\w ().-]+: \d+/\d+(, |$)")
+"""what `console.progress` prints of a step that takes more than two seconds, so on a slow machine of other steps"""
 
 
 @dc.dataclass(frozen=True, slots=True)

@@ -128,6 +128,13 @@ def format_bytes(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
+def time_in_words(hours: float) -> str:
+    """Hours, or minutes of less than one."""
+    if hours >= 1:
+        return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"
+    return f"{hours * 60:.0f} min" if hours >= 1 / 60 else "below 1 min"
+
+
 def format_rate(stage: dict[str, Any]) -> str:
     """A stage's learning rate, as a recipe stores it: one, or those given by group; and who steps, if not AdamW.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
-from sse_convert.console import say
+from sse_convert.console import progress, say
 from sse_convert.recipe import Recipe
 from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.loader import recipe_or_model
@@ -84,23 +84,24 @@ def select(
         TrainingError: `out` was made from other inputs.
         DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
     """
-    recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
-    from sse_convert.checkpoints.teacher import open_teacher
-    from sse_convert.selection.from_recipe import settings_for
-    from sse_convert.selection.select import select_layers
+    with progress("opening the model", 1):
+        recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
+        from sse_convert.checkpoints.teacher import open_teacher
+        from sse_convert.selection.from_recipe import settings_for
+        from sse_convert.selection.select import select_layers
 
-    teacher = open_teacher(recipe.model, recipe.revision)
-    probed, settings = settings_for(
-        recipe,
-        teacher,
-        keep=keep,
-        methods=methods,
-        stand_in=stand_in,
-        tokens=tokens,
-        length=length,
-        samples=samples,
-        recall_weight=recall_weight,
-    )
+        teacher = open_teacher(recipe.model, recipe.revision)
+        probed, settings = settings_for(
+            recipe,
+            teacher,
+            keep=keep,
+            methods=methods,
+            stand_in=stand_in,
+            tokens=tokens,
+            length=length,
+            samples=samples,
+            recall_weight=recall_weight,
+        )
     own = None if text is None else Path(text)
     return select_layers(probed, Path(out), settings, text=own, device=device, teacher=teacher)
 

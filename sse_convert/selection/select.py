@@ -50,7 +50,8 @@ def select_layers(
         teacher: the recipe's model, if it is open already.
         team: processes that share the work; every one must call it. The first writes and says what was found.
     """
-    setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
+    with progress("reading text to choose by", 1) if team.leads else contextlib.nullcontext():
+        setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
     meter = setup.meter
     layers = len(meter.layers)
     most = 2 * len(meter.probe.recall) + 1 + _steps(settings.methods, settings.keep, layers)

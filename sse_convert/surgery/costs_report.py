@@ -2,7 +2,7 @@
 
 import shlex
 
-from sse_convert.report import format_bytes, table
+from sse_convert.report import format_bytes, table, time_in_words
 from sse_convert.surgery.costs import GPUS, Costs, Way
 from sse_convert.surgery.memory import GIB, GPU_GIB
 from sse_convert.surgery.speed import measured_line
@@ -40,13 +40,6 @@ def fewest_gpus(costs: Costs) -> Way | None:
 def gpus_in_words(way: Way) -> str:
     """Number and memory of a way's GPUs."""
     return f"{way.gpus} GPU{'s' * (way.gpus > 1)} of {way.gib} GiB or more"
-
-
-def time_in_words(hours: float) -> str:
-    """Hours, or minutes of less than one."""
-    if hours >= 1:
-        return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"
-    return f"{hours * 60:.0f} min" if hours >= 1 / 60 else "below 1 min"
 
 
 def cost_lines(costs: Costs, command: str) -> list[str]:

@@ -31,9 +31,9 @@ from sse_convert.recipe.recommended import (
 )
 from sse_convert.recipe.schema import Source
 from sse_convert.recipe.units import format_count
-from sse_convert.report import TextReport, format_flow
+from sse_convert.report import TextReport, format_flow, time_in_words
 from sse_convert.surgery.costs import StageCost, Way, way_on
-from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, launch_command, time_in_words
+from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan, StageRow

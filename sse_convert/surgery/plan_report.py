@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 from sse_convert.mixers import Mixer, mixer_to_dict
-from sse_convert.report import format_bytes, format_number, table
+from sse_convert.report import format_bytes, format_number, table, time_in_words
 from sse_convert.surgery.budget import LENGTHS
 from sse_convert.surgery.costs import GPUS, Costs
-from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command, time_in_words
+from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB, GPU_GIB
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from sse_convert import api
 from sse_convert.recipe import load_recipe, recipe_from_dict
-from sse_convert.report import format_bytes
+from sse_convert.report import format_bytes, time_in_words
 from sse_convert.surgery.costs import GPUS
-from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, launch_command, time_in_words, usual_way
+from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, launch_command, usual_way
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE
 from sse_convert.surgery.plan import make_plan
 from tests.model_configs import config_path, model_config

@@ -12,8 +12,9 @@ from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.recommended import recommended_stages
+from sse_convert.report import time_in_words
 from sse_convert.surgery import new_recipe as module
-from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, time_in_words
+from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe, sizes_of
 from sse_convert.surgery.speed import nearest_speed

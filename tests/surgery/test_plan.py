@@ -11,7 +11,7 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.surgery.costs_report import time_in_words
+from sse_convert.report import time_in_words
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import training_flops
 from tests.model_configs import model_config
