@@ -43,7 +43,6 @@ from sse_convert.errors import CheckpointError, OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, measures, publish
-from sse_convert.evaluation.guessing_teacher import guessing_teacher
 from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.tasks import check_texts
@@ -58,6 +57,7 @@ from sse_convert.report import Report, found_before
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.guessing_teacher import guessing_teacher
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.compiling import kept_code
 from sse_convert.training.extend import set_aside
@@ -140,7 +140,8 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
             folder = _initial(chosen, teacher, steps)
             for stage in chosen.stages:
                 target = steps.announce(stage.name)
-                report = run_stage(chosen, stage, folder, target, later=steps.later())
+                own = stage.teacher is not None  # the recipe's was tried before all steps
+                report = run_stage(chosen, stage, folder, target, later=steps.later(), try_teacher=own)
                 steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
                 folder = target
             measured = _measure(chosen, folder, steps, evaluator, helped=splits_rows(recipe))

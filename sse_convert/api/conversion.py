@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
-from sse_convert.console import progress, say
+from sse_convert.console import progress
 from sse_convert.recipe import Recipe
 from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.loader import recipe_or_model
@@ -103,7 +103,7 @@ def select(
             recall_weight=recall_weight,
         )
     own = None if text is None else Path(text)
-    return select_layers(probed, Path(out), settings, text=own, device=device, teacher=teacher)
+    return select_layers(probed, Path(out), settings, text=own, device=device, teacher=teacher, try_teacher=True)
 
 
 def convert(
@@ -137,14 +137,19 @@ def convert(
         OutputError: `out` exists or cannot be written, or the disk is full; nothing is left behind.
     """
     recipe, out = read_recipe(recipe, overrides), Path(out)
+    from sse_convert.checkpoints.output_folder import check_output
+    from sse_convert.checkpoints.teacher import open_teacher
     from sse_convert.surgery.convert import convert_checkpoint
 
-    if is_open(recipe):
+    check_output(out)
+    chosen = is_open(recipe)
+    teacher = open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle and not chosen)
+    if chosen:
         from sse_convert.selection.automatic import choose_for_conversion
 
-        recipe = choose_for_conversion(recipe, out)
+        recipe = choose_for_conversion(recipe, out, teacher)
     return convert_checkpoint(
-        recipe, out, link=link, check=check, defer_digests=defer_digests, allow_pickle=allow_pickle
+        recipe, out, teacher=teacher, link=link, check=check, defer_digests=defer_digests, try_teacher=not chosen
     )
 
 
@@ -168,13 +173,8 @@ def calibrate(
     """
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.calibration.calibrate import calibrate_checkpoint
-    from sse_convert.checkpoints.teacher import open_teacher
-    from sse_convert.evaluation.guessing_teacher import guessing_teacher
 
-    report = calibrate_checkpoint(recipe, Path(checkpoint), Path(out))
-    for warning in guessing_teacher(recipe, open_teacher(recipe.model, recipe.revision)):
-        say(f"warning: {warning}")
-    return report
+    return calibrate_checkpoint(recipe, Path(checkpoint), Path(out), try_teacher=True)
 
 
 def dequantize(model: Path | str, out: Path | str, *, revision: str | None = None) -> "DequantizeReport":

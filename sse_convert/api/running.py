@@ -96,7 +96,7 @@ def _stage(
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.training.stage import pick_stage, run_stage
 
-    return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out))
+    return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out), try_teacher=True)
 
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":

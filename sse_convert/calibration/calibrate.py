@@ -30,7 +30,7 @@ from sse_convert.checkpoints.safetensors_io import read_header, write_shard
 from sse_convert.checkpoints.teacher import SourceModel, Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.checkpoints.weights import require_finite
-from sse_convert.console import progress
+from sse_convert.console import progress, say
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
@@ -46,6 +46,7 @@ from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
 from sse_convert.surgery.convert import NEW_SHARD
+from sse_convert.surgery.guessing_teacher import guesses_of
 
 _LEFT = "their decays and scales stay as convert set them"
 
@@ -88,13 +89,19 @@ def _range(bounds: tuple[float, float] | None) -> str:
 
 
 def calibrate_checkpoint(
-    recipe: Recipe, checkpoint: Path, out: Path, *, rows: Iterable[dict[str, Tensor]] | None = None
+    recipe: Recipe,
+    checkpoint: Path,
+    out: Path,
+    *,
+    rows: Iterable[dict[str, Tensor]] | None = None,
+    try_teacher: bool = False,
 ) -> CalibrateReport:
     """Calibrate a converted checkpoint into a new folder. Other arguments and errors as of `api.calibrate`.
 
     Args:
         rows: batches with `input_ids` and `position_ids` [B, T]; unset takes `calibrate.rows` rows of the recipe's
             training text.
+        try_teacher: warn first of a teacher that guesses.
     """
     out = Path(out)
     check_output(out)
@@ -105,7 +112,9 @@ def calibrate_checkpoint(
     model = load_as_teacher(teacher)
     model.to(device)
     batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
-    statistics = _measured(model, teacher, mixers, batches, "the teacher")
+    if try_teacher:
+        for warning in guesses_of(model, batches[0]):
+            say(f"warning: {warning}")
 
     def fresh(layer: int, mixer: SSEMixer) -> dict[str, Tensor]:
         names = [new.name for new in new_tensors(teacher.dims_of(layer), mixer)]

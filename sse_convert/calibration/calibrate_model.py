@@ -1,5 +1,6 @@
 """Calibrate a hybrid that is in memory; the teacher is made of its own weights, without copies."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.recipe.schema import Calibrate
 from sse_convert.surgery.compatibility import MAX_CALIBRATION_LENGTH
+from sse_convert.surgery.guessing_teacher import guesses_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,6 +61,8 @@ def calibrate_model(
     }
     rows = _rows(student, texts, tokenizer)
     source, teacher = _original(student)
+    for warning in guesses_of(teacher, rows[0]):
+        warnings.warn(warning, stacklevel=2)
 
     def fresh(layer: int, mixer: SSEMixer) -> dict[str, Tensor]:
         state = layers[layer].state_dict()

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from sse_convert.errors import VerificationError
-from sse_convert.evaluation.guessing import guesses
 from sse_convert.evaluation.intervals import Z95, share_interval
+from sse_convert.surgery.guessing import guesses
 
 Grade = Literal["keeps", "loses", "damaged", "destroyed", "unknown"]
 LIMITS: tuple[tuple[Grade, float, float], ...] = (("keeps", 0.05, 0.95), ("loses", 0.3, 0.7))

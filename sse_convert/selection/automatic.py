@@ -8,8 +8,7 @@ from accelerate.utils.memory import clear_device_cache
 
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import context_limit
-from sse_convert.checkpoints.output_folder import check_output
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import say
 from sse_convert.data.rows import text_digests
 from sse_convert.recipe.choosing import METHODS, chosen_recipe, open_choice, probe_rows
@@ -41,7 +40,9 @@ class LayerChoice:
         return self.selection.found_lines()
 
 
-def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, team: Team = ALONE) -> LayerChoice:
+def choose_layers(
+    recipe: Recipe, out: Path, teacher: Teacher, team: Team = ALONE, *, try_teacher: bool = False
+) -> LayerChoice:
     """Choose what the recipe leaves open; an interrupted choice into the same folder is continued.
 
     Args:
@@ -49,30 +50,30 @@ def choose_layers(recipe: Recipe, out: Path, teacher: Teacher, team: Team = ALON
         out: folder for scores and report.
         teacher: the recipe's model.
         team: processes that share the work; every one must call it.
+        try_teacher: see `select_layers`.
 
     Raises:
         DataError, TrainingError, CheckpointError, OutputError, HardwareError: as of `api.select`.
     """
     probed, settings = settings_for(recipe, teacher)
-    report = select_layers(probed, out, settings, teacher=teacher, team=team)
+    report = select_layers(probed, out, settings, teacher=teacher, team=team, try_teacher=try_teacher)
     clear_device_cache(garbage_collection=True)  # the model is in cycles, and training wants its memory
     return LayerChoice(report)
 
 
-def choose_for_conversion(recipe: Recipe, out: Path) -> Recipe:
+def choose_for_conversion(recipe: Recipe, out: Path, teacher: Teacher) -> Recipe:
     """The recipe with its choice made, in a folder beside that of the conversion.
 
     Args:
         recipe: with `layers.select`, and nothing chosen.
         out: folder that the model will be converted into; the choice goes to `<out>.select`.
+        teacher: the recipe's model.
 
     Raises:
-        SSEConvertError: as of `choose_layers`, and if the recipe does not fit the model or `out` cannot be made.
+        SSEConvertError: as of `choose_layers`, and if the recipe does not fit the model.
     """
-    check_output(out)
-    teacher = open_teacher(recipe.model, recipe.revision)
     make_plan(recipe, teacher=teacher)
-    found = choose_layers(recipe, out.with_name(f"{out.name}.select"), teacher)
+    found = choose_layers(recipe, out.with_name(f"{out.name}.select"), teacher, try_teacher=True)
     for line in found.lines():
         say(line)
     return chosen_recipe(recipe, found.kept, open_choice(recipe, teacher.num_layers, teacher.separable_heads))

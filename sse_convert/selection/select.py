@@ -8,7 +8,7 @@ from typing import Any
 
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.console import progress
+from sse_convert.console import progress, say
 from sse_convert.mixers import FULL, mixer_to_dict
 from sse_convert.recipe.choosing import chosen_recipe, open_choice, retrieval_sets
 from sse_convert.recipe.pattern import pattern_unit
@@ -21,6 +21,7 @@ from sse_convert.selection.selection_report import SelectReport
 from sse_convert.selection.setup import SelectSettings, known_mixers, run_method, set_up, usable
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.budget import layer_bytes
+from sse_convert.surgery.guessing import guess_warnings
 from sse_convert.surgery.plan import geometry_of
 
 CACHE_LENGTH = 32768
@@ -39,6 +40,7 @@ def select_layers(
     device: str | None = None,
     teacher: Teacher | None = None,
     team: Team = ALONE,
+    try_teacher: bool = False,
 ) -> SelectReport:
     """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
 
@@ -49,6 +51,7 @@ def select_layers(
         settings: methods and sizes.
         teacher: the recipe's model, if it is open already.
         team: processes that share the work; every one must call it. The first writes and says what was found.
+        try_teacher: warn of one that guesses, before any layer is chosen.
     """
     with progress("reading text to choose by", 1) if team.leads else contextlib.nullcontext():
         setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
@@ -60,6 +63,9 @@ def select_layers(
             held.enter_context(run_lock(out))
             meter.bar = held.enter_context(progress("choosing layers", most))
         recall, nothing = settle_recall(meter, settings.recall_weight)
+        if try_teacher and team.leads:
+            for warning in guess_warnings(meter.measure(meter.layers).text_loss, setup.teacher.text.vocab_size):
+                say(f"warning: {warning}")
         methods = usable(settings.methods, meter.recall_weight)
         if meter.bar is not None:
             meter.bar.expect(_steps(methods, settings.keep, layers))

@@ -3,6 +3,7 @@
 The teacher's weights are never loaded or rewritten; memory does not grow with the model.
 """
 
+import contextlib
 import dataclasses as dc
 import json
 import math
@@ -35,7 +36,7 @@ from sse_convert.checkpoints.teacher import SourceModel, Teacher, as_teacher, op
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
 from sse_convert.checkpoints.weights import check_weights
 from sse_convert.console import progress
-from sse_convert.errors import CheckpointError
+from sse_convert.errors import CheckpointError, SSEConvertError
 from sse_convert.mixers import FULL, Mixer, SSEMixer, mixer_to_dict
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.initialise import fresh_sse_tensors
@@ -45,6 +46,7 @@ from sse_convert.modeling.tried import warn_of_newer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.report import FieldsReport, format_number
 from sse_convert.surgery.compatibility import check_fit
+from sse_convert.surgery.guessing_teacher import warn_of_guessing
 
 NEW_SHARD = "sse-00001-of-00001.safetensors"
 ONLY_SHARD = "model-00001-of-00001.safetensors"
@@ -106,18 +108,22 @@ def convert_checkpoint(
     link: Link = "auto",
     check: bool = False,
     defer_digests: bool = False,
-    allow_pickle: bool = False,
+    try_teacher: bool = False,
 ) -> ConvertReport:
     """Convert the recipe's model into a new folder. Other arguments and errors as of `api.convert`.
 
     Args:
         teacher: the recipe's model, if it is open already.
+        try_teacher: warn of one that guesses, if it can be had with a tokenizer and local text.
     """
     out = Path(out)
     check_output(out)
-    teacher = teacher or open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    teacher = teacher or open_teacher(recipe.model, recipe.revision)
     names, mixers = resolve(recipe, teacher.num_layers)
     check_fit(recipe, teacher, mixers)
+    if try_teacher and all(source.path and Path(source.path).exists() for source in recipe.data.train):
+        with contextlib.suppress(SSEConvertError):  # conversion needs neither tokenizer nor text; later steps say
+            warn_of_guessing(recipe, teacher)
     return convert_layers(
         teacher, names, mixers, out, recipe=recipe, link=link, check=check, defer_digests=defer_digests
     )

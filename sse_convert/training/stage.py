@@ -21,9 +21,9 @@ from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed, read_stage
 from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
-from sse_convert.checkpoints.provenance import read_provenance
+from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
-from sse_convert.checkpoints.teacher import refuse_quantised
+from sse_convert.checkpoints.teacher import refuse_quantised, source_view
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.files import copy_folder
@@ -32,6 +32,7 @@ from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.guessing_teacher import warn_of_guessing
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import still_the_teachers
 from sse_convert.training import fit, metrics
@@ -88,7 +89,15 @@ def pick_stage(recipe: Recipe, loss: Loss, name: str | None = None) -> Stage:
     )
 
 
-def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, *, later: Sequence[Path] = ()) -> StageReport:
+def run_stage(
+    recipe: Recipe,
+    stage: Stage,
+    checkpoint: Path,
+    out: Path,
+    *,
+    later: Sequence[Path] = (),
+    try_teacher: bool = False,
+) -> StageReport:
     """Run one stage, continue it, also to a larger budget, or report that it is finished.
 
     Args:
@@ -97,6 +106,7 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, *, late
         checkpoint: a converted checkpoint.
         out: the folder to make.
         later: what was made from it, in order; set aside where the budget of a finished stage has changed.
+        try_teacher: warn of a teacher that guesses, before the first step.
 
     Raises:
         TrainingError: an earlier run in `out` had other inputs, more tokens or goes on, the settings do not fit the
@@ -111,6 +121,8 @@ def run_stage(recipe: Recipe, stage: Stage, checkpoint: Path, out: Path, *, late
     if (done := run.finished()) is not None:
         return done
     with memory_for(f"training {out}"), run.opened():
+        if try_teacher:
+            run.try_teacher()
         run.prepare()
         try:
             objective, report = run.train()
@@ -135,18 +147,18 @@ class _StageRun:
         self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
         self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
-        files = open_checkpoint(checkpoint)
+        self.files = files = open_checkpoint(checkpoint)
         refuse_quantised(files)
         self.match = match_recipe(recipe, files)
-        other = other_teacher(recipe, stage, files)
-        self.vocabulary = common_vocabulary(files, other)
+        self.other = other_teacher(recipe, stage, files)
+        self.vocabulary = common_vocabulary(files, self.other)
         self.fit = Fit(
             stage=stage,
             train=recipe.train,
             accelerator=self.accelerator,
             files=files,
             match=self.match,
-            teacher=None if other is None else geometry_of(other),
+            teacher=None if self.other is None else geometry_of(self.other),
             shared=still_the_teachers(recipe.stages, stage),
         )
         self.reader = stage_reader(recipe, stage, checkpoint, self.vocabulary)
@@ -261,6 +273,16 @@ class _StageRun:
         if self.accelerator.is_main_process:
             say(extension.line())
         return [extension.note()]
+
+    def try_teacher(self) -> None:
+        """Warn of a teacher that guesses, where nothing is trained yet: of the checkpoint, or the stage's own."""
+        if self.accelerator.is_main_process and self.checkpoints.newest() is None:
+            provenance = read_provenance(self.checkpoint)
+            if self.other is not None:
+                warn_of_guessing(self.recipe, self.other)
+            elif provenance is not None and provenance.stage in UNTRAINED:
+                warn_of_guessing(self.recipe, source_view(self.files))
+        self.accelerator.wait_for_everyone()
 
     def prepare(self) -> None:
         """Make the choices that are left to the machine, and the text ready."""

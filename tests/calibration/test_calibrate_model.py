@@ -14,6 +14,7 @@ from sse_convert.errors import DataError, UsageError
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.guessing_teacher import guesses_of
 from tests.modeling.tiny import VOCAB, tiny_source
 from tests.surgery.models import recipe_data, save_source, save_teacher, tokens
 
@@ -127,3 +128,10 @@ def test_models_that_are_not_converted_are_refused() -> None:
     with pytest.raises(UsageError, match="LlamaForCausalLM, which is not converted") as found:
         sse_convert.calibrate(tiny_source("llama"), tokens())
     assert "convert_model" in found.value.fix
+
+
+def test_a_teacher_that_guesses_is_warned_of() -> None:
+    """Random weights do; a row of one token says nothing."""
+    with pytest.warns(UserWarning, match=f"no better than guessing one of {VOCAB} tokens"):
+        sse_convert.calibrate(hybrid(), tokens(2, 24))
+    assert guesses_of(tiny_source("llama"), {"input_ids": tokens(1, 1), "position_ids": torch.zeros(1, 1).long()}) == []

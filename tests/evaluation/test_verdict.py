@@ -6,9 +6,9 @@ import math
 import pytest
 
 from sse_convert.errors import VerificationError
-from sse_convert.evaluation.guessing import guesses
 from sse_convert.evaluation.intervals import share_interval
 from sse_convert.evaluation.verdict import model_verdict
+from sse_convert.surgery.guessing import guesses
 from tests.evaluation.test_report import loss, make_report, needle
 
 TEACHER_SUMS = (384.0, 392.0)
