@@ -10,14 +10,8 @@ from docs.markdown import table
 FOLDER = ROOT / "benchmarks" / "real"
 LENGTHS = (1024, 2048, 4096, 8192)
 TASKS = {"noise": "in noise", "book": "in a book", "one of four": "one of four"}
-CHOICES = ("all", "none", "layers", "select", "greedy", "refined", "attention at 8,192")
+CHOICES = ("all", "none", "layers", "select", "refined", "attention at 8,192")
 """of heads, as the table shows them"""
-FIRST = {
-    "sliding": "windows of 128 alone",
-    "long_gdn": "a window beside one state, delta rule",
-    "long_sse": "a window beside SSE, 16 partitions",
-}
-"""trainings of the README's table"""
 Entry = Mapping[str, Any]
 """what a report says of one choice of heads, or of one training"""
 
@@ -45,16 +39,49 @@ def none_kept() -> str:
     return "\n".join(table(("every layer, and its cache", "tokens", *names, "KL, 2K"), lines))
 
 
+def mixed() -> str:
+    """Needles and KL of trainings that keep some heads, by what was kept and what the other heads are."""
+    return _mixed(LENGTHS, sorted(_pooled(), key=lambda trial: trial["kl"]))
+
+
 def first_page() -> str:
-    """The best training without a softmax layer beside one state and windows."""
-    trials, shown = {trial["name"]: trial for trial in _trials()}, (1024, 4096)
-    lines = [("the teacher", "", *_found(_teacher(), shown), "0")]
-    for name, words in FIRST.items():
-        trial = trials[name]
-        kl = f"{trial['kl']['2048']:.2f}"
-        lines.append((f"{words}, {trial['cache_mb']} MB", _millions(trial), *_found(trial, shown), kl))
-    names = (f"{words}, 1K 4K" for words in TASKS.values())
-    return "\n".join(table(("every layer, and its cache", "tokens", *names, "KL, 2K"), lines))
+    """The same at the shortest and the longest rows, without what only the page needs."""
+    shown = [trial for trial in _pooled() if "320" not in trial["lever"]]
+    return _mixed((LENGTHS[0], LENGTHS[-1]), sorted(shown, key=lambda trial: trial["kl"]))
+
+
+def _mixed(lengths: Sequence[int], trials: Sequence[Entry]) -> str:
+    report = _load("mixed_smollm2.json")
+    whole = report["teacher"]["cache_bytes"]["8192"]
+    lines = [("the teacher", f"{whole / 1e6:.0f} MB", *_found(_teacher(), lengths), "0")]
+    for trial in trials:
+        cache, seeds = trial["cache_bytes"]["8192"], trial["seeds"]
+        words = f"{trial['lever']}, {seeds} seeds" if seeds > 1 else trial["lever"]
+        size = f"{cache / 1e6:.0f} MB, {cache / whole:.0%}"
+        lines.append((words, size, *_found(trial, lengths), f"{trial['kl']:.3f}"))
+    places = " ".join(f"{length // 1024}K" for length in lengths)
+    names = (f"{words}, {places}" for words in TASKS.values())
+    return "\n".join(table(("what stays softmax; the others", "cache at 8K", *names, "KL, 2K"), lines))
+
+
+def _pooled() -> list[dict[str, Any]]:
+    """Trainings with kept heads, those that differ in their seed as one: needles added up, the mean KL."""
+    found: dict[str, list[Entry]] = {}
+    for trial in _load("mixed_smollm2.json")["trials"]:
+        found.setdefault(trial["lever"], []).append(trial)
+    return [
+        {
+            "lever": lever,
+            "seeds": len(trials),
+            "cache_bytes": trials[0]["cache_bytes"],
+            "kl": sum(trial["kl"]["2048"] for trial in trials) / len(trials),
+            "needles": {
+                name: {part: sum(trial["needles"][name][part] for trial in trials) for part in ("right", "of")}
+                for name in trials[0]["needles"]
+            },
+        }
+        for lever, trials in found.items()
+    ]
 
 
 def _trials() -> list[dict[str, Any]]:
@@ -88,4 +115,9 @@ def _load(name: str) -> dict[str, Any]:
     return content
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"real-heads": heads, "real-none": none_kept, "real-first": first_page}
+BLOCKS: dict[str, Callable[[], str]] = {
+    "real-heads": heads,
+    "real-none": none_kept,
+    "real-mixed": mixed,
+    "real-first": first_page,
+}

@@ -18,6 +18,7 @@ from benchmarks.real.needles import Judge
 from sse_convert import api
 from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
+from sse_convert.evaluation.throughput import allocated_cache_bytes
 from sse_convert.files import write_json
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.training.stage import run_stage
@@ -25,9 +26,22 @@ from sse_convert.training.stage import run_stage
 MIXER = "mixers.sse+sliding"
 ONE = (f"{MIXER}.num_partitions=1", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
 KEYS = (f"{MIXER}.advanced.router=keys", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
+WINDOWS = ("layers.pattern=[sliding]", "calibrate.enabled=false")
+BEST = ((7, 2), (18, 2), (17, 1), (23, 0), (20, 1), (15, 2), (21, 2), (20, 2), (23, 2), (14, 1), (14, 0), (8, 0))
+"""(layer, KV head) of SmolLM2 that `heads.py` names: its refined six, then what its refined nine and twelve add"""
+
+
+def kept(count: int) -> str:
+    """The first of the best heads, as an override."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in sorted(BEST[:count]):
+        layers.setdefault(layer, []).append(head)
+    return f"layers.overrides={{{', '.join(f'{i}: {{full_heads: {heads}}}' for i, heads in layers.items())}}}"
+
+
 LEVERS: dict[str, tuple[str, ...]] = {
     "as it is": (),
-    "windows alone": ("layers.pattern=[sliding]", "calibrate.enabled=false"),
+    "windows alone": WINDOWS,
     "one state": ONE,
     "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
     "4 partitions": (f"{MIXER}.num_partitions=4",),
@@ -37,6 +51,21 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "window of 32": (f"{MIXER}.window=32",),
     "no decay": (f"{MIXER}.advanced.decay=none",),
     "fewer planted rows": ("data.needles.share=0.2",),
+    **{
+        f"{count} heads, {name}": (kept(count), *changes)
+        for count in (6, 9, 12)
+        for name, changes in {
+            "as it is": (),
+            "windows alone": WINDOWS,
+            "windows of 320 alone": (*WINDOWS, "mixers.sliding.window=320"),
+            "one state": ONE,
+            "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
+        }.items()
+    },
+    **{
+        f"3 layers, {name}": ("layers.keep=[7, 18, 21]", *changes)
+        for name, changes in {"windows alone": WINDOWS, "one state": ONE}.items()
+    },
 }
 
 
@@ -60,12 +89,17 @@ def measure(recipe: Recipe, work: Path, options: argparse.Namespace) -> dict[str
 
 @torch.inference_mode()
 def judged(teacher: str, student: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """KL from the teacher at 2K tokens, and needles by task and length."""
+    """KL from the teacher at 2K tokens, needles by task and length, bytes of the cache of one row at 8K."""
     own = Judge(teacher, options.books, options.device)
     ids = own.passages(own.judging, 2048, 16)
     expected = own.expected(ids)
     judge = Judge(str(student), options.books, options.device)
-    return {"kl": {2048: round(judge.kl(ids, expected), 4)}, "needles": judge.needles(options.lengths, options.samples)}
+    longest = judge.model(input_ids=ids[:1].repeat(1, 4), use_cache=True, logits_to_keep=1)
+    return {
+        "kl": {2048: round(judge.kl(ids, expected), 4)},
+        "needles": judge.needles(options.lengths, options.samples),
+        "cache_bytes": {8192: allocated_cache_bytes(longest.past_key_values)},
+    }
 
 
 def run(options: argparse.Namespace) -> None:
@@ -74,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
     if options.out.is_file():
         report = json.loads(options.out.read_text(encoding="utf-8"))
     done = {(trial["lever"], trial["seed"]) for trial in report["trials"]}
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for lever in options.levers:
             if (lever, seed) in done:
                 continue
@@ -94,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--levers", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME", help=", ".join(LEVERS))
     p.add_argument("--recipe", default="benchmarks/real/none_kept.yaml")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
-    p.add_argument("--seeds", type=int, default=1, help="seeds of each lever")
+    p.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of each lever")
     p.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192], help="tokens of a row")
     p.add_argument("--samples", type=int, default=50, help="needles of each kind and length")
     p.add_argument("--work", type=Path, default=Path("out/real/levers"), help="folder of trainings")
