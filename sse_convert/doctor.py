@@ -21,7 +21,7 @@ if sys.platform == "linux":
 REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "matplotlib", "jinja2")
 OPTIONAL = {
     "lm-eval": "eval: language-model-evaluation-harness",
-    "wonderwords": "eval: word lists of the RULER tasks",
+    "wonderwords": "eval: word lists of lm-eval's RULER tasks",
     "tensorboard": "train: TensorBoard tracker",
     "wandb": "train: Weights & Biases tracker",
     "mlflow": "train: MLflow tracker",

@@ -325,7 +325,7 @@ BUILT_IN: dict[str, Mixer] = {
 """the mixers that recipes know by name, in the order of the reference"""
 SSE_KINDS = ("sse", "sse+sliding", "paper")
 """those with sparse partitions as the paper has them; the others are baselines"""
-RETIRED = {"router_bias": False}
+RETIRED: dict[str, Any] = {"router_bias": False}
 """settings that older recipes and checkpoints have, and the one value of each that layers still have"""
 
 

@@ -138,7 +138,7 @@ def evaluate(
 ) -> "EvalReport":
     """Measure a checkpoint beside its teacher as the recipe's `eval` says.
 
-    Held-out loss, predictions, needles, RULER, questions, lm-eval, memory and speed, as far as they are asked for.
+    Held-out loss, predictions, needles, questions, lm-eval, memory and speed, as far as they are asked for.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -155,7 +155,7 @@ def evaluate(
         DataError: there is no usable held-out text, or a question cannot be used.
         OutputError: the report, the plot or answers cannot be written, or there is a file of another kind.
         VerificationError: a limit of `eval.gate` is missed (the report is written first).
-        DependencyError: RULER or lm-eval is asked for and the extra `eval` is not installed.
+        DependencyError: lm-eval is asked for and the extra `eval` is not installed.
     """
     from sse_convert.files import check_result
 

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -10,7 +10,6 @@ from sse_convert import __version__
 from sse_convert.cli.commands import Shorthand, shell_form
 from sse_convert.cli.runner import add_command, exit_code_table, run_app
 from sse_convert.cli.streams import open_streams
-from sse_convert.recipe.schema import RulerName
 from sse_convert.trust import OPTION, trust_code
 
 app = typer.Typer(
@@ -83,9 +82,6 @@ _add(
 _add(
     "eval",
     "evaluate",
-    ruler=Shorthand(
-        "eval.ruler.tasks", "RULER needles (eval.ruler.tasks): names with commas, or all.", get_args(RulerName)
-    ),
     tasks=Shorthand("eval.lm_eval.tasks", "lm-eval tasks (eval.lm_eval.tasks): names with commas, or paper."),
 )
 _add("export", after_interrupt=NOTHING_LEFT)

@@ -27,13 +27,10 @@ class Shorthand(NamedTuple):
     key: str
     """of the recipe"""
     help: str
-    everything: tuple[str, ...] = ()
-    """what `all` stands for; empty leaves the word to the recipe"""
 
     def override(self, text: str) -> str:
         """The assignment that `--set` would be given, of names with commas."""
-        names = self.everything if text == "all" and self.everything else [name.strip() for name in text.split(",")]
-        return f"{self.key}=[{', '.join(names)}]"
+        return f"{self.key}=[{', '.join(name.strip() for name in text.split(','))}]"
 
 
 def _recipe_names(incomplete: str) -> list[str]:

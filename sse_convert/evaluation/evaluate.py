@@ -34,7 +34,6 @@ from sse_convert.evaluation.plot import plot as draw
 from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
 from sse_convert.evaluation.retrieval import needle_score
-from sse_convert.evaluation.ruler_score import ruler_score
 from sse_convert.evaluation.tasks import Tasks, check_lengths, make_tasks
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.files import write_json
@@ -100,7 +99,7 @@ def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
 def measures(recipe: Recipe) -> bool:
     """Whether the recipe asks for any measurement."""
     asked = recipe.eval
-    tasks = (asked.needle, asked.ruler, asked.generation, asked.lm_eval)
+    tasks = (asked.needle, asked.generation, asked.lm_eval)
     return bool(asked.perplexity or asked.throughput or any(tasks))
 
 
@@ -239,10 +238,6 @@ def measure_model(
             for windows, watch in watched
         ),
         needles=tuple(needle_score(model, samples, batch_tokens=batch, bar=bar) for samples in tasks.needles),
-        ruler=tuple(
-            ruler_score(model, tokenizer, samples, likelihood=tasks.likelihood, batch_tokens=batch, bar=bar)
-            for samples in tasks.ruler
-        ),
         generation=_generation(model, tasks, sizes, answers or AnswerFile(None, name), bar),
         tasks=tasks.harness.score(model, tokenizer, bar) if tasks.harness else (),
         speed=tuple(dc.replace(s, formula_bytes=cache_bytes(sizes, mixers, s.length)) for s in speed),
@@ -272,7 +267,6 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
     """Bytes by context length from the formulas of `surgery.budget`, keys and values in the stored type."""
     lengths = {windows.input_ids.shape[1] for windows in tasks.windows} | set(LENGTHS.values())
     lengths |= {len(samples[0].token_ids) for samples in tasks.needles} | set(tasks.speed_lengths)
-    lengths |= {samples[0].length for samples in tasks.ruler}
     return tuple(
         CacheSize(
             length=length,
@@ -287,7 +281,7 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
 def _conditions(
     recipe: Recipe, context: int | None, device: torch.device, dtype: torch.dtype, tasks: Tasks
 ) -> dict[str, Any]:
-    settings, ruler, harness = recipe.eval.needle, recipe.eval.ruler, recipe.eval.lm_eval
+    settings, harness = recipe.eval.needle, recipe.eval.lm_eval
     asked = recipe.eval.generation
     return {
         "device": device_name(device),
@@ -301,7 +295,6 @@ def _conditions(
         "needle_samples": settings.samples if settings else None,
         "teacher_context": context,
         "seed": recipe.data.seed,
-        **({"ruler": dc.asdict(ruler)} if ruler else {}),
         **({"generation": {**dc.asdict(asked), "files": file_digests(asked)}} if asked else {}),
         **({"lm_eval": {"version": version("lm_eval"), **dc.asdict(harness)}} if harness else {}),
     }

@@ -10,19 +10,22 @@ import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.console import Bar
 from sse_convert.errors import DataError, DependencyError, RecipeError
-from sse_convert.recipe.schema import LMEval, RulerName
+from sse_convert.recipe.schema import LMEval
 from sse_convert.report import FieldsReport
 from sse_convert.trust import OPTION, trusts_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NIAH: tuple[str, ...] = get_args(RulerName)
+NIAH = (
+    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+    *("niah_multivalue", "niah_multiquery"),
+)
 PAPER = (
     *("wikitext", "piqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge", "social_iqa"),
     *("fda", "swde", "squad_completion"),

@@ -1,4 +1,4 @@
-"""A picture of evaluation reports: loss, divergence, needles, RULER and cache bytes by length, as far as measured."""
+"""A picture of evaluation reports: loss, divergence, needles and cache bytes by length, as far as measured."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -41,12 +41,9 @@ def plot(reports: Sequence[dict[str, Any]], path: Path, *, labels: Sequence[str]
     models = [("teacher", reports[0]["teacher"]), *((n, r["student"]) for n, r in zip(names, reports, strict=True))]
     panels: list[Callable[[Axes], None]] = [
         lambda axis: draw_loss(axis, models),
-        lambda axis: draw_accuracy(axis, models, "needles", "needle retrieval", "exact answers (%)"),
+        lambda axis: draw_accuracy(axis, models),
         lambda axis: draw_cache(axis, reports, list(names)),
     ]
-    if any(scores.get("ruler") for _, scores in models):
-        title = "RULER needles, mean over tasks"
-        panels.insert(2, lambda axis: draw_accuracy(axis, models, "ruler", title, "values in the answer (%)"))
     if any(scores.get("agreement") for _, scores in models):
         panels.insert(1, lambda axis: draw_divergence(axis, models))
     figure = blank_figure(4.3 * len(panels), 4.4)
@@ -130,21 +127,18 @@ def style(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % 7], "marker": MARKERS[i % 7], "markersize": 4}
 
 
-def draw_accuracy(axis: "Axes", models: Models, key: str, title: str, unit: str) -> None:
-    """Shares of hits by length, over all settings, with 95% intervals.
+def draw_accuracy(axis: "Axes", models: Models) -> None:
+    """Shares of needles found by length, over all settings, with 95% intervals.
 
     Args:
         axis: to draw on.
         models: names and scores, the teacher first.
-        key: needles or ruler.
-        title: of the plot.
-        unit: label of its y axis.
     """
-    axis.set(title=title, xlabel="context (tokens)", ylabel=unit, ylim=(-3, 103))
+    axis.set(title="needle retrieval", xlabel="context (tokens)", ylabel="exact answers (%)", ylim=(-3, 103))
     axis.set_xscale("log", base=2)
     for i, (name, scores) in enumerate(models):
         hits: dict[int, list[float]] = defaultdict(lambda: [0, 0])
-        for entry in scores.get(key, []):
+        for entry in scores["needles"]:
             hits[entry["length"]][0] += entry["correct"]
             hits[entry["length"]][1] += entry["samples"]
         if hits:

@@ -3,15 +3,12 @@
 JSON (schema 1), all losses in nats per token, all intervals 95%:
 
     schema, conditions {device, dtype, threads, versions, text, seed ...}
-    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], ruler: [...], generation: [...],
+    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], generation: [...],
                         agreement: [...], tasks: [...], speed: [...]}
                        held_out: length, windows, tokens, loss, loss_se, loss_low, loss_high, bits_per_byte,
                                  buckets: [{start, stop, tokens, loss, loss_se, bits_per_byte}]  by tokens of context
                        needles:  kind, keys, length, samples, correct, accuracy, low, high,
                                  depths: [{start, stop, samples, correct, accuracy, low, high}]
-                       ruler:    task, length, samples, correct, accuracy, low, high (string_match_all, generated),
-                                 likelihood: {samples, correct, accuracy, low, high} or null,
-                                 depths: as in needles, empty where several values are asked for
                        generation: task, scorer, repeats (n), samples (questions), correct, accuracy, low, high (avg@n),
                                  passes: [{k, samples, correct, accuracy, low, high}] (pass@k), tokens (mean), ended
                        agreement (student): length, windows, tokens, kl, kl_se, kl_low, kl_high, top1, top1_se ...,
@@ -38,13 +35,11 @@ from sse_convert.evaluation.generation import GenerationScore
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
-from sse_convert.evaluation.ruler_score import RulerScore
 from sse_convert.evaluation.tables import (
     agreement_lines,
     generation_lines,
     interval,
     percent,
-    ruler_lines,
     spread,
     task_lines,
 )
@@ -69,8 +64,6 @@ class ModelScores:
     """loss, one entry per window length"""
     needles: tuple[NeedleScore, ...] = ()
     """retrieval, one entry per length, kind and number of keys"""
-    ruler: tuple[RulerScore, ...] = ()
-    """RULER needle tasks, one entry per length and task"""
     generation: tuple[GenerationScore, ...] = ()
     """questions answered by generation, one entry per file"""
     agreement: tuple[Agreement, ...] = ()
@@ -216,7 +209,6 @@ class EvalReport:
             self._context_lines(),
             agreement_lines(self.student.agreement),
             self._needle_lines(),
-            ruler_lines(self.teacher.ruler, self.student.ruler),
             generation_lines(self.teacher.generation, self.student.generation),
             [f"note: {note}" for note in verdict.notes],
             task_lines(self.teacher.tasks, self.student.tasks),
@@ -241,7 +233,7 @@ class EvalReport:
         context = self.conditions.get("teacher_context")
         teacher = self.teacher
         lengths = [loss.length for loss in teacher.held_out]
-        lengths += [score.length for score in teacher.needles] + [score.length for score in teacher.ruler]
+        lengths += [score.length for score in teacher.needles]
         if context is None or max(lengths, default=0) <= context:
             return []
         return [f"note: the teacher was trained for {context:,} positions; beyond them it is measured as it is"]

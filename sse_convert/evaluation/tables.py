@@ -6,7 +6,6 @@ from sse_convert.evaluation.agreement import Agreement
 from sse_convert.evaluation.generation import GenerationScore
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
-from sse_convert.evaluation.ruler_score import RulerScore
 from sse_convert.report import table
 
 
@@ -29,21 +28,6 @@ def agreement_lines(scores: Sequence[Agreement]) -> list[str]:
     return ["predictions beside the teacher's (nats/token, share)", *table(header, rows)] if rows else []
 
 
-def ruler_lines(teacher: Sequence[RulerScore], student: Sequence[RulerScore]) -> list[str]:
-    """RULER by length and task, with the mean over tasks below each length of several."""
-    pairs = list(zip(teacher, student, strict=True))
-    rows: list[tuple[object, ...]] = []
-    for length in dict.fromkeys(t.length for t in teacher):
-        here = [(t, s) for t, s in pairs if t.length == length]
-        rows += [(length, t.task, t.generated.samples, *_both(t), *_both(s), _by_depth(s)) for t, s in here]
-        if len(here) > 1:
-            means = [cell for scores in zip(*here, strict=True) for cell in _both(pooled(scores))]
-            rows.append((length, "mean", sum(t.generated.samples for t, _ in here), *means, None))
-    header = ("length", "task", "samples", "teacher", "likelihood", "student", "likelihood", "student by depth")
-    title = "RULER needles: answers hold the values; values are likelier than nine wrong ones (95% interval)"
-    return [title, *table(header, rows)] if rows else []
-
-
 def generation_lines(teacher: Sequence[GenerationScore], student: Sequence[GenerationScore]) -> list[str]:
     """Questions answered by generation: avg@n and, of several answers, pass@n; what the student's answers are like."""
     rows = [
@@ -62,23 +46,6 @@ def generation_lines(teacher: Sequence[GenerationScore], student: Sequence[Gener
     averages, best = ("teacher avg@n", "student avg@n"), ("teacher pass@n", "student pass@n")
     header = ("questions", "check", "count", "n", *averages, *best, "tokens", "ended")
     return ["questions answered by generation (95% interval over questions)", *table(header, rows)] if rows else []
-
-
-def pooled(scores: Sequence[RulerScore]) -> RulerScore:
-    """All tasks of a length together; with equal numbers of samples, the mean over tasks."""
-    likelihoods = [score.likelihood for score in scores if score.likelihood is not None]
-    return RulerScore(
-        task="mean",
-        length=scores[0].length,
-        generated=together([score.generated for score in scores]),
-        likelihood=together(likelihoods) if likelihoods else None,
-        depths=(),
-    )
-
-
-def together(accuracies: Sequence[Accuracy]) -> Accuracy:
-    """The accuracy over all samples."""
-    return Accuracy(sum(a.correct for a in accuracies), sum(a.samples for a in accuracies))
 
 
 def task_lines(teacher: Sequence[TaskScore], student: Sequence[TaskScore]) -> list[str]:
@@ -105,15 +72,6 @@ def interval(accuracy: Accuracy) -> str:
     """A share with its Wilson interval."""
     low, high = wilson(accuracy.correct, accuracy.samples)
     return f"{accuracy.value:.1%} ({100 * low:.0f}-{100 * high:.0f})"
-
-
-def _both(score: RulerScore) -> tuple[str, str | None]:
-    return interval(score.generated), None if score.likelihood is None else interval(score.likelihood)
-
-
-def _by_depth(score: RulerScore) -> str | None:
-    shares = [f"{100 * depth.value:.0f}" if depth.samples else "-" for depth in score.depths]
-    return " ".join(shares) or None
 
 
 def _arrow(score: TaskScore) -> str | None:

@@ -15,8 +15,6 @@ from sse_convert.evaluation.harness import Harness, check_task_files
 from sse_convert.evaluation.perplexity import Windows, make_windows
 from sse_convert.evaluation.questions import QuestionSet, read_questions
 from sse_convert.evaluation.retrieval import needle_samples
-from sse_convert.evaluation.ruler import load_material
-from sse_convert.evaluation.ruler_rows import RulerSample, ruler_samples
 from sse_convert.recipe.schema import GenerationEval, Recipe
 from sse_convert.surgery.positions import stretched_context
 
@@ -34,10 +32,6 @@ class Tasks:
     """needle samples, one entry per length, kind and number of keys"""
     speed_lengths: tuple[int, ...]
     """context lengths for the timings"""
-    ruler: tuple[tuple[RulerSample, ...], ...] = ()
-    """RULER samples, one entry per length and task"""
-    likelihood: bool = True
-    """whether RULER's values are also compared by likelihood"""
     tokenizer: "PreTrainedTokenizerBase | None" = None
     """reads what the models generate"""
     questions: tuple[QuestionSet, ...] = ()
@@ -53,7 +47,7 @@ class Tasks:
     def steps(self) -> int:
         """Units of work, for the progress bar."""
         rows = sum(len(windows.input_ids) for windows in self.windows)
-        samples = sum(map(len, (*self.needles, *self.ruler)))
+        samples = sum(map(len, self.needles))
         if self.generation:
             samples += sampling_of(self.generation)[1] * sum(len(asked.questions) for asked in self.questions)
         return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
@@ -77,7 +71,6 @@ def make_tasks(
     """
     settings = recipe.eval
     harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
-    material = load_material(settings.ruler.text) if settings.ruler else None
     questions = _questions(recipe, tokenizer, context)
     windows = []
     if settings.perplexity:
@@ -94,15 +87,10 @@ def make_tasks(
         haystack = [token for token in text if token not in special]
         words = load_words(recipe.data.needles.words)
         needles = needle_samples(settings.needle, haystack, tokenizer, words, recipe.data.seed)
-    ruler: list[list[RulerSample]] = []
-    if settings.ruler is not None and material is not None:
-        ruler = ruler_samples(settings.ruler, tokenizer, material, recipe.data.seed)
     return Tasks(
         windows=tuple(windows),
         needles=tuple(map(tuple, needles)),
         speed_lengths=tuple(settings.throughput),
-        ruler=tuple(map(tuple, ruler)),
-        likelihood=settings.ruler is not None and settings.ruler.likelihood,
         tokenizer=tokenizer,
         questions=tuple(questions),
         generation=settings.generation,
@@ -119,7 +107,7 @@ def _questions(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: in
 
 
 def check_texts(recipe: Recipe, teacher: Teacher) -> None:
-    """Make sure that held-out text and the files of words and haystacks will do, before anything is trained.
+    """Make sure that held-out text and the files of words will do, before anything is trained.
 
     Text of a hub or of the teacher is left to the measurement: it is not here yet.
 
@@ -129,14 +117,11 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
 
     Raises:
         DataError: the held-out text does not fill a row, or a file or a question cannot be used.
-        DependencyError: RULER is asked for and its word lists are not installed.
         CheckpointError, HubError: the tokenizer cannot be loaded.
     """
     settings = recipe.eval
     if settings.needle is not None or recipe.data.needles.share:
         load_words(recipe.data.needles.words)
-    if settings.ruler is not None:
-        load_material(settings.ruler.text)
     if settings.lm_eval is not None:
         check_task_files(settings.lm_eval)
     if settings.generation is not None:
@@ -183,7 +168,6 @@ def check_lengths(recipe: Recipe, teacher_limit: int | None) -> None:
     needed = {
         "eval.lengths": window_lengths(recipe) if recipe.eval.perplexity else [],
         "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
-        "eval.ruler.lengths": recipe.eval.ruler.lengths if recipe.eval.ruler else [],
         "eval.throughput": recipe.eval.throughput,
     }
     for key, lengths in needed.items():

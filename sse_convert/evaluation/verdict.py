@@ -7,7 +7,7 @@
     destroyed   not finite, or surely above 2, or above that of guessing every token alike where the teacher's is not
     unknown     neither loss nor needles that the teacher finds were measured, or the teacher hardly predicts the text
 
-The loss is that of the worst window length. Needles, RULER and questions are pooled, each over the settings where the
+The loss is that of the worst window length. Needles and questions are pooled, each over the settings where the
 teacher itself finds 60% or more, or answers 30% of the questions; the lowest share counts. What is not measured does
 not count.
 """
@@ -26,7 +26,7 @@ LIMITS: tuple[tuple[Grade, float, float], ...] = (("keeps", 0.05, 0.95), ("loses
 """grade, largest loss gap in nats per token, smallest share of the teacher's needles"""
 DESTROYED_GAP = 2.0
 """nats per token: a model that is e^2 = 7.4 times as perplexed as its teacher"""
-TEACHER_CAN = {"needles": 0.6, "ruler": 0.6, "generation": 0.3}
+TEACHER_CAN = {"needles": 0.6, "generation": 0.3}
 """the teacher's own share of hits from which a setting counts; hard questions say much where it solves a part"""
 SHOWN = 6
 """settings named in a note"""
@@ -159,8 +159,8 @@ def _loss_words(report: Mapping[str, Any], gap: Mapping[str, Any] | None) -> Ite
 
 
 def _shares(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, str]]]:
-    """What the model finds of what the teacher finds, with the words for it, for needles and for RULER."""
-    words_of = {"needles": "needles", "ruler": "answers to RULER", "generation": "answers to questions"}
+    """What the model finds of what the teacher finds, with the words for it, for needles and questions."""
+    words_of = {"needles": "needles", "generation": "answers to questions"}
     for key, words in words_of.items():
         pairs = [(t, s) for t, s in _pairs(report, key) if _can(t, key)]
         if pairs:

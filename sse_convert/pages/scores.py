@@ -19,7 +19,6 @@ NEEDLES = "needles found"
 SHARE = "needles, share of the teacher's"
 DIVERGENCE = "KL to the teacher (nats per token)"
 TOP1 = "same first choice as the teacher"
-RULER = "RULER, values in the answer"
 QUESTIONS = "questions, mean score of an answer"
 TASKS = "lm-evaluation-harness"
 PREFILL = "prefill (tokens/s)"
@@ -36,7 +35,6 @@ ORDER = (
     TOP1,
     NEEDLES,
     SHARE,
-    RULER,
     QUESTIONS,
     TASKS,
     CACHE,
@@ -84,9 +82,6 @@ def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"])
         yield _interval(BITS, entry["length"], entry["bits_per_byte"], None, windows)
     for entry in scores["needles"]:
         yield _share(NEEDLES, _needle_setting(entry), _needle_order(entry), entry, (*text, *_samples(entry)))
-    for entry in scores.get("ruler", []):
-        setting, order = f"{entry['task']}, {_tokens(entry['length'])}", (entry["task"], 0, entry["length"])
-        yield _share(RULER, setting, order, entry, (*text, *_samples(entry)))
     for entry in scores.get("generation", []):
         setting, order = f"{entry['task']}, avg@{entry['repeats']}", (entry["task"], 0, entry["repeats"])
         yield _share(QUESTIONS, setting, order, entry, (*_drawing(evaluation), *_samples(entry)))

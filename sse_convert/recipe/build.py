@@ -7,10 +7,12 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, RETIRED, Mixer, SSEMixer
+from sse_convert.mixers import BASIC, BUILT_IN, BY_LAYER, FULL, Mixer, SSEMixer
+from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.ranges import REAL, WHOLE, PlainText, Range, number_text
+from sse_convert.recipe.retired import RETIRED
 from sse_convert.recipe.units import parse_count, spelled_float
 
 Rule = Range | PlainText | None
@@ -77,8 +79,10 @@ def build_dataclass(cls: type[Any], value: Any, path: Path, problems: list[Probl
 
 def _instead(path: Path, key: str) -> str:
     """What becomes of a key that stood here once, or stands elsewhere; empty for any other."""
-    if path[:1] == ("mixers",) and key in RETIRED:
-        return f"was retired, layers have {describe(RETIRED[key])}; remove it"
+    if path[:1] == ("mixers",) and key in RETIRED_OF_MIXERS:
+        return f"was retired, layers have {describe(RETIRED_OF_MIXERS[key])}; remove it"
+    if instead := RETIRED.get(".".join(map(str, (*path[:1], key)))):
+        return f"was retired; {instead}"
     if len(path) == 2 and path[0] == "mixers" and key in FOR_EXPERTS:
         return f"belongs to mixers.{path[1]}.advanced"
     return ""

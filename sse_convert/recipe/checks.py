@@ -21,7 +21,6 @@ from sse_convert.recipe.schema import (
     NeedleEval,
     Needles,
     Recipe,
-    RulerEval,
     Select,
     Source,
     Stage,
@@ -31,8 +30,6 @@ from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count, parse_size
 
 BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
-TEXTLESS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
-"""RULER tasks that make their own haystack"""
 GATES = ("loss_gap", "needle_retention")
 _ONE_LOSS = {"teacher": "kl", "rope": "ce"}
 """stage keys that one loss alone knows"""
@@ -64,7 +61,6 @@ def check(part: Any) -> Iterator[Problem]:
         Needles: _needles,
         Eval: _eval,
         NeedleEval: _needle_eval,
-        RulerEval: _ruler_eval,
         GenerationEval: _generation_eval,
         LMEval: _lm_eval,
         Lora: _lora,
@@ -253,14 +249,6 @@ def _needles(needles: Needles) -> Iterator[Problem]:
 
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
     yield from _not_empty(needle, "lengths", "keys", "kinds")
-
-
-def _ruler_eval(ruler: RulerEval) -> Iterator[Problem]:
-    yield from _not_empty(ruler, "lengths", "tasks")
-    reading = [name for name in ruler.tasks if name not in TEXTLESS]
-    if reading and not ruler.text:
-        yield Problem(("text",), f"{', '.join(reading)} hide needles in running text; name a file, or ask only "
-                      f"for {', '.join(TEXTLESS)}")  # fmt: skip
 
 
 def _generation_eval(settings: GenerationEval) -> Iterator[Problem]:

@@ -96,8 +96,7 @@ def without_heads(mixer: Mixer) -> Mixer:
 def _longest_measured(recipe: Recipe) -> int:
     """The longest row that eval names, 0 where it names none."""
     asked = [*recipe.eval.lengths, *recipe.eval.throughput]
-    for rows in (recipe.eval.needle, recipe.eval.ruler):
-        asked += rows.lengths if rows else []
+    asked += recipe.eval.needle.lengths if recipe.eval.needle else []
     return max(asked, default=0)
 
 

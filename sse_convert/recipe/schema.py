@@ -1,7 +1,7 @@
 """The recipe: one YAML file that says what becomes of a checkpoint. Frozen dataclasses, one docstring line per key."""
 
 import dataclasses as dc
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from sse_convert.mixers import Mixer, mixer_to_dict, recipe_entry
 from sse_convert.recipe.ranges import (
@@ -19,16 +19,6 @@ from sse_convert.recipe.ranges import (
 )
 from sse_convert.recipe.stage_settings import Rope
 
-RulerName = Literal[
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
-]
 Scorer = Literal[
     "boxed", "number", "choice", "exact", "contains", "coverage", "f1", "list_f1", "list_exact", "rouge", "ratio"
 ]
@@ -246,24 +236,6 @@ class NeedleEval:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class RulerEval:
-    """The needle tasks of RULER as published (`sse_convert/evaluation/ruler.py`), answered by greedy generation."""
-
-    tasks: list[RulerName] = dc.field(default_factory=lambda: list(get_args(RulerName)))
-    """task names; unset means all eight"""
-    lengths: list[Length] = dc.field(default_factory=lambda: [4096])
-    """context lengths in tokens of the model's tokenizer, the 128 tokens of the answer included"""
-    samples: Count = 100
-    """samples per task and length; published tables use 500"""
-    text: PathText | None = None
-    """text file or folder for the tasks whose haystack is running text (the published essays are not shipped)"""
-    template: Literal["base", "chat"] = "base"
-    """the bare prompt, or the prompt in the tokenizer's chat template"""
-    likelihood: bool = True
-    """also ask, without generation, whether the right values are likelier than nine wrong ones"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingEval:
     """Answers that are drawn."""
 
@@ -308,7 +280,7 @@ class LMEval:
     gen_kwargs: dict[str, bool | int | float | str | list[str]] = dc.field(default_factory=dict)
     """settings of generation over those of the tasks, e.g. {do_sample: true, temperature: 1.0, top_p: 0.7}"""
     lengths: list[Length] = dc.field(default_factory=lambda: [4096])
-    """context lengths of the harness's own RULER tasks"""
+    """context lengths of the harness's RULER tasks"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,8 +295,6 @@ class Eval:
     """held-out tokens per window length"""
     needle: NeedleEval | None = None
     """needle retrieval, off when unset"""
-    ruler: RulerEval | None = None
-    """RULER needle tasks, off when unset"""
     generation: GenerationEval | None = None
     """questions answered by generation, off when unset"""
     lm_eval: LMEval | None = None

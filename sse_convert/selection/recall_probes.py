@@ -17,7 +17,6 @@ from sse_convert.data.recall_rows import recall_row
 from sse_convert.data.tokens import token_ids
 from sse_convert.errors import DataError
 from sse_convert.evaluation.retrieval import needle_samples
-from sse_convert.evaluation.ruler import NEEDLE, wording
 from sse_convert.recipe.schema import NeedleEval, Needles
 
 if TYPE_CHECKING:
@@ -27,6 +26,14 @@ KEYS = 4
 """facts in a row, one of which is asked for"""
 PASSAGE = 32
 """tokens that a copy row repeats"""
+NEEDLE = " One of the special magic numbers for {key} is: {value}."
+QUESTION = (
+    "A special magic number is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the number afterwards.\n",
+    "\nWhat is the special magic number for {query} mentioned in the provided text?"
+    " The special magic number for {query} mentioned in the provided text is:",
+)
+"""RULER's wording (arXiv:2404.06654): before the text, and after it"""
 NAMES = {
     "needle": "needles",
     "ruler": "needles in RULER's wording",
@@ -94,13 +101,12 @@ def needle_rows(material: RecallMaterial) -> Rows:
 def ruler_rows(material: RecallMaterial) -> Rows:
     """Four numbers in the wording of RULER, keys of two words; the answer follows a colon."""
     rng, found = material.rng("ruler"), []
-    question, lead = (text.replace("{kind}", "number") for text in wording(1))
-    head, tail = question.split("{context}")
+    head, tail = QUESTION
     for _ in range(material.samples):
         keys = ["-".join(rng.sample(material.words.held_out, 2)) for _ in range(KEYS)]
         values = [str(rng.randrange(10**6, 10**7)) for _ in keys]
-        facts = [" " + NEEDLE.format(kind="numbers", key=k, value=v) for k, v in zip(keys, values, strict=True)]
-        texts = [head, (tail + lead).format(query=keys[0]) + ":", f" {values[0]}", *facts]
+        facts = [NEEDLE.format(key=k, value=v) for k, v in zip(keys, values, strict=True)]
+        texts = [head, tail.format(query=keys[0]), f" {values[0]}", *facts]
         start, asked, answer, *planted = token_ids(material.tokenizer, texts)
         start = beginning_ids(material.tokenizer) + start
         size = material.length - sum(map(len, (start, asked, answer, *planted)))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -23,14 +22,12 @@ from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
 from sse_convert.recipe.checks import BACKENDS
 from sse_convert.recipe.presets import preset_names
-from sse_convert.recipe.schema import RulerName
 from sse_convert.report import TextReport, found_before
 from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
 COMMANDS = ["plan", "convert", *TRAINING, "eval", "export", "push", "generate", "chat", "inspect", "verify", "doctor"]
 COMMANDS += ["select", "dequantize"]
-RULER_TWO = ["eval.ruler.tasks=[niah_single_1, niah_single_2]"]
 LM_EVAL_TWO = "eval.lm_eval.tasks=[piqa, arc]"
 ERRORS = [
     cls
@@ -193,13 +190,7 @@ def test_each_kind_of_error(capsys, outcome, cls):
 @pytest.mark.parametrize(
     ("name", "arguments", "overrides"),
     [
-        ("evaluate", ["eval", "r", "-c", "x", "--ruler", "niah_single_1, niah_single_2"], RULER_TWO),
-        (
-            "evaluate",
-            ["eval", "r", "-c", "x", "--ruler", "all"],
-            [f"eval.ruler.tasks=[{', '.join(get_args(RulerName))}]"],
-        ),
-        ("evaluate", ["eval", "r", "-c", "x", "--tasks", "piqa,arc", "--set", "a=1"], ["a=1", LM_EVAL_TWO]),
+        ("evaluate", ["eval", "r", "-c", "x", "--tasks", "piqa, arc", "--set", "a=1"], ["a=1", LM_EVAL_TWO]),
         ("run", ["run", "r", "--controls", "window,gla"], ["controls=[window, gla]"]),
         ("run", ["run", "r", "--controls", "all"], ["controls=[all]"]),
         ("run", ["run", "r"], []),

@@ -10,8 +10,8 @@ from sse_convert.data.needle import KeyWords, load_words, needle_text, question_
 from sse_convert.data.recall_forms import ABOUT_TEXT, FORMS, Draw
 from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.errors import DataError
-from sse_convert.evaluation.ruler import RULER_TASKS, Material, make_text
 from sse_convert.recipe.schema import FORM_WEIGHTS, Needles
+from sse_convert.selection.recall_probes import NEEDLE, QUESTION
 
 WORDS = load_words()
 KINDS = ["number", "word", "code", "uuid"]
@@ -198,12 +198,9 @@ def trigrams(text):
 
 @pytest.fixture(scope="module")
 def evaluated():
-    """Trigrams of the needle evaluation, and of the eight tasks of RULER."""
+    """Trigrams of the needle evaluation, and of RULER's wording."""
     texts = [f"{needle_text(kind, 'zqa', '1')} {question_text(kind, 'zqa')} 1" for kind in ("number", "word", "code")]
-    material = Material(("zqa",), ("zqb",), ("zqc",) * 10)
-    for task in RULER_TASKS.values():
-        made = make_text(random.Random(0), task, 10, material)
-        texts.append(f"{made.question} {made.lead} {made.answers[0]}")
+    texts += [NEEDLE.format(key="zqa", value="1"), *(part.format(query="zqa") for part in QUESTION)]
     return set().union(*map(trigrams, texts))
 
 

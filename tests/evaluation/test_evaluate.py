@@ -10,16 +10,14 @@ from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, OutputError, RecipeError, VerificationError
 from sse_convert.evaluation import evaluate as evaluation
-from sse_convert.evaluation import tasks
 from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, model_mixers
 from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.recipe.schema import Eval, NeedleEval, RulerEval, Stage
+from sse_convert.recipe.schema import Eval, NeedleEval, Stage
 from sse_convert.recipe.stage_settings import Rope
 from sse_convert.report import found_by
 from sse_convert.surgery.budget import cache_bytes
 from sse_convert.surgery.plan import geometry_of
-from tests.evaluation.cases import MATERIAL
 
 
 def change(recipe, **settings):
@@ -39,7 +37,7 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     (agreement,) = data["student"]["agreement"]
     assert (agreement["length"], agreement["tokens"]) == (128, loss_of(data, "student")["tokens"])
     assert agreement["kl"] > 0 < agreement["top1"] < 1
-    assert data["teacher"]["agreement"] == data["student"]["ruler"] == data["student"]["tasks"] == []
+    assert data["teacher"]["agreement"] == data["student"]["tasks"] == []
     loss = data["student"]["held_out"][0]
     assert (loss["length"], loss["windows"]) == (128, 8)
     assert 8 * 120 < loss["tokens"] <= 8 * 127
@@ -58,27 +56,6 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
 
 def loss_of(data, model):
     return data[model]["held_out"][0]
-
-
-def test_ruler_of_a_converted_model(recipe, student_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "load_material", lambda text: MATERIAL)
-    ruler = RulerEval(tasks=["niah_single_1", "niah_multivalue"], lengths=[1200], samples=2)
-    settings = change(recipe, perplexity=False, needle=None, throughput=[], ruler=ruler)
-    report = evaluate_checkpoint(
-        settings, student_folder, out=tmp_path / "e.json", plot=tmp_path / "e.png", device="cpu"
-    )
-    data = json.loads((tmp_path / "e.json").read_text())
-    for model in ("teacher", "student"):
-        assert [(s["task"], s["length"], s["samples"]) for s in data[model]["ruler"]] == [
-            ("niah_single_1", 1200, 2),
-            ("niah_multivalue", 1200, 2),
-        ]
-        assert data[model]["ruler"][0]["likelihood"]["samples"] == 2
-    assert data["conditions"]["ruler"]["template"] == "base"
-    assert 1200 in [row["length"] for row in data["cache"]]
-    assert "RULER needles" in "\n".join(report.lines())
-    with pytest.raises(RecipeError, match=r"eval.ruler.lengths asks for 4096 tokens"):
-        evaluate_checkpoint(change(recipe, ruler=RulerEval(tasks=["niah_single_1"])), student_folder)
 
 
 def test_controls_are_listed_with_the_command_that_runs_them(recipe, student_folder):

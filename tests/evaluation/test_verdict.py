@@ -130,17 +130,6 @@ def test_only_a_destroyed_model_is_refused():
     assert (caught.value.exit_code, caught.value.fix) == (6, "train longer")
 
 
-def test_ruler_counts_with_the_needles():
-    entry = {"task": "niah_single_1", "length": 512, "samples": 20, "correct": 18.5, "accuracy": 0.925}
-    report = make_report({}, hits=((20, 20),), student_sums=TEACHER_SUMS).to_dict()
-    report["teacher"]["ruler"] = [entry, {**entry, "task": "niah_multiquery", "correct": 4, "accuracy": 0.2}]
-    report["student"]["ruler"] = [{**entry, "correct": 9.25, "accuracy": 0.4625}, entry]
-    found = model_verdict(report)
-    assert found.grade == "damaged"
-    assert "50.0% [" in found.text
-    assert "niah_multiquery at 512 (20%)" in found.notes[0]
-
-
 def test_questions_count_from_a_lower_limit():
     entry = {"task": "aime24", "repeats": 32, "samples": 30, "correct": 12.0, "accuracy": 0.4}
     report = make_report({}, hits=((20, 20),), student_sums=TEACHER_SUMS).to_dict()

@@ -22,7 +22,7 @@ from sse_convert.pages.blocks import Table
 from sse_convert.pages.collect import collect
 from sse_convert.pages.sections.recipe import recipe as recipe_section
 from sse_convert.recipe import load_recipe, recipe_from_dict
-from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, RulerEval, Source, Stage
+from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, Source, Stage
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.evaluation.test_report import make_report
 from tests.surgery.synthetic import edit_config
@@ -172,7 +172,6 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     data = dc.replace(recipe.data, **data, needles=Needles(share=0.1, words=str(home / "words.json")))
     measured = dc.replace(
         recipe.eval,
-        ruler=RulerEval(text=str(home / "essays")),
         lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")),
         generation=GenerationEval(questions={str(home / "aime.jsonl"): "boxed"}),
     )

@@ -13,7 +13,6 @@ from sse_convert.pages.scores import (
     LOSS,
     NEEDLES,
     QUESTIONS,
-    RULER,
     SHARE,
     TASKS,
     TOP1,
@@ -85,11 +84,10 @@ def test_a_loss_that_is_not_finite_is_said():
     assert "not finite" in [m.text for m in figures(broken) if m.quantity == LOSS]
 
 
-def test_ruler_agreement_and_tasks():
+def test_agreement_and_tasks():
     found = evaluation()
     hits = {"samples": 20, "correct": 19, "accuracy": 0.95, "low": 0.76, "high": 0.99}
     student = found.data["student"]
-    student["ruler"] = [{"task": "niah_single_1", "length": 512, **hits}]
     student["agreement"] = [{"length": 129, "windows": 2, "kl": 0.2, "kl_se": 0.01, "top1": 0.9, "top1_se": None}]
     student["tasks"] = [{"task": "piqa", "metric": "acc", "value": 0.7, "stderr": 0.01, "samples": 100}]
     student["generation"] = [{"task": "aime24", "repeats": 32, **hits}]
@@ -100,7 +98,6 @@ def test_ruler_agreement_and_tasks():
     assert (conditions["sampling"], conditions["files"]) == ("paper", "{'aime24.jsonl': '1f'}")
     shown = {(m.quantity, m.setting): m.text for m in measures}
     assert shown[QUESTIONS, "aime24, avg@32"] == "95% [76, 99]"
-    assert shown[RULER, "niah_single_1, 512 tokens"] == "95% [76, 99]"
     assert shown[DIVERGENCE, "129 tokens"] == "0.200 ± 0.020"
     assert shown[TOP1, "129 tokens"] == "0.900"
     assert shown[TASKS, "piqa, acc"] == "0.700 ± 0.020"

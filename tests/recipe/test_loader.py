@@ -262,13 +262,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             "data.needles.forms: no form has a weight above 0",
         ),
         ({"eval": {"needle": {"lengths": []}}}, "eval.needle.lengths: is empty, name at least one"),
-        ({"eval": {"ruler": {"tasks": ["niah_single_4"]}}}, "eval.ruler.tasks.0: expected one of niah_single_1,"),
-        ({"eval": {"ruler": {}}}, "eval.ruler.text: niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue,"),
-        (
-            {"eval": {"ruler": {"tasks": ["niah_single_1"], "samples": 0}}},
-            "eval.ruler.samples: 0 is too small, expected 1 or more",
-        ),
-        ({"eval": {"ruler": {"tasks": ["niah_single_1"], "lengths": []}}}, "eval.ruler.lengths: is empty"),
         ({"eval": {"lm_eval": {}}}, "eval.lm_eval.tasks: required key is missing"),
         ({"eval": {"lm_eval": {"tasks": []}}}, "eval.lm_eval.tasks: is empty, name at least one"),
         ({"eval": {"lm_eval": {"tasks": ["piqa"], "limit": 0}}}, "eval.lm_eval.limit: 0 is too small"),

@@ -1,14 +1,26 @@
 """Keys that were retired: a recipe's are named, a checkpoint's are read where layers still do the same."""
 
+import re
+
 import pytest
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import BUILT_IN, RETIRED, mixer_from_dict, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, mixer_from_dict, mixer_to_dict
+from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
 from sse_convert.recipe import recipe_from_dict
+from sse_convert.recipe.retired import RETIRED
 from tests.recipe.recipes import small
 
 
-@pytest.mark.parametrize("name", RETIRED)
+@pytest.mark.parametrize("key", RETIRED)
+def test_a_key_says_what_to_do(key):
+    section, name = key.split(".")
+    data = small()
+    with pytest.raises(RecipeError, match=f"{key}: was retired; {re.escape(RETIRED[key])}"):
+        recipe_from_dict({**data, section: {**data.get(section, {}), name: 1}})
+
+
+@pytest.mark.parametrize("name", RETIRED_OF_MIXERS)
 def test_a_mixer_of_a_recipe_says_what_layers_have(name):
     with pytest.raises(RecipeError) as caught:
         recipe_from_dict({**small(), "mixers": {"sse": {"advanced": {name: 1}}}})
@@ -17,9 +29,9 @@ def test_a_mixer_of_a_recipe_says_what_layers_have(name):
     assert problem.endswith("; remove it")
 
 
-@pytest.mark.parametrize("name", RETIRED)
+@pytest.mark.parametrize("name", RETIRED_OF_MIXERS)
 def test_a_checkpoint_is_read_where_layers_do_the_same(name):
     stored = mixer_to_dict(BUILT_IN["sse"])
-    assert mixer_from_dict({**stored, name: RETIRED[name]}) == BUILT_IN["sse"]
+    assert mixer_from_dict({**stored, name: RETIRED_OF_MIXERS[name]}) == BUILT_IN["sse"]
     with pytest.raises(ValueError, match=f"{name} is 77, which was retired .* with its own code"):
         mixer_from_dict({**stored, name: 77})

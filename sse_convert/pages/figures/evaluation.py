@@ -71,7 +71,7 @@ def _loss(models: Models) -> Drawing:
 
 def _needles(models: Models) -> Drawing:
     figure, (axis,) = new_figure()
-    draw_accuracy(axis, models, "needles", "", "exact answers (%)")
+    draw_accuracy(axis, models)
     lengths = [entry["length"] for entry in models[-1][1]["needles"]]
     axis.set(title="", xlim=(min(lengths) / 1.5, max(lengths) * 1.5))
     _finish(axis)

@@ -15,7 +15,6 @@ from sse_convert.pages.scores import (
     LOSS,
     NEEDLES,
     QUESTIONS,
-    RULER,
     SHARE,
     TASKS,
     TOP1,
@@ -23,7 +22,7 @@ from sse_convert.pages.scores import (
     relative_measures,
 )
 
-QUALITY = (LOSS, GAP, BITS, DIVERGENCE, TOP1, NEEDLES, SHARE, RULER, QUESTIONS, TASKS)
+QUALITY = (LOSS, GAP, BITS, DIVERGENCE, TOP1, NEEDLES, SHARE, QUESTIONS, TASKS)
 ABOUT = (
     "Intervals are 95%: of losses over windows, of needles after Wilson, of shares from both needle intervals (taken "
     "as independent, so rather too wide). The gap is paired window by window."
