@@ -132,8 +132,6 @@ class SSEMixer:
     """k', partitions a token reads from; unset means top_k"""
     gate: Gate = dc.field(default_factory=Gate)
     """write and read gate"""
-    row_top_k: int | None = None
-    """keep only this many entries of each key before the feature map; unset keeps all"""
     shared_partition: bool = True
     """add the always-selected, ungated partition"""
     shared_params: bool = True
@@ -146,8 +144,6 @@ class SSEMixer:
     """one projection of decay (and of the delta rule's write strength) for sparse and shared partitions, or one each"""
     rope: Literal["none", "keep"] = "none"
     """rotate q and k with the teacher's rotary embedding before the feature map, or not"""
-    output_gate: bool = False
-    """multiply the output by a low-rank sigmoid gate"""
     balance: Literal["aux_loss", "bias", "none"] = "aux_loss"
     """how partitions are kept in use: loss term, selection bias, or nothing"""
     balance_coef: float = 0.01
@@ -156,8 +152,6 @@ class SSEMixer:
     """what chooses partitions: a projection of the hidden state, for all heads, to write and to read (the paper's); or
     each head's own key and query, a token writing to the partitions whose centroids its key is near, and reading from
     those whose centroids its query is near"""
-    partition_gate: str = "softmax"
-    """e as a function of the router logits; other names must be registered with `register_partition_gate`"""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -181,7 +175,6 @@ class SSEMixer:
                 not 1 <= read <= self.num_partitions,
                 f"read_top_k is {read}, expected 1 to num_partitions ({self.num_partitions})",
             ),
-            (self.row_top_k is not None and self.row_top_k < 1, f"row_top_k is {self.row_top_k}, expected at least 1"),
             (self.qk_rank < 0, f"qk_rank is {self.qk_rank}, expected 0 or more"),
             (
                 self.qk_rank > 0 and not self.shared_partition,
@@ -207,10 +200,7 @@ class SSEMixer:
 
     def _router_checks(self) -> list[tuple[bool, str]]:
         """What is not built beside keys that choose partitions."""
-        expected = {
-            **{"balance": "none", "partition_gate": "softmax"},
-            **{"shared_params": True, "row_top_k": None},
-        }
+        expected = {"balance": "none", "shared_params": True}
         by_keys = self.router == "keys"
         return [
             (by_keys and self.num_partitions == 1, "router is 'keys' and num_partitions is 1, expected 2 or more"),
@@ -236,11 +226,6 @@ class SSEMixer:
                 self.num_partitions > 1 and self.gate.renormalise and not varies,
                 "gate.renormalise makes the gate of a single partition 1 and the router learns nothing: use a larger "
                 "top_k (or read_top_k) with its gate on, or renormalise: false",
-            ),
-            (
-                self.gate.renormalise and self.partition_gate != "softmax",
-                f"gate.renormalise is for the softmax gate, whose sum is not 0, and partition_gate is "
-                f"'{self.partition_gate}'",
             ),
         ]
 
@@ -325,7 +310,12 @@ BUILT_IN: dict[str, Mixer] = {
 """the mixers that recipes know by name, in the order of the reference"""
 SSE_KINDS = ("sse", "sse+sliding", "paper")
 """those with sparse partitions as the paper has them; the others are baselines"""
-RETIRED: dict[str, Any] = {"router_bias": False}
+RETIRED: dict[str, Any] = {
+    "router_bias": False,
+    "row_top_k": None,
+    "output_gate": False,
+    "partition_gate": "softmax",
+}
 """settings that older recipes and checkpoints have, and the one value of each that layers still have"""
 
 

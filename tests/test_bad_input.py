@@ -78,8 +78,10 @@ def edit(path, **changes):
         ("layers.keep=['0--1']", "so nothing is converted"),
         ("layers.pattern=[sse+sliding]", "calibrate.seq_len is 32, at least 256 for mixers.sse+sliding with a window"),
         ("stages.0.seq_len=512", "stages.0.seq_len is 512, beyond the 256 positions of the teacher"),
-        ("mixers.sse.advanced.row_top_k=64", "row_top_k is 64, a key has 8 entries"),
-        ("mixers.sse.advanced.partition_gate=mine", "partition_gate"),
+        (
+            "mixers.sse.advanced.partition_gate=mine",
+            "was retired, layers have text 'softmax'; remove it",
+        ),
     ],
 )
 def test_recipes(place, fails, override, what):

@@ -214,7 +214,7 @@ class Collector:
         layout = sequence_layout((batch, length), x_BTC.device, starts=starts)
         inputs = layer_inputs(student, x_BTC, embeddings, layout)
         o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
-        heads = student.scaled(o_NHD, layout.pack(x_BTC), torch.float32)
+        heads = student.scaled(o_NHD, torch.float32)
         beside = isinstance(student.mixer, WindowMixer)  # where the source's own gate comes after both branches
         return (heads if beside else student.gated(heads, layout.pack(x_BTC))).view(o_NHD.shape)
 

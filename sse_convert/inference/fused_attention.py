@@ -13,7 +13,6 @@ from transformers.cache_utils import StaticLayer
 
 from sse_convert.inference.fused_norms import Norm, norm_of
 from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
-from sse_convert.kernels.routing import SOFTMAX
 from sse_convert.modeling.compat import CACHE, is_bare
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import NORM_EPS
@@ -155,7 +154,7 @@ class StatePart:
         if (rotation is None) is attention.rotates:
             return None
         inputs = self._inputs(self._projected(x), rotation)
-        attention.remember(inputs["router_logits"], None, None)
+        attention.remember(inputs["router_logits"], None)
         heads = attention.run_operator(inputs, layout, kept, 1).flatten(1).contiguous()
         return added_product(heads, *self._output, x, self._scale, attention.dims.value_dim, NORM_EPS)
 
@@ -211,11 +210,8 @@ def _check_state_layer(attention: SSEAttention) -> None:
         (spec.qk_norm == "whole" or spec.norm_after_rotation, "norms of q and k over the whole, or after rotation"),
         (attention.rotates and spec.rotary_pairs != "halves", "rotation of neighbours"),
         (not mixer.shared_params, "partitions with projections of their own"),
-        (mixer.row_top_k is not None, "row-sparse keys"),
-        (mixer.output_gate, "an output gate"),
         (mixer.router == "keys", "partitions chosen by keys"),
         (attention.dims != attention.source_dims, "heads that see the whole row"),
-        (mixer.partition_gate != SOFTMAX, "a registered partition gate"),
         (width & (width - 1) != 0, f"heads of {width} values, no power of two"),
         (attention.dims.head_dim % 2 != 0, "heads of an odd size"),
         (bool(attention.output_dropout) and attention.training, "dropout"),

@@ -10,7 +10,6 @@ from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.by_head import run_by_head
 from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.routing import PartitionGate, gate_name
 from sse_convert.kernels.state_slots import read_states, write_states
 from sse_convert.kernels.torch.masked import sse_attention_masked
 from sse_convert.kernels.torch.operands import Operands, operands_of
@@ -42,8 +41,6 @@ BACKENDS = ("auto", *_BACKENDS, "triton")
 """every name, available here or not"""
 STATES_AT_ONCE = 1 << 24
 """bytes of states that are computed at a time on a CPU where nobody asks for them; a backend holds several copies"""
-STEP_BY_STEP = ("reference", "recurrent")
-"""backends that can run a partition gate which reads the state"""
 
 
 def sse_attention(
@@ -71,8 +68,6 @@ def sse_attention(
     state_slots: Tensor | None = None,
     output_final_state: bool = False,
     router_bias: Tensor | None = None,
-    partition_gate: PartitionGate | None = None,
-    positions: Tensor | None = None,
     inplace_state: bool = False,
     backend: str = "auto",
     read_logits: Tensor | None = None,
@@ -117,28 +112,26 @@ def sse_attention(
             stands for a sequence of padding, which has no state.
         output_final_state: return the final state.
         router_bias: [N], added to e for the selection only.
-        partition_gate: computes e instead of softmax; one with `needs_state` runs on reference and recurrent only.
-        positions: [T] integer position of each token for `partition_gate`; None counts from each sequence's start.
         inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
             it; needs gradients off.
         backend: auto | reference | sequential | masked | varlen | recurrent | triton. auto takes triton for what it
-            can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted, or when the
-            partition gate reads the state; else varlen.
+            can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted; else varlen.
         read_logits: [T, H, N], by which each head chooses what it reads; e of writing and of reading are then apart.
-            Then q, k and v are one set for all partitions, and there is no router_bias and no partition_gate. None for
-            one choice of all heads, to write and to read (the paper's).
+            Then q, k and v are one set for all partitions, and there is no router_bias. None for one
+            choice of all heads, to write and to read (the paper's).
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
 
     Raises:
         ShapeError: a tensor disagrees with the others in shape or kind of dtype.
-        UsageError: an argument is out of range, the backend is unknown, or it cannot run the gate or the dtype.
+        UsageError: an argument is out of range, the backend is unknown, or it cannot run the dtype.
         HardwareError: the backend is not available here.
 
     Source: arXiv:2507.16577, section "SSE" and Algorithms 1 and 2.
     """
-    _check_backend(backend, partition_gate)
+    if backend not in BACKENDS:
+        raise _unknown(backend)
     with without_autocast(q.device.type):
         x = build_inputs(
             q, k, v, log_decay, router_logits, shared,
@@ -147,7 +140,7 @@ def sse_attention(
             renormalise=renormalise, scale=scale,
             k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen, initial_state=initial_state, state_slots=state_slots, router_bias=router_bias,
-            partition_gate=partition_gate, positions=positions, read_logits=read_logits,
+            read_logits=read_logits,
         )  # fmt: skip
         if inplace_state:
             _check_inplace(x)
@@ -250,9 +243,8 @@ def _in_slots(backend: str, x: Inputs, inplace_state: bool) -> Tensor:
 
 
 def _can_split(x: Inputs) -> bool:
-    """Whether heads can be computed in turn: no state goes in, no gradient comes back, and no gate sees all heads."""
-    stateful = x.partition_gate is not None and x.partition_gate.needs_state
-    return x.q.device.type == "cpu" and x.initial_state is None and not stateful and not x.wants_grad()
+    """Whether heads can be computed in turn: no state goes in and no gradient comes back."""
+    return x.q.device.type == "cpu" and x.initial_state is None and not x.wants_grad()
 
 
 def _in_head_groups(backend: str, x: Inputs) -> Tensor:
@@ -281,17 +273,6 @@ def _unknown(backend: str) -> UsageError:
     return UsageError(f"backend is {backend!r}", expected=known)
 
 
-def _check_backend(backend: str, gate: PartitionGate | None) -> None:
-    if backend not in BACKENDS:
-        raise _unknown(backend)
-    if gate is not None and gate.needs_state and backend not in ("auto", *STEP_BY_STEP):
-        raise UsageError(
-            f"backend {backend!r} cannot run the partition gate {gate_name(gate)!r}, which reads the state",
-            expected=f"one of auto, {', '.join(STEP_BY_STEP)}",
-            fix="use backend: auto",
-        )
-
-
 def _check_triton(x: Inputs) -> None:
     others = f"one of auto, {', '.join(_BACKENDS)}"
     if (reason := unsupported_reason(x)) is not None:
@@ -308,6 +289,4 @@ def _chosen(backend: str, x: Inputs) -> str:
     on_gpu = x.q.device.type == _GPU
     if on_gpu and x.num_tokens and unsupported_reason(x) is None and untrusted(x) is None:
         return "triton"
-    if x.partition_gate is not None and x.partition_gate.needs_state:
-        return "recurrent"
     return "recurrent" if x.one_token_each and not x.wants_grad() else "varlen"

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
-from sse_convert.kernels.routing import PartitionGate
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +68,6 @@ class Inputs:
     """divide e by its sum over the partitions written (read)"""
     router_bias: Tensor | None
     """[N], added to e for the selection"""
-    partition_gate: PartitionGate | None
-    """replaces softmax"""
-    positions: Tensor | None
-    """[T] integer position of each token, for partition gates"""
     k_map: KeyFeatureMap
     """applied to each key, of the shared partition too"""
     k_scale: Tensor | None
@@ -196,9 +191,3 @@ class Inputs:
 def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int, device: torch.device) -> Tensor:
     """int64 [T] index of the sequence each token belongs to."""
     return torch.searchsorted(cu_seqlens[1:].to(device), torch.arange(num_tokens, device=device), right=True)
-
-
-def position_of_tokens(cu_seqlens: Tensor, num_tokens: int, device: torch.device) -> Tensor:
-    """int64 [T] position of each token, counted from the first token of its sequence."""
-    first_T = cu_seqlens.to(device)[sequence_of_tokens(cu_seqlens, num_tokens, device)]
-    return torch.arange(num_tokens, device=device) - first_T

@@ -1,78 +1,14 @@
-"""Which partitions a token writes to and reads from, and with which weight e: the partition gate, softmax
-unless another is registered. Nothing else selects, so all backends break ties alike."""
+"""Which partitions a token writes to and reads from, and with which weight e, the softmax of the router logits.
+
+Nothing else selects, so all backends break ties alike.
+"""
 
 import dataclasses as dc
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-
-SOFTMAX = "softmax"
-
-
-class PartitionGate(Protocol):
-    """e = g(t, x, S): the weight of each of the N partitions for each row (token).
-
-    A gate without state is called once with all tokens. A gate with `needs_state = True` is called token by token with
-    the sparse partitions' states as they are before the token, so only the step-by-step backends can run it.
-    """
-
-    needs_state: bool
-
-    def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
-        """The gate e [R, N] for R rows, in the dtype of the logits (float32 or float64), differentiable.
-
-        Args:
-            router_logits_RN: the router's outputs.
-            positions_R: int64 position of each token in its sequence.
-            state_RNHDV: states of the sparse partitions before the token; None unless `needs_state`.
-        """
-        ...
-
-
-_GATES: dict[str, PartitionGate] = {}
-
-
-def register_partition_gate(name: str, gate: PartitionGate) -> None:
-    """Make `gate` available as `partition_gate: name` in recipes and checkpoints of this process.
-
-    Raises:
-        UsageError: the name is taken by another gate, or is `softmax`.
-    """
-    if name == SOFTMAX or _GATES.get(name, gate) is not gate:
-        raise UsageError(
-            f"partition gate {name!r} is already registered",
-            expected=f"a name other than {sorted([SOFTMAX, *_GATES])}",
-            fix="register the gate under a new name",
-        )
-    _GATES[name] = gate
-
-
-def partition_gate(name: str) -> PartitionGate | None:
-    """The gate registered under `name`; None for `softmax`, which routing computes itself.
-
-    Raises:
-        UsageError: nothing is registered under `name`.
-    """
-    if name == SOFTMAX:
-        return None
-    if name not in _GATES:
-        raise UsageError(
-            f"partition gate {name!r} is not registered",
-            expected=f"one of {sorted([SOFTMAX, *_GATES])}",
-            fix="call sse_convert.kernels.routing.register_partition_gate before the model is built",
-        )
-    return _GATES[name]
-
-
-def gate_name(gate: PartitionGate | None) -> str:
-    """The registered name of `gate`, or its class name; `softmax` for None."""
-    if gate is None:
-        return SOFTMAX
-    names = [name for name, known in _GATES.items() if known is gate]
-    return names[0] if names else type(gate).__name__
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -101,10 +37,6 @@ def route(
     top_k: int,
     read_top_k: int | None = None,
     router_bias: Tensor | None = None,
-    *,
-    partition_gate: PartitionGate | None = None,
-    positions: Tensor | None = None,
-    state: Tensor | None = None,
 ) -> Routing:
     """Rank the partitions of every token by e (+ router_bias); equal ranks go to the lowest index.
 
@@ -113,9 +45,6 @@ def route(
         top_k: partitions written, 1 to N.
         read_top_k: partitions read, 1 to N; None for top_k.
         router_bias: [N] added to e for the ranking only; the gate stays e.
-        partition_gate: replaces softmax.
-        positions: [T] int64, for `partition_gate`; None counts 0 to T - 1.
-        state: [T, N, H, D, V], for a `partition_gate` that needs it.
 
     Returns:
         The routing; gradients flow through `gate_TN` only.
@@ -125,24 +54,20 @@ def route(
 
     Source: arXiv:2507.16577, equations eta_proj and sparse_index.
     """
-    T, N = router_logits.shape
+    N = router_logits.shape[1]
     read_top_k = top_k if read_top_k is None else read_top_k
     for name, value in (("top_k", top_k), ("read_top_k", read_top_k)):
         if not 1 <= value <= N:
             raise UsageError(f"{name} is {value}", expected=f"1 to the number of partitions ({N})")
     logits_TN = router_logits if router_logits.dtype == torch.float64 else router_logits.float()
-    if partition_gate is None:
-        gate_TN = torch.softmax(logits_TN, dim=-1)
-    else:
-        positions = torch.arange(T, device=logits_TN.device) if positions is None else positions
-        gate_TN = partition_gate(logits_TN, positions, state)
+    gate_TN = torch.softmax(logits_TN, dim=-1)
     score_TN = gate_TN.detach() if router_bias is None else gate_TN.detach() + router_bias.detach().to(gate_TN.dtype)
     order_TN = _ranked(score_TN)[1]
     return Routing(gate_TN, order_TN[:, :top_k], order_TN[:, :read_top_k])
 
 
 def best_partitions(router_logits: Tensor, top_k: int, router_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """e and the index (int64), each [T, top_k], of the partitions that `route` lets tokens write under softmax, best
+    """e and the index (int64), each [T, top_k], of the partitions that `route` lets tokens write, best
     first; without gradients. For arguments see there."""
     logits_TN = router_logits if router_logits.dtype == torch.float64 else router_logits.float()
     gate_TN = torch.softmax(logits_TN, dim=-1)

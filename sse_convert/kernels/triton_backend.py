@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.routing import gate_name
 from sse_convert.kernels.triton.config import MAX_DIM, Widths
 
 GPU = "cuda"
@@ -37,8 +36,6 @@ def untrusted(x: Inputs) -> str | None:
 
 def unsupported_reason(x: Inputs) -> str | None:
     """Why the kernels cannot run these inputs, wherever they are; None if they can."""
-    if x.partition_gate is not None and x.partition_gate.needs_state:
-        return f"the partition gate {gate_name(x.partition_gate)!r} reads the state"
     if not x.one_gate:
         return f"the gate is renormalised over the {x.top_k} partitions written and over the {x.read_top_k} read"
     for name, tensor in x.tensors().items():

@@ -8,7 +8,6 @@ from torch import Tensor
 from sse_convert.errors import ShapeError, UsageError
 from sse_convert.kernels.feature_maps import KeyFeatureMap, check_key_feature_map
 from sse_convert.kernels.inputs import Inputs, SharedInputs
-from sse_convert.kernels.routing import PartitionGate
 
 Shape = tuple[int, ...]
 Tensors = dict[str, tuple[Tensor | None, Shape]]
@@ -39,8 +38,6 @@ def build_inputs(
     initial_state: Tensor | None = None,
     state_slots: Tensor | None = None,
     router_bias: Tensor | None = None,
-    partition_gate: PartitionGate | None = None,
-    positions: Tensor | None = None,
     read_logits: Tensor | None = None,
 ) -> Inputs:
     """The inputs of `sse_attention`, whose docstring says what each argument is. Copies nothing.
@@ -57,7 +54,7 @@ def build_inputs(
     _check_ranks(ranks, " with read_logits" if by_head else "")
     T, N = router_logits.shape[0], router_logits.shape[-1]
     if by_head:
-        _check_by_head({"router_bias": router_bias, "partition_gate": partition_gate})
+        _check_by_head(router_bias)
     read_top_k = top_k if read_top_k is None else read_top_k
     _check_settings(N, top_k, read_top_k, k_map, decay_normalizer)
     offsets = torch.arange(2, device=q.device) * T if cu_seqlens is None else cu_seqlens
@@ -77,8 +74,6 @@ def build_inputs(
         missing = "write_strength" if write_strength is None else "shared partition"
         raise UsageError(f"shared_write_strength is given without {missing}", expected=f"a {missing} beside it")
     _check_tensors(tensors, q.device)
-    if positions is not None and (positions.shape != (T,) or positions.is_floating_point()):
-        raise ShapeError(f"positions is {positions.dtype} {list(positions.shape)}", expected=f"integer [{T}]")
     return Inputs(
         q=_per_partition(q),
         k=_per_partition(k),
@@ -101,8 +96,6 @@ def build_inputs(
         read_gate=read_gate,
         renormalise=renormalise,
         router_bias=router_bias,
-        partition_gate=partition_gate,
-        positions=positions,
         k_map=k_map,
         k_scale=k_scale,
         decay_normalizer=decay_normalizer,
@@ -121,15 +114,14 @@ def _state_rows(state: Tensor | None, slots: Tensor | None, sequences: int) -> i
     return state.shape[0]
 
 
-def _check_by_head(given: dict[str, object]) -> None:
+def _check_by_head(router_bias: Tensor | None) -> None:
     """Make sure of what is built where every head chooses its partitions."""
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is given with read_logits",
-                expected=f"no {name} where every head chooses its partitions",
-                fix=f"leave {name} out, or read_logits",
-            )
+    if router_bias is not None:
+        raise UsageError(
+            "router_bias is given with read_logits",
+            expected="no router_bias where every head chooses its partitions",
+            fix="leave router_bias out, or read_logits",
+        )
 
 
 def _per_partition(x: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.kernels.routing import partition_gate
 from sse_convert.kernels.torch_modes import traced
 from sse_convert.mixers import SlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import further_tokens, source_spec
@@ -23,7 +22,7 @@ from sse_convert.modeling.context import check_part, current_shard
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.initialise import reset_sse_parameters
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layer_arguments import OFFSETS, PADDING, POSITIONS, HandOn, split_arguments
+from sse_convert.modeling.layer_arguments import OFFSETS, PADDING, HandOn, split_arguments
 from sse_convert.modeling.layout import (
     LAYOUT,
     document_starts,
@@ -92,7 +91,6 @@ class SSEBaseMixin(SSEMixin):
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
         self._sse_full: set[int] = set()
-        self._sse_counts = False
         self._sse_layer_kinds: list[str] = []
         for index, mixer in enumerate(layer_mixers(config)):
             self._sse_layer_kinds.append(
@@ -117,7 +115,6 @@ class SSEBaseMixin(SSEMixin):
                 if handing is not None:
                     handing.reach(new)
                 self._sse_indices.append(index)
-                self._sse_counts |= partition_gate(mixer.partition_gate) is not None
 
     def _sse_keep_heads(self, index: int, heads: tuple[int, ...]) -> None:
         """Note that a layer has heads that see the whole row.
@@ -187,8 +184,6 @@ class SSEBaseMixin(SSEMixin):
         cache, use_cache = self._sse_cache(cache, use_cache)
         weights = kwargs.get("output_attentions", self.config.output_attentions)
         kwargs.update(self._sse_masks(shape, tokens.device, attention_mask, cache, mask, starts, offsets, weights))
-        if self._sse_counts:
-            kwargs[POSITIONS] = self._sse_positions(position_ids, attention_mask, cache, tokens)
         attention_mask = attention_mask if made is None else made
         past = None if cache is None or traced() else cache.get_seq_length()
         if isinstance(past, int):
@@ -292,17 +287,6 @@ class SSEBaseMixin(SSEMixin):
                 for key, value in sees.items()
             },
         }
-
-    def _sse_positions(self, position_ids: Tensor | None, mask: Any, cache: Any, tokens: Tensor) -> Tensor:
-        """Positions [1 or B, T] in the row. Arguments as of `forward`; `tokens` [B, T, ...] are the new ones."""
-        length = tokens.shape[1]
-        if (rows := text_positions(position_ids)) is not None:
-            return rows
-        if position_ids is not None and mask is not None:  # of images, beside padding: as `generate` counts
-            counted: Tensor = self._sse_filled(mask, length, cache).long().cumsum(-1) - 1
-            return counted.clamp(min=0)[:, -length:]
-        past = 0 if cache is None else cache.get_seq_length()
-        return (torch.arange(length, device=tokens.device) + past)[None]
 
     def _sse_filled(self, attention_mask: Any, length: int, cache: Any) -> Any:
         """The mask up to the new tokens, of one that has a column for every slot of a static cache."""

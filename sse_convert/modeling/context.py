@@ -268,8 +268,6 @@ def operator_heads(inputs: dict[str, Any], shard: Shard) -> dict[str, Any]:
     found["shared"] = None if inputs["shared"] is None else tuple(map(heads, inputs["shared"]))
     for name in _STRENGTHS:
         found[name] = None if inputs[name] is None else shard.to_heads(inputs[name][..., None])[..., 0]
-    if "positions" in inputs:
-        found["positions"] = shard.positions.flatten()
     found["k_scale"] = None if inputs["k_scale"] is None else shard.own_heads(inputs["k_scale"])
     return found
 

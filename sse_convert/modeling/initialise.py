@@ -20,7 +20,6 @@ HALF_LIVES = 16.0, 4096.0
 """tokens; heads are spread between the two, evenly in the logarithm"""
 RESIDUAL_SCALE = 0.01
 """scale of SSE beside a window until calibration measures what the window misses: nearly none"""
-OPEN_GATE = 4.0
 """bias of the output gate: sigmoid(4) = 0.98"""
 MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
@@ -114,7 +113,7 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
     Router rows are small, random and never zero (equal logits would tie); centroids are random directions; the low-rank
     side path and the per-partition offsets start as no change (their last factor is zero); decays start constant, with
     half-lives of 16 to 4096 tokens spread over the heads; scales start at one (SSE's beside a window at
-    `RESIDUAL_SCALE`), the output gate open.
+    `RESIDUAL_SCALE`).
 
     Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones would be
     nearly gated linear attention, since a scale of all writes cancels in the output norm.
@@ -136,8 +135,6 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
             init.normal_(tensor, std=dims.hidden**-0.5, generator=generator)
         elif spec.name.endswith("decay_up.bias"):
             init.copy_(tensor, decay_bias(dims, mixer).to(tensor))
-        elif spec.name == "sse_gate_up.bias":
-            init.constant_(tensor, OPEN_GATE)
         elif spec.name == "sse_out_scale" and isinstance(mixer, SSESlidingMixer):
             init.constant_(tensor, RESIDUAL_SCALE)
         elif spec.name.endswith("_scale"):

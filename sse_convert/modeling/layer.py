@@ -2,7 +2,7 @@
 
 Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kept -> operator (feature map on k, log
 decays of gate logits, scale D^-1/2, write strengths under the delta rule) -> per-head RMS norm * sse_out_scale ->
-output gate -> output projection.
+output projection.
 
 Latent attention gives its per-head q, k and v as other families do, by its own low-rank projections.
 
@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.feature_maps import key_feature_map
-from sse_convert.kernels.routing import partition_gate
 from sse_convert.kernels.torch_modes import traced
 from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable_reason
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer
@@ -30,7 +28,6 @@ from sse_convert.modeling.context import current_shard, operator_heads
 from sse_convert.modeling.initialise import (
     NORM_EPS,
     NewProjection,
-    PreciseProjection,
     keeps_precision,
     precise_dtype,
 )
@@ -66,8 +63,6 @@ class SSEAttention(RoutedLayer):
     sse_delta_q_up: NewProjection
     sse_delta_k_down: NewProjection
     sse_delta_k_up: NewProjection
-    sse_gate_down: PreciseProjection
-    sse_gate_up: PreciseProjection
 
     def __init__(
         self,
@@ -80,7 +75,7 @@ class SSEAttention(RoutedLayer):
         backend: str = "auto",
     ) -> None:
         dims = attention_dims(config, layer_idx)
-        if problems := layer_problems(mixer, spec, dims.head_dim):
+        if problems := layer_problems(mixer, spec):
             raise UsageError("; ".join(problems), expected=f"settings of mixers that fit {spec.model_type}")
         super().__init__(dims, mixer, layer_idx)
         for name, child in source.named_children():
@@ -108,15 +103,14 @@ class SSEAttention(RoutedLayer):
             position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept. Families whose
                 tables are complex have them in one tensor.
             sse_layout: made by the backbone; says which tokens are real and where sequences begin.
-            kwargs: the cache, positions for partition gates (without them they count from where sequences begin), and
-                what only softmax attention needs.
+            kwargs: the cache, and what only softmax attention needs.
 
         Returns:
             [B, tokens, hidden], zeros in the padding, and None for the attention weights.
 
         Raises:
-            UsageError: no `sse_layout` arrived, or another cache than the one it names, or no tables or positions
-                where they are needed.
+            UsageError: no `sse_layout` arrived, or another cache than the one it names, or no tables where
+                they are needed.
         """
         dtype = hidden_states.dtype
         heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
@@ -141,23 +135,14 @@ class SSEAttention(RoutedLayer):
         assert sse_layout is not None
         x, rotation = sse_layout.pack(hidden_states), self.rotation(position_embeddings, sse_layout, batch)
         if kept is not None and (step := self.step(x, sse_layout, kept)) is not None:
-            return self.scaled(self.stepped(step, x, rotation, kept, projected)[0], x, dtype), sse_layout
+            return self.scaled(self.stepped(step, x, rotation, kept, projected)[0], dtype), sse_layout
         inputs = self.operator_inputs(x, rotation, projected)
-        positions = kwargs.get("sse_positions", kwargs.get("position_ids"))
-        if inputs["partition_gate"] is not None and positions is not None:
-            inputs["positions"] = sse_layout.pack(positions.expand(batch, -1))
-        elif inputs["partition_gate"] is not None and kept is not None:
-            raise UsageError(
-                f"layer {self.layer_idx} received no positions, which its partition gate counts on from its cache",
-                expected="sse_positions or position_ids",
-                fix="call the model, not the layer",
-            )
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
-        self.remember(inputs["router_logits"], inputs.get("positions"), sse_layout.real)
+        self.remember(inputs["router_logits"], sse_layout.real)
         o = self.run_operator(inputs, sse_layout, kept, length)
-        return self.scaled(o if shard is None else shard.to_rows(o), x, dtype), sse_layout
+        return self.scaled(o if shard is None else shard.to_rows(o), dtype), sse_layout
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
         """Hold a parameter that only softmax uses: here it is data, which travels."""
@@ -258,23 +243,16 @@ class SSEAttention(RoutedLayer):
         projected = split_last(getattr(self, self.spec.qkv[0])(x), self.dims.query_heads, 2, self.dims.head_dim)
         return heads * torch.sigmoid(projected.select(-2, 1).flatten(-2)).to(heads.dtype)
 
-    def scaled(self, o: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """o [T, Hq, V] as heads [T, Hq * V] in `dtype`, normed and scaled; x [T, hidden] feeds the output gate."""
-        y = self._normed(o, dtype)
-        if self.mixer.output_gate:
-            y = y * torch.sigmoid(self.sse_gate_up(self.sse_gate_down(x)))
-        return y.to(dtype)
-
-    def _normed(self, o: Tensor, dtype: torch.dtype) -> Tensor:
-        """o [T, Hq, V] normed per head and scaled, [T, Hq*V]; precise, or in `dtype` where that comes next."""
-        if not self.mixer.output_gate and fuses(o):
+    def scaled(self, o: Tensor, dtype: torch.dtype) -> Tensor:
+        """o [T, Hq, V] normed per head and scaled, as heads [T, Hq * V] in `dtype`."""
+        if fuses(o):
             from sse_convert.kernels.triton.generation.norm import rms_norm
 
             normed: Tensor = rms_norm(o, self.sse_out_scale, NORM_EPS, False, 0.0, dtype)
-            return normed.flatten(1)
+            return normed.flatten(1).to(dtype)
         y = o.to(precise_dtype(o))
         y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
-        return y.flatten(1) * self.sse_out_scale.to(y.dtype)
+        return (y.flatten(1) * self.sse_out_scale.to(y.dtype)).to(dtype)
 
     def run_operator(
         self, inputs: dict[str, Any], layout: SequenceLayout, layer: SSECacheLayer | None, length: int
@@ -326,7 +304,7 @@ class SSEAttention(RoutedLayer):
         state = kept.state
         assert state is not None
         o, heads = step(x, projected, rotation, state, window)
-        self.remember(heads.router, None, None)
+        self.remember(heads.router, None)
         kept.write(state, 1, None)
         return o, heads
 
@@ -361,15 +339,11 @@ class SSEAttention(RoutedLayer):
         return self._placed(split_last(flat, self.dims.query_heads, self.dims.head_dim), 0, rotation)
 
     def keys(self, k: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """k [T, (N,) H, D] for the operator to map, of `groups`; phi(k) if it is row-sparse."""
+        """k [T, (N,) H, D] for the operator to map, of `groups`."""
         if self.spec.qk_norm == "whole":
             whole = self._norm(1)(k.transpose(-3, -2).flatten(-2))
             k = split_last(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
-        k = self._per_state_head(self._placed(k.flatten(-3, -2), 1, rotation))
-        if self.mixer.row_top_k is None:
-            return k
-        scaled = (k if k.dtype == torch.float64 else k.float()) * self.sse_k_scale[:, None]
-        return key_feature_map(scaled, self.mixer.k_feature_map, self.mixer.row_top_k).to(k.dtype)
+        return self._per_state_head(self._placed(k.flatten(-3, -2), 1, rotation))
 
     def _norm(self, which: int) -> nn.Module:
         """The family's norm of q (0) or k (1)."""
@@ -413,13 +387,11 @@ class SSEAttention(RoutedLayer):
         return None if projection is None else torch.sigmoid(projection(x))
 
     def mapping_options(self) -> dict[str, Any]:
-        """What the operator does to keys and decays; nothing where the layer did it."""
-        mixer = self.mixer
-        own_keys = mixer.row_top_k is not None
+        """What the operator does to keys and decays."""
         return {
-            "k_map": "identity" if own_keys else mixer.k_feature_map,
-            "k_scale": None if own_keys else self.sse_k_scale,
-            "decay_normalizer": None if mixer.decay == "none" else DECAY_NORMALIZER,
+            "k_map": self.mixer.k_feature_map,
+            "k_scale": self.sse_k_scale,
+            "decay_normalizer": None if self.mixer.decay == "none" else DECAY_NORMALIZER,
         }
 
     def trains_on_torch(self, device: torch.device) -> str | None:
@@ -439,24 +411,11 @@ class SSEAttention(RoutedLayer):
             "read_gate": self.mixer.gate.read,
             "renormalise": self.mixer.gate.renormalise,
             "router_bias": getattr(self, "sse_router_bias", None),
-            "partition_gate": partition_gate(self.mixer.partition_gate),
         }
 
 
-def layer_problems(mixer: SSEMixer, spec: ArchSpec, head_dim: int) -> list[str]:
-    """What of a mixer's settings does not fit a family and its head size, each with what to do."""
-    problems = []
-    if mixer.row_top_k is not None and mixer.row_top_k > head_dim:
-        problems.append(f"row_top_k is {mixer.row_top_k}, a key has {head_dim} entries; lower it")
+def layer_problems(mixer: SSEMixer, spec: ArchSpec) -> list[str]:
+    """What of a mixer's settings does not fit a family, each with what to do."""
     if mixer.rope == "keep" and spec.rotary == "none":
-        problems.append(f"rope is 'keep', and {spec.model_type} has no rotary embedding; use rope: none")
-    try:
-        gate = partition_gate(mixer.partition_gate)
-    except UsageError as error:
-        return [*problems, f"partition_gate: {error.what}; {error.expected}"]
-    if gate is not None and gate.needs_state and mixer.balance != "none":
-        problems.append(
-            f"balance is '{mixer.balance}', and partition_gate {mixer.partition_gate!r} reads the state, so that its "
-            "routing cannot be balanced afterwards; use balance: none"
-        )
-    return problems
+        return [f"rope is 'keep', and {spec.model_type} has no rotary embedding; use rope: none"]
+    return []

@@ -10,8 +10,6 @@ from sse_convert.modeling.window.sliding import MASKS, sliding_masks
 
 PADDING = "sse_padding"
 """keyword argument of a backbone that is handed masks: the padding mask [B, past + T] they were made of, or None"""
-POSITIONS = "sse_positions"
-"""keyword argument that carries the positions [1 or B, T] in the row, where partition gates read them"""
 OFFSETS = "sse_offsets"
 """keyword argument of the model: int64 [S + 1], where documents begin in the flattened batch, as for `document_layout`;
 beside `position_ids` that restart it saves looking at them, for which one would wait for the device"""
@@ -32,7 +30,7 @@ class HandOn:
         attention.register_forward_pre_hook(self._give, with_kwargs=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.words = {name: kwargs[name] for name in (LAYOUT, MASKS, POSITIONS) if name in kwargs}
+        self.words = {name: kwargs[name] for name in (LAYOUT, MASKS) if name in kwargs}
 
     def _give(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

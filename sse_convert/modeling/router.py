@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, partition_gate, route
+from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
 from sse_convert.kernels.torch_modes import traced, without_autocast
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.attention_dims import AttentionDims
@@ -27,14 +27,12 @@ class RouterTrace:
         where keys choose"""
         self.load_N: Tensor | None = None
         """tokens per partition, summed over training forwards since the last bias update"""
-        self.positions_T: Tensor | None = None
-        """positions of those tokens, for partition gates"""
         self.real_T: Tensor | None = None
         """False for what is padding among those tokens after all; None for nothing (see `SequenceLayout.real`)"""
 
     def forget(self) -> None:
         """Let go of the last forward's graph, which may in turn hold the whole model and what a forward keeps."""
-        self.logits_TN = self.positions_T = self.real_T = None
+        self.logits_TN = self.real_T = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return RouterTrace, ()
@@ -86,12 +84,11 @@ class RoutedLayer(NewTensors):
             written, read = (F.normalize(x.to(dtype), dim=-1) for x in (k, q))
             return torch.einsum("thd,hnd->thn", written, centroids), torch.einsum("thd,hnd->thn", read, centroids)
 
-    def remember(self, logits: Tensor, positions: Tensor | None, real: Tensor | None) -> None:
+    def remember(self, logits: Tensor, real: Tensor | None) -> None:
         """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.
 
         Args:
             logits: [T, N] of the real tokens, or [T, H, N] where every head chooses what it writes.
-            positions: [T] of those tokens, needed by partition gates only.
             real: bool [T], False for padding among those tokens; None for none.
         """
         if traced() and not torch.is_grad_enabled():
@@ -99,9 +96,9 @@ class RoutedLayer(NewTensors):
         if not traced() and in_backward():
             return  # checkpointing repeats a forward inside the backward pass; the repetition's graph would stay alive
         if self.mixer.router == "keys":
-            logits, positions = logits.detach()[::SAMPLED].clone(), None
+            logits = logits.detach()[::SAMPLED].clone()
             real = None if real is None else real[::SAMPLED]
-        self.trace.logits_TN, self.trace.positions_T, self.trace.real_T = logits, positions, real
+        self.trace.logits_TN, self.trace.real_T = logits, real
         if self.mixer.balance == "bias" and self.training:
             self._count(logits.shape[0] if real is None else real.sum())
 
@@ -117,18 +114,7 @@ class RoutedLayer(NewTensors):
         logits = self.trace.logits_TN
         if logits is None or self.mixer.num_partitions == 1 or self.mixer.router == "keys":
             return None
-        gate = partition_gate(self.mixer.partition_gate)
-        if gate is not None and gate.needs_state:
-            return None
-        bias = getattr(self, "sse_router_bias", None)
-        return route(
-            logits,
-            self.mixer.top_k,
-            self.mixer.read_top_k,
-            bias,
-            partition_gate=gate,
-            positions=self.trace.positions_T,
-        )
+        return route(logits, self.mixer.top_k, self.mixer.read_top_k, getattr(self, "sse_router_bias", None))
 
     def balance_loss(self) -> Tensor | None:
         """The weighted balance loss of the last forward, 0-d; None if this layer is not balanced by a loss.

@@ -149,8 +149,7 @@ def folds(layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
         layer: an SSE layer, whose new projections are no more than their weights.
         dtypes: of its inputs, and in which it computes routing, decays and states.
     """
-    plain = layer.spec.model_type in PLAIN_ATTENTION and layer.mixer.row_top_k is None
-    plain = plain and layer.dims == layer.source_dims
+    plain = layer.spec.model_type in PLAIN_ATTENTION and layer.dims == layer.source_dims
     if not plain or dtypes != (torch.float32, torch.float32):  # norms are in float32 whatever their input is
         return False
     teachers = _teachers(layer)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sse_convert.kernels.routing import SOFTMAX
 from sse_convert.kernels.torch.step import TokenInputs, advance_states, decays, step_partitions
 from sse_convert.modeling.compat import is_bare, versions
 from sse_convert.modeling.initialise import NORM_EPS, NewProjection, PreciseProjection, precise_dtype
@@ -26,8 +25,7 @@ def takes_steps(layer: Any, x: Tensor, layout: SequenceLayout, state: Tensor) ->
     if not alone or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     mixer = layer.mixer
-    plain = mixer.router == "hidden" and mixer.shared_params and mixer.partition_gate == SOFTMAX
-    plain = plain and mixer.read_top_k in (None, mixer.top_k)
+    plain = mixer.router == "hidden" and mixer.shared_params and mixer.read_top_k in (None, mixer.top_k)
     kept = state.is_contiguous() and state.dtype == precise_dtype(x) and not torch.is_autocast_enabled("cpu")
     return plain and kept and mixer.num_partitions > 1 and layer.backend in ("auto", "recurrent")
 

@@ -28,7 +28,7 @@ CONTROLS = get_args(Control)[1:]
 """names, in the order of the tables"""
 TO_BEAT = CONTROLS[1:]
 """controls that a good hybrid is ahead of; `teacher_tuned` is a second teacher"""
-_OF_GLA = ("k_feature_map", "decay", "state_heads", "rope", "output_gate")
+_OF_GLA = ("k_feature_map", "decay", "state_heads", "rope")
 """settings that gated linear attention shares with SSE"""
 MEANING = {
     "teacher_tuned": "the teacher through the same training",

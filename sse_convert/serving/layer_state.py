@@ -121,12 +121,10 @@ class ServedAttention(SSEAttention):
         for page in pages:
             clear_states(page, batch.slots, batch.past)
         inputs = self.operator_inputs(x, self._rotation_at(positions, x.dtype), projected)
-        if inputs["partition_gate"] is not None:
-            inputs["positions"] = positions.long()
         o = _joined([self._recur(inputs, part, first, pages[0]) for first, part in _parts(batch)])
         if self.window is None:
-            return self.scaled(o, x, x.dtype)
-        heads = self.scaled(o, x, precise_dtype(x))
+            return self.scaled(o, x.dtype)
+        heads = self.scaled(o, precise_dtype(x))
         window = window_heads(self, self.window, projected, positions, batch, pages[1])
         return branch_sum(heads, window, self.sse_window_scale).flatten(1)
 
@@ -181,7 +179,6 @@ def window_heads(
 
 PER_TOKEN = (
     "q", "k", "v", "log_decay", "router_logits", "read_logits", "shared", "write_strength", "shared_write_strength",
-    "positions",
 )  # fmt: skip
 """arguments of the operator that have a row for each token"""
 

@@ -19,14 +19,12 @@ from sse_convert.mixers import (
     FULL,
     Mixer,
     SlidingMixer,
-    SSEMixer,
     SSESlidingMixer,
     WindowMixer,
     mixer_to_dict,
     recipe_entry,
 )
 from sse_convert.modeling.arch_spec import SSE_PREFIX
-from sse_convert.modeling.attention_dims import dims_by_layer
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.choosing import chosen_recipe, open_choice
@@ -82,8 +80,7 @@ def mixer_problems(mixer: Mixer, source: SourceModel) -> list[str]:
         return problems
     from sse_convert.modeling.layer import layer_problems
 
-    narrowest = min(dims.head_dim for dims in dims_by_layer(source.config))
-    return problems + layer_problems(mixer, source.spec, narrowest)
+    return problems + layer_problems(mixer, source.spec)
 
 
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
@@ -131,18 +128,11 @@ def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 
 def context_problems(stage: Stage, teacher: Teacher, mixers: dict[str, Mixer]) -> list[str]:
     """What a stage whose rows are split over processes cannot have."""
-    from sse_convert.kernels.routing import partition_gate
     from sse_convert.modeling.context import split_problems
 
     if stage.context_parallel == 1:
         return []
-    problems = split_problems(teacher.config, stage.context_parallel, mixers.values())
-    key = f"context_parallel is {stage.context_parallel}"
-    for name, mixer in mixers.items():
-        gate = partition_gate(mixer.partition_gate) if isinstance(mixer, SSEMixer) else None
-        if gate is not None and gate.needs_state:
-            problems.append(f"{key}, which is not built for the gate of mixers.{name}, which reads all states")
-    return problems
+    return split_problems(teacher.config, stage.context_parallel, mixers.values())
 
 
 def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -> list[str]:

@@ -145,8 +145,8 @@ class Recording:
     weight: Tensor
     """0-d"""
     found: dict[str, Tensor]
-    routers: list[tuple[RouterTrace, Tensor | None, Tensor | None]]
-    """what routers remember of the pass: logits and positions"""
+    routers: list[tuple[RouterTrace, Tensor | None]]
+    """what routers remember of the pass"""
 
     def __call__(self, batch: Batch, weight: float) -> dict[str, Tensor]:
         """Replay it for a micro batch."""
@@ -154,8 +154,8 @@ class Recording:
             self.inputs[name].copy_(value)
         self.weight.fill_(weight)
         self.replay()
-        for trace, logits, positions in self.routers:
-            trace.logits_TN, trace.positions_T = logits, positions
+        for trace, logits in self.routers:
+            trace.logits_TN = logits
         return {name: value.clone() for name, value in self.found.items()}
 
 
@@ -232,7 +232,7 @@ class RecordedPass:
                 replay, found = self._device.record(lambda: self._run(inputs, factor, share))
         except Exception as error:
             return f"{(str(error).splitlines() or [type(error).__name__])[0]} ({_place(error)})"
-        routers = [(trace, trace.logits_TN, trace.positions_T) for trace in self._traces]
+        routers = [(trace, trace.logits_TN) for trace in self._traces]
         self._recordings[kind] = Recording(replay, inputs, factor, found, routers)
         return None
 

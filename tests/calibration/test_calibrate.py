@@ -328,7 +328,6 @@ def heads_of_layer_0(model, scale=None):
     [
         {"kind": "sse", "qk_rank": 4},
         {"kind": "sse", "qk_rank": 4, "state_heads": "query"},
-        {"kind": "sse", "output_gate": True},
         {"kind": "gla"},
         {"kind": "gdn"},
         {"kind": "mom"},

@@ -215,8 +215,8 @@ def test_what_is_more_than_its_weights_is_called(kind: str, name: str, device: s
 
 
 def test_what_is_not_known_of_a_mixer_is_called(device: str) -> None:
-    model = hybrid({**DECAYED, "output_gate": True}, device)
-    assert not_fused(model) == {"model.layers.0.self_attn": "an output gate"}
+    model = hybrid({**DECAYED, "shared_params": False}, device)
+    assert not_fused(model) == {"model.layers.0.self_attn": "partitions with projections of their own"}
     found = assert_steps_agree(model)
     assert device == "cuda" or found == {**whole(1), "gated_product_kernel": 2, "added_product_kernel": 3}
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sse_convert.errors import UsageError
-from sse_convert.kernels.feature_maps import key_feature_map, selected_rows
+from sse_convert.kernels.feature_maps import key_feature_map
 
 KINDS = ("softmax", "silu", "relu", "l2", "identity")
 
@@ -21,37 +21,6 @@ def test_maps_are_what_their_names_say() -> None:
 def test_low_precision_keys_are_mapped_in_float32(kind: str) -> None:
     k = torch.randn(5, 16).bfloat16()
     assert torch.equal(key_feature_map(k, kind), key_feature_map(k.float(), kind).bfloat16())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_row_top_k_zeroes_the_rows_that_are_not_selected(kind: str) -> None:
-    k = torch.randn(6, 3, 8, dtype=torch.float64, requires_grad=True)
-    keep = selected_rows(k, 3)
-    assert keep.sum(-1).eq(3).all()
-    phi = key_feature_map(k, kind, row_top_k=3)
-    assert phi[~keep].eq(0).all()
-    if kind == "softmax":
-        torch.testing.assert_close(phi.sum(-1), torch.ones(6, 3, dtype=torch.float64))
-    elif kind == "l2":
-        torch.testing.assert_close(phi.norm(dim=-1), torch.ones(6, 3, dtype=torch.float64), atol=1e-4, rtol=0)
-    else:
-        assert torch.equal(phi[keep], key_feature_map(k, kind)[keep])
-    (phi * torch.randn_like(phi)).sum().backward()
-    assert k.grad is not None
-    assert k.grad.isfinite().all()
-    assert k.grad[~keep].eq(0).all()
-
-
-def test_row_ties_go_to_the_lowest_index() -> None:
-    k = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 2.0, 2.0]])
-    assert selected_rows(k, 2).tolist() == [[True, True, False, False], [False, True, True, False]]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_selecting_all_rows_changes_nothing(kind: str) -> None:
-    k = torch.randn(4, 8)
-    for row_top_k in (8, 9):
-        assert torch.equal(key_feature_map(k, kind, row_top_k), key_feature_map(k, kind))
 
 
 def test_l2_is_never_longer_than_one_and_has_a_gradient_at_zero() -> None:

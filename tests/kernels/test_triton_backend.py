@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels import dispatch, triton_backend
@@ -20,19 +19,6 @@ from sse_convert.kernels.validation import build_inputs
 from sse_convert.modeling import layer as layer_module
 from sse_convert.modeling.layer import SSEAttention
 from tests.kernels.cases import Case, run
-
-
-class Gate:
-    """Softmax, with or without a claim to the state."""
-
-    def __init__(self, needs_state: bool) -> None:
-        self.needs_state = needs_state
-
-    def __repr__(self) -> str:
-        return f"Gate({self.needs_state})"  # part of a test's name, which all workers must agree on
-
-    def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
-        return torch.softmax(router_logits_RN, -1)
 
 
 @pytest.fixture
@@ -61,8 +47,6 @@ SHORT, STEP = Case(lengths=(3, 4), shared=False), Case(lengths=(1, 1), shared=Fa
     [
         (SHORT, {}, "triton"),
         (STEP, {"max_seqlen": 1}, "triton"),
-        (SHORT, {"partition_gate": Gate(needs_state=False)}, "triton"),
-        (SHORT, {"partition_gate": Gate(needs_state=True)}, "recurrent"),
         (SHORT, {"dtype": torch.float64}, "varlen"),
         (STEP, {"dtype": torch.float64, "max_seqlen": 1}, "recurrent"),
         (STEP, {"dtype": torch.float64}, "varlen"),
@@ -172,13 +156,6 @@ def test_triton_says_what_it_cannot_run(options: dict[str, Any], message: str, r
     case = options.get("case", SHORT)
     with pytest.raises(UsageError, match=message):
         run(case, "triton", case.inputs(options["dtype"]))
-
-
-def test_triton_refuses_a_state_gate_by_name() -> None:
-    with pytest.raises(
-        UsageError, match="backend 'triton' cannot run the partition gate 'Gate', which reads the state"
-    ):
-        run(SHORT, "triton", SHORT.inputs(torch.float32), partition_gate=Gate(needs_state=True))
 
 
 def test_triton_is_refused_with_the_reason(reason: list[str | None]) -> None:

@@ -86,7 +86,7 @@ def test_paper_layer_of_qwen3_0_6b() -> None:
 
 
 def test_fresh_tensors_are_those_of_the_layer_and_reproducible() -> None:
-    dims, mixer = attention_dims(tiny_config("llama")), SSEMixer(decay_params="separate", output_gate=True)
+    dims, mixer = attention_dims(tiny_config("llama")), SSEMixer(decay_params="separate")
     tensors = fresh_sse_tensors(dims, mixer, torch.Generator().manual_seed(7))
     assert [(name, tuple(tensor.shape)) for name, tensor in tensors.items()] == [
         (spec.name, spec.shape) for spec in new_tensors(dims, mixer)

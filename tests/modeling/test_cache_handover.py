@@ -11,18 +11,14 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Sta
 from transformers.cache_utils import DynamicLayer
 
 from sse_convert.errors import SSEConvertError, UsageError
-from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.compat import CACHE, CACHE_NAMES, cache_argument
-from sse_convert.modeling.layer_arguments import POSITIONS
 from sse_convert.modeling.layout import LAYOUT as SEQUENCES
 from sse_convert.modeling.window.sliding import MASKS
-from tests.modeling.test_layer import BY_POSITION
 from tests.modeling.tiny import BASELINES, HEADS, LAYOUT, prompts, tiny_model, tiny_source
 
 IDS = prompts((12,))[0]
-PURE, COUNTS = ("sse",) * 4, ("counts",) * 4
-MIXERS = {"counts": {"kind": "sse", "partition_gate": "by position"}}
+PURE = ("sse",) * 4
 NAMES = pytest.mark.parametrize("name", CACHE_NAMES)
 Arguments = dict[str, Any]
 
@@ -205,8 +201,8 @@ WAYS: dict[str, Callable[[Arguments, str], Arguments]] = {
     "twice": lambda arguments, name: {**arguments, "memory": arguments[name]},
     "layout dropped": without(SEQUENCES),
     "masks dropped": without(MASKS),
-    "nothing of ours": without(SEQUENCES, MASKS, POSITIONS),
-    "positions dropped": without(POSITIONS, "position_ids"),
+    "nothing of ours": without(SEQUENCES, MASKS),
+    "positions dropped": without("position_ids"),
     "tables dropped": without("position_embeddings"),
 }
 
@@ -214,14 +210,13 @@ WAYS: dict[str, Callable[[Arguments, str], Arguments]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("model_type", "layers"),
-    [*(("llama", layers) for layers in (LAYOUT, PURE, COUNTS, BASELINES, HEADS)), ("gpt_neox", HEADS)],
+    [*(("llama", layers) for layers in (LAYOUT, PURE, BASELINES, HEADS)), ("gpt_neox", HEADS)],
     ids=lambda value: value if isinstance(value, str) else "-".join(dict.fromkeys(value)),
 )
 def test_a_layer_that_a_library_calls_otherwise_computes_the_same_or_refuses(
     model_type: str, layers: tuple[str, ...], way: str
 ) -> None:
-    register_partition_gate("by position", BY_POSITION)
-    model = tiny_model(model_type, layers, MIXERS, dtype=torch.float64)
+    model = tiny_model(model_type, layers, dtype=torch.float64)
     spec, change = source_spec(model_type), WAYS[way]
     expected, wrong = split(model, CACHE, DynamicCache(config=model.config)), []
     for index, layer in enumerate(getattr(backbone_of(model), spec.layers)):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.layout import SequenceLayout, row_layout
 from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import prompts, tiny_model
@@ -16,7 +15,7 @@ from tests.modeling.tiny import prompts, tiny_model
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: KNOBS[name] for name in ("paper", "gdn", "mom", "delta, separate", "keys, delta")},
     "own projections, of nearly all": {
-        "shared_params": False, "read_top_k": 3, "decay": "scalar", "rope": "keep", "output_gate": True
+        "shared_params": False, "read_top_k": 3, "decay": "scalar", "rope": "keep"
     },
     "query heads, separate decays": {"state_heads": "query", "decay_params": "separate"},
 }  # fmt: skip
@@ -66,31 +65,6 @@ def test_a_layer_compiles_with_padding() -> None:
     model = model_with({}).train()
     layer, layout = model.sse_layers()[0], row_layout(2, 9, MASK)
     assert_equal(trained(model, compiled(layer), layout), trained(model, layer, layout))
-
-
-class _Cooler:
-    """Softmax that sharpens with the position, and learns how much."""
-
-    needs_state = False
-
-    def __init__(self) -> None:
-        self.rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-
-    def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
-        return torch.softmax(router_logits_RN * (1 + self.rate * positions_R[:, None]), -1)
-
-
-def test_a_partition_gate_compiles_and_gets_its_gradient() -> None:
-    gate = _Cooler()
-    register_partition_gate("cooler", gate)
-    model = model_with({"partition_gate": "cooler"}).train()
-    layer, layout, ids = model.sse_layers()[0], row_layout(2, 9, None), torch.arange(9)[None]
-    expected = trained(model, layer, layout, position_ids=ids)
-    wanted, gate.rate.grad = gate.rate.grad, None
-    assert_equal(trained(model, compiled(layer), layout, position_ids=ids), expected)
-    assert gate.rate.grad is not None
-    torch.testing.assert_close(gate.rate.grad, wanted)
-    assert wanted.abs() > 0
 
 
 def test_the_routing_of_a_compiled_training_step_is_remembered() -> None:

@@ -27,13 +27,13 @@ from tests.modeling.tiny import BESIDE, FAMILIES, HEADS, SSE, VOCAB, prompts, ti
 LENGTH = 96
 DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
 """the first row's last one begins at a rank's edge, the second row's spans all ranks, and the third's cross edges"""
-LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "rows", "keys")
+LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "turned", "keys")
 SIZES: dict[str, Any] = {"num_hidden_layers": len(LAYERS), "num_attention_heads": 4, "num_key_value_heads": 2}
 EACH = {"shared_params": False, "decay_params": "separate", "decay": "scalar", "top_k": 2, "balance": "bias"}
 MIXERS = {
-    "each": {**SSE, **EACH, "output_gate": True},
+    "each": {**SSE, **EACH},
     "keys": {**SSE, "router": "keys", "balance": "none", "top_k": 2},
-    "rows": {**SSE, "row_top_k": 4, "decay": "none", "rope": "keep", "state_heads": "query"},
+    "turned": {**SSE, "decay": "none", "rope": "keep", "state_heads": "query"},
 }
 
 

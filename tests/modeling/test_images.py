@@ -12,12 +12,10 @@ from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, 
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.architectures import IMAGE_TEXT, backbone_of
 from sse_convert.modeling.auto import register
 from sse_convert.modeling.head import Head
 from tests.modeling.test_families import Spy
-from tests.modeling.test_layer import BY_POSITION
 from tests.modeling.tiny import prompts
 from tests.modeling.tiny_images import (
     IMAGE,
@@ -137,21 +135,6 @@ def test_kept_rotations_are_those_of_the_image(monkeypatch: pytest.MonkeyPatch) 
     query, key, _ = next(given for given in spy.given if given[0].shape[1:] == (4, 14, 8))
     torch.testing.assert_close(found[0]["q"].transpose(0, 1)[None], query)
     torch.testing.assert_close(found[0]["k"].transpose(0, 1)[None], key)
-
-
-@torch.no_grad()
-def test_partition_gates_get_positions_in_the_row() -> None:
-    """Qwen2.5-VL hands its layers none where it has those of images; left padding does not count."""
-    register_partition_gate("by position", BY_POSITION)
-    mixers = {"counts": {"kind": "sse", "partition_gate": "by position"}}
-    model = tiny_image_model("qwen2_5_vl", ("counts",) * 4, mixers, dtype=torch.float64)
-    inputs = image_prompts("qwen2_5_vl", dtype=torch.float64)
-    cache, one, mask = DynamicCache(config=model.config.text_config), alone(inputs, 1), inputs["attention_mask"]
-    made = model(**inputs, past_key_values=cache).logits
-    for _ in range(3):
-        torch.testing.assert_close(made[1, -1], model(**one).logits[0, -1], atol=1e-6, rtol=0)
-        one, mask = extended(one, torch.tensor(7)), torch.cat([mask, mask[:, -1:]], 1)
-        made = model(torch.full((2, 1), 7), attention_mask=mask, past_key_values=cache).logits
 
 
 @pytest.mark.parametrize("model_type", RUNNING_MODELS)

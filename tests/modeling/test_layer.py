@@ -11,7 +11,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.kernels.dispatch import sse_attention
-from sse_convert.kernels.routing import register_partition_gate
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors
@@ -31,7 +30,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "silu": {"k_feature_map": "silu"},
     "relu": {"k_feature_map": "relu"},
     "identity": {"k_feature_map": "identity"},
-    "rows": {"row_top_k": 3},
     "no shared": {"shared_partition": False, "qk_rank": 0},
     "no side path": {"qk_rank": 0},
     "own projections": {"shared_params": False},
@@ -43,13 +41,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     "query heads": {"state_heads": "query"},
     "query heads, own projections": {"state_heads": "query", "shared_params": False, "rope": "keep"},
     "rope": {"rope": "keep"},
-    "output gate": {"output_gate": True},
     "bias balance": {"balance": "bias"},
     "l2": {"k_feature_map": "l2"},
     "renormalised": {"top_k": 2, "gate": {"write": True, "read": True, "renormalise": True}},
     "delta": {"update": "delta", "k_feature_map": "l2"},
     "delta, separate": {"update": "delta", "decay_params": "separate", "decay": "none", "top_k": 2},
-    "delta, rows": {"update": "delta", "k_feature_map": "l2", "row_top_k": 3, "state_heads": "query"},
     "keys": {"router": "keys", "balance": "none"},
     "keys, delta": {
         **{"router": "keys", "balance": "none", "num_partitions": 3, "top_k": 2, "state_heads": "query"},
@@ -64,7 +60,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "gla": {"kind": "gla"},
     "gla, rope, query heads": {"kind": "gla", "rope": "keep", "state_heads": "query"},
     "gdn": {"kind": "gdn"},
-    "gdn, rope, query heads": {"kind": "gdn", "rope": "keep", "state_heads": "query", "output_gate": True},
+    "gdn, rope, query heads": {"kind": "gdn", "rope": "keep", "state_heads": "query"},
     "mom": {"kind": "mom"},
     "mom of gla": {"kind": "mom", "update": "gla", "k_feature_map": "softmax", "num_partitions": 3, "top_k": 3},
     "mom, one memory": {"kind": "mom", "num_partitions": 1, "top_k": 1},
@@ -286,8 +282,6 @@ def test_a_layer_without_layout_refuses() -> None:
     ("model_type", "knobs", "message"),
     [
         ("gpt2", {"rope": "keep"}, "gpt2 has no rotary embedding"),
-        ("llama", {"row_top_k": 9}, "row_top_k is 9, a key has 8 entries"),
-        ("llama", {"partition_gate": "unheard of"}, "'unheard of' is not registered"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(model_type: str, knobs: dict[str, Any], message: str) -> None:
@@ -309,32 +303,6 @@ def test_a_configuration_that_does_not_fit_is_refused(sse: dict[str, Any], messa
     config = tiny_model("qwen3").config
     with pytest.raises(CheckpointError, match=message):
         type(config)(**{**config.to_dict(), "sse": {**config.sse, **sse}})
-
-
-class ByPosition:
-    """Even positions prefer partition 0, odd ones 1."""
-
-    needs_state = False
-
-    def __call__(self, router_logits_RN: Tensor, positions_R: Tensor, state_RNHDV: Tensor | None) -> Tensor:
-        preferred = torch.nn.functional.one_hot(positions_R % 2, router_logits_RN.shape[1])
-        return torch.softmax(router_logits_RN + 100 * preferred, -1)
-
-
-@torch.no_grad()
-def test_a_registered_gate_sees_absolute_positions_with_a_cache() -> None:
-    register_partition_gate("by position", BY_POSITION)
-    model = tiny_model("llama", ONE, one_mixer({"partition_gate": "by position"}), dtype=torch.float64)
-    ids = prompts((9,))[0]
-    cache = DynamicCache(config=model.config)
-    model(ids[:, :4], past_key_values=cache)
-    model(ids[:, 4:8], past_key_values=cache)
-    last = model(ids[:, 8:], past_key_values=cache).logits[0, -1]
-    torch.testing.assert_close(last, model(ids).logits[0, -1], atol=1e-9, rtol=0)
-    assert model.sse_router_stats()[0]["load"].tolist() == pytest.approx([5 / 9, 4 / 9, 0, 0])
-
-
-BY_POSITION = ByPosition()
 
 
 @pytest.mark.parametrize("layers", [LAYOUT, HEADS], ids=str)

@@ -176,10 +176,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             "mixers.sse: balance is 'aux_loss', with router: keys expected 'none'",
         ),
         (
-            {"mixers": {"sse": {"advanced": {"router": "keys", "balance": "none", "row_top_k": 3}}}},
-            "mixers.sse: row_top_k is 3, with router: keys expected None",
-        ),
-        (
             {"mixers": {"paper": {"num_partitions": 1, "advanced": {"router": "keys", "balance": "none"}}}},
             "mixers.paper: router is 'keys' and num_partitions is 1, expected 2 or more",
         ),
@@ -188,10 +184,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         (
             {"mixers": {"sse": {"advanced": {"shared_queries": True}}}},
             "mixers.sse: shared_queries is true but shared_params is true",
-        ),
-        (
-            {"mixers": {"sse": {"top_k": 2, "advanced": {"gate": {"renormalise": True}, "partition_gate": "mine"}}}},
-            "mixers.sse: gate.renormalise is for the softmax gate",
         ),
         ({"stages": [STAGE, STAGE]}, "stages.1.name: 's' is already the name of stage 0"),
         ({"stages": [{**STAGE, "name": "a/b"}]}, "stages.0.name: 'a/b': expected letters, digits, - and _"),

@@ -15,8 +15,8 @@ DELTA: dict[str, Any] = {"update": "delta", "k_feature_map": "l2", "state_heads"
 MIXERS = {
     "gla": SSEMixer(top_k=2, qk_rank=4),
     "delta": SSEMixer(**DELTA, num_partitions=6, top_k=2, qk_rank=4),
-    "rope, bias, gate": SSEMixer(rope="keep", balance="bias", output_gate=True, qk_rank=4),
-    "offsets": SSEMixer(shared_params=False, row_top_k=3, qk_rank=0),
+    "rope, bias": SSEMixer(rope="keep", balance="bias", qk_rank=4),
+    "offsets": SSEMixer(shared_params=False, qk_rank=0),
     "beside a window": SSESlidingMixer(**DELTA, qk_rank=4, window=5, sinks=2),
     "no sinks": SSESlidingMixer(qk_rank=4, window=4, sinks=0),
     "keys": SSESlidingMixer(**DELTA, router="keys", balance="none", qk_rank=4, window=5, sinks=2, top_k=2),

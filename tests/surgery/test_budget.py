@@ -33,7 +33,7 @@ from tests.surgery.models import tokens
 VARIANTS = [
     {},
     {"num_partitions": 8, "top_k": 2},
-    {"state_heads": "query", "output_gate": True},
+    {"state_heads": "query"},
     {"decay": "scalar", "decay_params": "separate", "balance": "bias"},
     {"decay": "none", "shared_partition": False, "qk_rank": 0},
     {"shared_params": False},

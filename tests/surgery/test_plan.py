@@ -187,15 +187,9 @@ def test_notes():
         ({"layers": {"pattern": ["sse"], "keep": [3]}}, "layers.keep: 3 is out of range, the model has 3 layers"),
         ({"layers": {"pattern": ["sse"], "overrides": {"-4": "full"}}}, "layers.overrides: -4 is out of range"),
         ({"layers": {"pattern": ["sse"], "keep": ["0--1"]}}, "so nothing is converted"),
-        ({"mixers": {"sse": {"kind": "sse", "row_top_k": 9}}}, "mixers.sse.row_top_k is 9, a key has 8 entries"),
         (
             {"mixers": {"sliding": {"kind": "sliding", "window": 513}}},
             "mixers.sliding.window is 513, the model has 512",
-        ),
-        ({"mixers": {"sse": {"kind": "sse", "partition_gate": "mine"}}}, "mixers.sse.partition_gate: .*'mine'"),
-        (
-            {"mixers": {"sse": {"kind": "sse", "partition_gate": "mine"}}},
-            "mixers.sse.partition_gate: partition gate 'mine' is not registered",
         ),
         ({"stages": [{**STAGE, "seq_len": 1024}]}, "stages.0.seq_len is 1024, beyond the 512 positions of the teacher"),
         (
@@ -239,9 +233,9 @@ def test_calibration_is_short():
 
 
 def test_all_problems_at_once():
-    mixers = {"sse": {"kind": "sse", "row_top_k": 9}, "sliding": {"kind": "sliding", "window": 513}}
+    wrong = {"mixers": {"sliding": {"kind": "sliding", "window": 513}}, "stages": [{**STAGE, "seq_len": 1024}]}
     with pytest.raises(RecipeError) as error:
-        plan_of(synthetic.LLAMA, mixers=mixers, layers={"pattern": ["sse", "sliding"]}, eval={"lengths": [600]})
+        plan_of(synthetic.LLAMA, **wrong, layers={"pattern": ["sse", "sliding"]}, eval={"lengths": [600]})
     assert len(error.value.what.splitlines()) == 3
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.kernels.feature_maps import key_feature_map
-from sse_convert.kernels.inputs import Inputs, SharedInputs, position_of_tokens, sequence_of_tokens
-from sse_convert.kernels.routing import PartitionGate, Routing, route
+from sse_convert.kernels.inputs import Inputs, SharedInputs, sequence_of_tokens
+from sse_convert.kernels.routing import Routing, route
 
 
 @dc.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,6 @@ class Operands:
     """[S + 1] int64 offsets of the sequences, on the CPU or on the device of q"""
     one_token_each: bool
     """every sequence is known to have one token"""
-    positions_T: Tensor | None
-    """int64 position of each token, for partition gates"""
     top_k: int
     """partitions written"""
     read_top_k: int
@@ -66,8 +64,6 @@ class Operands:
     """divide e by its sum over the partitions written (read)"""
     router_bias_N: Tensor | None
     """added to e for the selection"""
-    partition_gate: PartitionGate | None
-    """replaces softmax"""
 
     @property
     def num_tokens(self) -> int:
@@ -98,32 +94,17 @@ class Operands:
         """First and end token of each sequence (a device sync when cu_seqlens is not on the CPU)."""
         return list(pairwise(self.cu_seqlens.tolist()))
 
-    def positions(self) -> Tensor:
-        """int64 [T] position of each token in its sequence, as given or counted from the sequence's first token."""
-        if self.positions_T is not None:
-            return self.positions_T
-        return position_of_tokens(self.cu_seqlens, self.num_tokens, self.router_logits_TN.device)
-
     def sequences(self) -> Tensor:
         """int64 [T] index of the sequence each token belongs to."""
         return sequence_of_tokens(self.cu_seqlens, self.num_tokens, self.router_logits_TN.device)
 
     def route(self) -> Routing:
-        """The routing of all tokens (of a partition gate that needs no state)."""
-        positions = self.positions() if self.partition_gate is not None else None
-        return self.route_rows(self.router_logits_TN, positions, None)
+        """The routing of all tokens."""
+        return self.route_rows(self.router_logits_TN)
 
-    def route_rows(self, logits_RN: Tensor, positions_R: Tensor | None, state_RNHDV: Tensor | None) -> Routing:
+    def route_rows(self, logits_RN: Tensor) -> Routing:
         """The routing of some tokens, under this call's settings."""
-        return route(
-            logits_RN,
-            self.top_k,
-            self.read_top_k,
-            self.router_bias_N,
-            partition_gate=self.partition_gate,
-            positions=positions_R,
-            state=state_RNHDV,
-        )
+        return route(logits_RN, self.top_k, self.read_top_k, self.router_bias_N)
 
 
 def operands_of(x: Inputs) -> Operands:
@@ -143,14 +124,12 @@ def operands_of(x: Inputs) -> Operands:
         state_SMHDV=state,
         cu_seqlens=x.cu_seqlens.long(),
         one_token_each=x.one_token_each,
-        positions_T=x.positions,
         top_k=x.top_k,
         read_top_k=x.read_top_k,
         write_gate=x.write_gate,
         read_gate=x.read_gate,
         renormalise=x.renormalise,
         router_bias_N=x.router_bias,
-        partition_gate=x.partition_gate,
     )
 
 

@@ -20,10 +20,9 @@ def sse_attention_recurrent(x: Operands, *, inplace_state: bool = False) -> tupl
     """
     wants_grad = x.wants_grad()
     state_SMHDV = x.state_SMHDV if wants_grad or inplace_state else x.state_SMHDV.clone()
-    positions_T = None if x.partition_gate is None else x.positions()
     o_THGV = x.v_TPHV.new_zeros(x.num_tokens, *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
     for sequences_B, tokens_B in _steps(x):
-        o_BHGV, index, new_BKHDV = _step(x, state_SMHDV, sequences_B, tokens_B, positions_T)
+        o_BHGV, index, new_BKHDV = _step(x, state_SMHDV, sequences_B, tokens_B)
         put = state_SMHDV.index_put if wants_grad else state_SMHDV.index_put_
         state_SMHDV = put(index, new_BKHDV)
         o_THGV = o_THGV.index_copy(0, tokens_B, o_BHGV)
@@ -44,14 +43,11 @@ def _steps(x: Operands) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _step(
-    x: Operands, state_SMHDV: Tensor, sequences_B: Tensor, tokens_B: Tensor, positions_T: Tensor | None
+    x: Operands, state_SMHDV: Tensor, sequences_B: Tensor, tokens_B: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """Output [B, H, G, V] of one token per sequence; index and values of the states it writes."""
     N = x.num_partitions
-    needs_state = x.partition_gate is not None and x.partition_gate.needs_state
-    state_BNHDV = state_SMHDV[sequences_B, :N] if needs_state else None
-    positions_B = None if positions_T is None else positions_T[tokens_B]
-    routing = x.route_rows(x.router_logits_TN[tokens_B], positions_B, state_BNHDV)
+    routing = x.route_rows(x.router_logits_TN[tokens_B])
     used_BK = routing.used()
     K = used_BK.shape[1]
     write_BK, read_BK = slot_weights(x, routing)

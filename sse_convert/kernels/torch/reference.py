@@ -35,29 +35,22 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
     Source: arXiv:2507.16577, section "SSE", equations eta_proj to state_output.
     """
     N, P, KP, VP = x.num_partitions, x.q_TPHGD.shape[1], x.k_TPHD.shape[1], x.v_TPHV.shape[1]
-    routing = None if x.partition_gate is not None and x.partition_gate.needs_state else x.route()
-    positions_T = x.positions()
+    chosen = x.route()
     outs: list[Tensor] = []
     finals: list[Tensor] = []
     for s, (start, end) in enumerate(x.spans()):
         states = list(x.state_SMHDV[s].unbind(0))
         for t in range(start, end):
-            if routing is None:
-                token = slice(t, t + 1)
-                state_1NHDV = torch.stack(states[:N])[None]
-                chosen, row = x.route_rows(x.router_logits_TN[token], positions_T[token], state_1NHDV), 0
-            else:
-                chosen, row = routing, t
-            gate_N = chosen.gate_TN[row].to(x.q_TPHGD.dtype)
+            gate_N = chosen.gate_TN[t].to(x.q_TPHGD.dtype)
             decay_HD1 = x.log_decay_THD[t].exp()[..., None]
             out_HGV = x.v_TPHV.new_zeros(*x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
             strength_H = None if x.write_strength_TH is None else x.write_strength_TH[t]
-            write_N, read_N = (_weights(gate_N, chosen_TK[row], gated, x.renormalise) for chosen_TK, gated in
+            write_N, read_N = (_weights(gate_N, chosen_TK[t], gated, x.renormalise) for chosen_TK, gated in
                                ((chosen.write_TK, x.write_gate), (chosen.read_TK, x.read_gate)))  # fmt: skip
-            for p in chosen.write_TK[row].tolist():
+            for p in chosen.write_TK[t].tolist():
                 k_HD, v_HV = x.k_TPHD[t, p % KP], x.v_TPHV[t, p % VP]
                 states[p] = _update(decay_HD1 * states[p], k_HD, v_HV, write_N[p], strength_H)
-            for p in chosen.read_TK[row].tolist():
+            for p in chosen.read_TK[t].tolist():
                 out_HGV = out_HGV + (read_N[p] * x.q_TPHGD[t, p % P]) @ states[p]
             if x.shared is not None:
                 k_HD, v_HV, strength_TH = x.shared.k_THD[t], x.shared.v_THV[t], x.shared.write_strength_TH

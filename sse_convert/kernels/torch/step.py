@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sse_convert.kernels.feature_maps import KeyFeatureMap, key_feature_map
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.routing import best_partitions, route
+from sse_convert.kernels.routing import best_partitions
 
 LARGE = 1 << 17
 """bytes of a partition's state from which it is changed where it is, one by one: copies cost more than operators"""
@@ -41,8 +41,7 @@ class TokenInputs:
 def can_step(x: Inputs) -> bool:
     """Whether `sse_attention_step` computes this: one token each, without gradients, from states in one piece, with
     partitions that share q, k and v, and are written where they are read."""
-    state, gate = x.initial_state, x.partition_gate
-    plain = x.top_k == x.read_top_k and not (gate is not None and gate.needs_state)
+    state, plain = x.initial_state, x.top_k == x.read_top_k
     together = x.q.shape[1] == x.k.shape[1] == x.v.shape[1] == 1
     kept = state is not None and state.dtype == x.dtype and state.is_contiguous() and x.state_slots is None
     return x.num_tokens > 0 and x.one_token_each and plain and together and kept and not x.wants_grad()
@@ -159,13 +158,7 @@ def decays(logits: Tensor, normalizer: float | None, dtype: torch.dtype) -> Tens
 
 def _tokens(x: Inputs) -> TokenInputs:
     """The inputs of one token each, row by row."""
-    if x.partition_gate is None:
-        e, order = best_partitions(x.router_logits, x.top_k, x.router_bias)
-    else:
-        routing = route(
-            x.router_logits, x.top_k, None, x.router_bias, partition_gate=x.partition_gate, positions=_positions(x)
-        )
-        e, order = routing.gate_TN.gather(1, routing.write_TK), routing.write_TK
+    e, order = best_partitions(x.router_logits, x.top_k, x.router_bias)
     used_BR, weight_BR = used_partitions(
         e.to(x.dtype), order, x.num_partitions if x.shared else None, renormalise=x.renormalise
     )
@@ -178,12 +171,6 @@ def _tokens(x: Inputs) -> TokenInputs:
         decay_BRHD=decays(_rows(x, "log_decay"), x.decay_normalizer, x.dtype),
         strength_BRH=None if x.write_strength is None else _rows(x, "write_strength").to(x.dtype),
     )
-
-
-def _positions(x: Inputs) -> Tensor:
-    """Of each token in its sequence, of which it is the first unless positions are given."""
-    first = torch.zeros(x.num_tokens, dtype=torch.int64, device=x.router_logits.device)
-    return first if x.positions is None else x.positions
 
 
 def _rows(x: Inputs, name: str) -> Tensor:

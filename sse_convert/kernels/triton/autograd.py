@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sse_convert.kernels.inputs import Inputs, position_of_tokens
+from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.chunk import run_backward, run_forward
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
@@ -15,7 +15,6 @@ from sse_convert.kernels.triton.delta_rule import correct, slot_strengths
 from sse_convert.kernels.triton.passes import (
     Pass,
     Tensors,
-    away_from_zero,
     by_partition,
     compiled_pass,
     plain_backward,
@@ -23,7 +22,7 @@ from sse_convert.kernels.triton.passes import (
     run_pass,
 )
 from sse_convert.kernels.triton.problem import ChunkProblem, Forward, Settings, Slots, allocate, slots_of
-from sse_convert.kernels.triton.routing import select_by, select_partitions, slot_layout
+from sse_convert.kernels.triton.routing import select_partitions, slot_layout
 from sse_convert.kernels.triton.slot_sums import sum_slots
 
 PADDING_BEARABLE = 0.25
@@ -46,7 +45,8 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     if delta or x.k_map == "l2":
         x = x.with_mapped_keys(x.k.dtype)
     offsets, used_k = x.cu_seqlens.to(x.q.device), max(x.top_k, x.read_top_k)
-    used, gate = _used(x, offsets, used_k)
+    used, gate = select_partitions(x.router_logits, x.router_bias, used_k)
+    gate = x.renormalised(gate)
     initial = _initial_state(x, output_final_state)
     packed = initial is None and not delta and (is_compiling() or _much_padding(x, used_k))
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])
@@ -69,18 +69,6 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     o, final = run_pass(_PASS, _forward, given, slots, settings)
     assert o is not None
     return o.to(x.v.dtype), final if output_final_state else None
-
-
-def _used(x: Inputs, offsets: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
-    """The partitions of each token and what gates them, [T, K] both."""
-    if x.partition_gate is None:
-        used, gate = select_partitions(x.router_logits, x.router_bias, used_k)
-        return used, x.renormalised(gate)
-    positions = x.positions
-    if positions is None:
-        positions = position_of_tokens(offsets, x.num_tokens, offsets.device)
-    used, gate = select_by(x.partition_gate, x.router_logits, x.router_bias, used_k, positions)
-    return used, away_from_zero(x.renormalised(gate))
 
 
 def _no_tokens(x: Inputs, final: bool) -> tuple[Tensor, Tensor | None]:

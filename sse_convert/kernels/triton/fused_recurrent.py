@@ -29,7 +29,7 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     """Advance every sequence by its one token, without gradients, host syncs or copies of untouched partitions.
 
     Args:
-        x: the inputs, one token per sequence; its partition gate, if any, needs no state.
+        x: the inputs, one token per sequence.
         inplace_state: write into `x.initial_state`, float32 and contiguous, and return it; else into a copy of it.
             With `x.state_slots`, into those rows of it; a row is contiguous, in float32 or bfloat16.
 
@@ -64,12 +64,9 @@ def _writable_state(x: Inputs, inplace: bool) -> Tensor:
 
 def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
     """Used partitions int32 [S, K] and their weights float32 [S, K]; None where the kernel routes."""
-    if x.partition_gate is None and not x.renormalise:
+    if not x.renormalise:
         return None, None
-    positions = torch.zeros_like(x.router_logits[:, 0], dtype=torch.long) if x.positions is None else x.positions
-    routing = route(
-        x.router_logits, x.top_k, x.read_top_k, x.router_bias, partition_gate=x.partition_gate, positions=positions
-    )
+    routing = route(x.router_logits, x.top_k, x.read_top_k, x.router_bias)
     used = routing.used()
     return used.int(), x.renormalised(routing.gate_TN.gather(1, used).float())
 

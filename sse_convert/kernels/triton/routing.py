@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sse_convert.kernels.routing import PartitionGate, route
 from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.config import CHUNK
 from sse_convert.kernels.triton.launching import launch
@@ -84,22 +83,6 @@ def select_partitions(router_logits: Tensor, router_bias: Tensor | None, used_k:
     else:
         gate, used = _Selection.apply(router_logits, router_bias, used_k)  # type: ignore[no-untyped-call]
     return used, gate
-
-
-def select_by(
-    partition_gate: PartitionGate, router_logits: Tensor, router_bias: Tensor | None, used_k: int, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `select`, with a registered gate in the place of softmax; computed by torch.
-
-    Args:
-        partition_gate: one that needs no state.
-        router_logits: [T, N].
-        router_bias: [N] or None.
-        used_k: K, 1 to N.
-        positions: int64 [T], place of each token in its sequence.
-    """
-    routing = route(router_logits, used_k, None, router_bias, partition_gate=partition_gate, positions=positions)
-    return routing.write_TK.int().contiguous(), routing.gate_TN.gather(1, routing.write_TK).float()
 
 
 def slot_layout(

@@ -174,10 +174,8 @@ class SSESlidingAttention(SSEAttention):
         return projected.unsqueeze(1)
 
     def _sum(self, step: LayerStep, o: Tensor, x: Tensor, window: Tensor) -> Tensor:
-        """`branch_sum` of a step's o [B, Hq, V] as [B, Hq * V], in few operators; x [B, hidden] is for its gate."""
+        """`branch_sum` of a step's o [B, Hq, V] as [B, Hq * V], in few operators, in the dtype of x."""
         precise, scale = precise_dtype(x), self.sse_window_scale
-        if self.mixer.output_gate:
-            return branch_sum(self.scaled(o, x, precise), window, scale).flatten(1)
         heads = o.to(precise)
         heads = heads / torch.hypot(torch.linalg.vector_norm(heads, dim=-1, keepdim=True), step.floor)
         gain, dim = self.sse_out_scale.to(precise).view(heads.shape[1:]), heads.shape[2]
@@ -186,7 +184,7 @@ class SSESlidingAttention(SSEAttention):
 
     def _is_plain(self) -> bool:
         """Whether the family's attention is what `_window_of` computes."""
-        known = self.spec.model_type in PLAIN_ATTENTION and self.mixer.row_top_k is None and not self.training
+        known = self.spec.model_type in PLAIN_ATTENTION and not self.training
         known = known and not self.mixer.full_heads and self.config.model._attn_implementation == "sdpa"
         return known and current_shard() is None
 

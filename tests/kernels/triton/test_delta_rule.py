@@ -4,7 +4,6 @@ import dataclasses as dc
 
 import pytest
 import torch
-from torch import Tensor
 
 from sse_convert.kernels.triton import chunk as launch
 from tests.kernels.triton.trials import DELTA_TOLERANCE, Trial, assert_right, exact_results, results
@@ -69,27 +68,12 @@ def test_strengths_of_nothing_and_of_all(strength: float, device: str) -> None:
         assert_same(found[name], expected, name, 2e-5)
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_weights_of_any_sign(gated: bool, device: str) -> None:
-    """Of a gate, or of what is written: neither need be between 0 and 1."""
-
-    class Gated(Trial):
-        def options(self) -> dict[str, object]:
-            gate = TanhGate() if gated else None
-            return {**super().options(), "partition_gate": gate}
-
-    trial = Gated(delta=True, top_k=3, lengths=(20, 3))
+def test_strengths_of_any_sign(device: str) -> None:
+    """They need not be between 0 and 1."""
+    trial = Trial(delta=True, top_k=3, lengths=(20, 3))
     x = trial.rounded(device)
-    if not gated:
-        x["write_strength"][::2] = -0.5
+    x["write_strength"][::2] = -0.5
     assert_right(trial, x)
-
-
-class TanhGate:
-    needs_state = False
-
-    def __call__(self, logits: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-        return torch.tanh(logits)
 
 
 def test_a_token_depends_on_nothing_after_it(device: str) -> None:

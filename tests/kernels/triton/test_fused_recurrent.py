@@ -177,26 +177,6 @@ def test_steps_equal_the_prefill_of_the_reference(groups: int, device: str) -> N
     assert_same(final.cpu(), expected, "final", 1e-5)
 
 
-class Sigmoid:
-    """A partition gate that also depends on the position."""
-
-    needs_state = False
-
-    def __call__(self, logits: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-        return torch.sigmoid(logits * (1 + positions[:, None]))
-
-
-@pytest.mark.parametrize("positions", [None, (3, 0, 7)])
-def test_other_partition_gates_route_in_torch(positions: tuple[int, ...] | None, device: str) -> None:
-    case = dc.replace(ONE_EACH, num_partitions=6, top_k=2, read_top_k=3, router_bias=True)
-    inputs = rounded(case, torch.float32)
-    given = {"partition_gate": Sigmoid(), "positions": None if positions is None else torch.tensor(positions)}
-    o, final = decode(case, inputs, device, **given)
-    expected_o, expected = exact(case, inputs, **given)
-    assert_same(o.cpu(), expected_o, "o", 1e-5)
-    assert_same(final.cpu(), expected, "final", 1e-5)
-
-
 def test_views_and_mixed_types_are_taken_as_they_are(device: str) -> None:
     """Decays shared by channels are expanded, keys are slices of a wider projection, the shared partition is finer."""
     inputs = rounded(ONE_EACH, torch.float32)

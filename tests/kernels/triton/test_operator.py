@@ -127,25 +127,6 @@ def test_vanishing_gates(below: float, dtype: torch.dtype, device: str) -> None:
     assert_right(trial, x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
-@pytest.mark.parametrize("kind", ["sigmoid", "tanh"])
-def test_registered_gates(kind: str, dtype: torch.dtype, device: str) -> None:
-    """Weights of any sign, and zeros at a sequence's start."""
-
-    class Gate:
-        needs_state = False
-
-        def __call__(self, logits: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-            return getattr(torch, kind)(logits) * positions.clamp_max(1)[:, None]
-
-    class Gated(Trial):
-        def options(self) -> dict[str, object]:
-            return {**super().options(), "partition_gate": Gate()}
-
-    trial = Gated(top_k=4, read_top_k=3, dtype=dtype)
-    assert_right(trial, trial.rounded(device))
-
-
 @pytest.mark.parametrize("layout", ["aligned", "packed"])
 def test_a_strong_decay_does_not_blur_weak_ones_after_it(
     layout: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -166,24 +147,6 @@ def test_one_of_many_inputs_is_common_to_the_partitions(name: str, delta: bool, 
     trial = Trial(lengths=(9,), per_partition=True, top_k=2, delta=delta)
     x = trial.rounded(device)
     assert_right(trial, {**x, name: x[name][:, 0].contiguous()})
-
-
-@pytest.mark.parametrize("delta", [False, True])
-def test_gates_of_nothing_have_gradients(delta: bool, device: str) -> None:
-    class Gate:
-        needs_state = False
-
-        def __call__(self, logits: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-            return logits
-
-    class Gated(Trial):
-        def options(self) -> dict[str, object]:
-            return {**super().options(), "partition_gate": Gate()}
-
-    trial = Gated(top_k=4, delta=delta)
-    x = trial.rounded(device)
-    x["router_logits"][:, :2] = 0.0
-    assert_right(trial, x)
 
 
 @pytest.mark.parametrize("normalizer", [None, 4.0])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sse_convert.kernels.routing import route
 from sse_convert.kernels.triton import routing
-from sse_convert.kernels.triton.routing import SlotLayout, select_by, select_partitions, slot_layout
+from sse_convert.kernels.triton.routing import SlotLayout, select_partitions, slot_layout
 from tests.tolerance import assert_same
 
 GARBAGE = -123_456_789
@@ -90,23 +90,6 @@ def test_selection_passes_opcheck(device: str) -> None:
 def test_selection_of_no_tokens(device: str) -> None:
     used, gate = select_partitions(torch.empty(0, 4, device=device), None, 2)
     assert used.shape == gate.shape == (0, 2)
-
-
-def test_selection_by_a_registered_gate(device: str) -> None:
-    class Sigmoid:
-        needs_state = False
-
-        def __call__(self, logits: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-            return torch.sigmoid(logits) * positions[:, None]
-
-    logits = torch.randn(7, 4, device=device, requires_grad=True)
-    positions = torch.arange(7, device=device)
-    used, gate = select_by(Sigmoid(), logits, None, 2, positions)
-    exact = torch.sigmoid(logits) * positions[:, None]
-    assert torch.equal(gate, exact.gather(1, used.long()))
-    assert used.dtype == torch.int32
-    assert used.is_contiguous()
-    assert torch.autograd.grad(gate.sum(), logits)[0].count_nonzero() > 0
 
 
 @dc.dataclass(frozen=True)

@@ -26,7 +26,7 @@ MIXERS: dict[str, Mixer] = {
     "sse": SSEMixer(**SMALL, **DELTA),
     "gla": SSEMixer(**SMALL),
     "sse+sliding": SSESlidingMixer(**SMALL, **DELTA, window=16, sinks=2),
-    "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", balance="bias", output_gate=True, window=16, sinks=2),
+    "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", balance="bias", window=16, sinks=2),
     "gdn": BUILT_IN["gdn"],
     "mom": BUILT_IN["mom"],
     "sliding": SlidingMixer(window=16, sinks=2),
