@@ -42,7 +42,7 @@ class Gate:
     read: bool = True
     """scale what a token reads by e"""
     renormalise: bool = False
-    """divide e by its sum over the partitions that a token writes (for the write gate) or reads (for the read gate)"""
+    """divide e by its sum over the partitions that a token uses"""
 
 
 FIXED: dict[str, dict[str, Any]] = {
@@ -119,7 +119,7 @@ class SSEMixer:
     num_partitions: int = 4
     """N, sparse state partitions beside the shared one"""
     top_k: int = 1
-    """k, partitions a token writes to"""
+    """k, partitions a token writes to and reads from"""
     update: Literal["gla", "delta"] = "gla"
     """how a token writes: gated linear attention adds k v, the gated delta rule replaces what k reads"""
     k_feature_map: Literal["softmax", "silu", "relu", "l2", "identity"] = "softmax"
@@ -128,8 +128,6 @@ class SSEMixer:
     """rank of the low-rank side path that gives the shared partition queries and keys of its own; 0 for none"""
     state_heads: Literal["kv", "query"] = "kv"
     """one state per key-value head, or one per query head for more memory"""
-    read_top_k: int | None = None
-    """k', partitions a token reads from; unset means top_k"""
     gate: Gate = dc.field(default_factory=Gate)
     """write and read gate"""
     shared_partition: bool = True
@@ -144,10 +142,10 @@ class SSEMixer:
     """one projection of decay (and of the delta rule's write strength) for sparse and shared partitions, or one each"""
     rope: Literal["none", "keep"] = "none"
     """rotate q and k with the teacher's rotary embedding before the feature map, or not"""
-    balance: Literal["aux_loss", "bias", "none"] = "aux_loss"
-    """how partitions are kept in use: loss term, selection bias, or nothing"""
+    balance: Literal["aux_loss", "none"] = "aux_loss"
+    """how partitions are kept in use: by a loss term, or not"""
     balance_coef: float = 0.01
-    """weight of the balance loss, or the bias step when balance is `bias`"""
+    """weight of the balance loss"""
     router: Literal["hidden", "keys"] = "hidden"
     """what chooses partitions: a projection of the hidden state, for all heads, to write and to read (the paper's); or
     each head's own key and query, a token writing to the partitions whose centroids its key is near, and reading from
@@ -160,7 +158,6 @@ class SSEMixer:
             raise ValueError("; ".join(problems))
 
     def _checks(self) -> list[tuple[bool, str]]:
-        read = self.top_k if self.read_top_k is None else self.read_top_k
         return [
             *(
                 (getattr(self, name) != value, f"{name} is {getattr(self, name)}, kind {self.kind} has {value}")
@@ -170,10 +167,6 @@ class SSEMixer:
             (
                 not 1 <= self.top_k <= self.num_partitions,
                 f"top_k is {self.top_k}, expected 1 to num_partitions ({self.num_partitions})",
-            ),
-            (
-                not 1 <= read <= self.num_partitions,
-                f"read_top_k is {read}, expected 1 to num_partitions ({self.num_partitions})",
             ),
             (self.qk_rank < 0, f"qk_rank is {self.qk_rank}, expected 0 or more"),
             (
@@ -185,7 +178,7 @@ class SSEMixer:
                 "decay_params is 'separate' but shared_partition is false: there is nothing to separate from",
             ),
             (self.balance_coef < 0, f"balance_coef is {self.balance_coef}, expected 0 or more"),
-            *self._gate_checks(read),
+            *self._gate_checks(),
             *self._router_checks(),
             (
                 self.update == "delta" and self.k_feature_map not in ("l2", "softmax"),
@@ -213,19 +206,18 @@ class SSEMixer:
             ),
         ]
 
-    def _gate_checks(self, read: int) -> list[tuple[bool, str]]:
-        cancels = not self.gate.write and self.gate.read and read == 1 and not self.shared_partition
-        varies = (self.gate.write and self.top_k > 1) or (self.gate.read and read > 1)
+    def _gate_checks(self) -> list[tuple[bool, str]]:
+        sparse, gate, one = self.num_partitions > 1, self.gate, self.top_k == 1
         return [
             (
-                self.num_partitions > 1 and cancels,
+                sparse and not gate.write and gate.read and one and not self.shared_partition,
                 "a read gate alone on one partition, without shared partition, cancels in the output norm and the "
-                "router learns nothing: turn the write gate on, or read more partitions",
+                "router learns nothing: turn the write gate on, or use a larger top_k",
             ),
             (
-                self.num_partitions > 1 and self.gate.renormalise and not varies,
+                sparse and gate.renormalise and (one or not (gate.write or gate.read)),
                 "gate.renormalise makes the gate of a single partition 1 and the router learns nothing: use a larger "
-                "top_k (or read_top_k) with its gate on, or renormalise: false",
+                "top_k with a gate on, or renormalise: false",
             ),
         ]
 
@@ -312,6 +304,7 @@ SSE_KINDS = ("sse", "sse+sliding", "paper")
 """those with sparse partitions as the paper has them; the others are baselines"""
 RETIRED: dict[str, Any] = {
     "router_bias": False,
+    "read_top_k": None,
     "row_top_k": None,
     "output_gate": False,
     "partition_gate": "softmax",

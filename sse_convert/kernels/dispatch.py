@@ -52,7 +52,6 @@ def sse_attention(
     shared: tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
     *,
     top_k: int,
-    read_top_k: int | None = None,
     write_strength: Tensor | None = None,
     shared_write_strength: Tensor | None = None,
     write_gate: bool = True,
@@ -67,7 +66,6 @@ def sse_attention(
     initial_state: Tensor | None = None,
     state_slots: Tensor | None = None,
     output_final_state: bool = False,
-    router_bias: Tensor | None = None,
     inplace_state: bool = False,
     backend: str = "auto",
     read_logits: Tensor | None = None,
@@ -77,7 +75,7 @@ def sse_attention(
     q and k come normed and rotated; here k is scaled and mapped, and log decays are made of gate logits, if so asked.
     Query head h reads state head h // (Hq // H). Each of q, k and v is one set for all partitions ([T, heads, dim]) or
     one per partition ([T, N, heads, dim]). The torch backends compute in float32 (float64 if q, k or v is float64)
-    whatever autocast says; gradients flow to every tensor except router_bias.
+    whatever autocast says; gradients flow to every tensor.
 
     Args:
         q: [T, Hq, D] or [T, N, Hq, D], Hq a multiple of H.
@@ -89,8 +87,7 @@ def sse_attention(
         shared: (q' [T, Hq, D], k' [T, H, D], log_decay' [T, H, D]) of the always-selected partition, with v as its
             values; a fourth entry v' [T, H, V] replaces v and is required when v is per partition. None for no such
             partition.
-        top_k: partitions a token decays and writes, 1 to N.
-        read_top_k: partitions a token reads, 1 to N; None for top_k.
+        top_k: partitions a token decays, writes and reads, 1 to N.
         write_strength: [T, H], beta of the gated delta rule, 0 to 1 (not checked), for keys of norm 1 or less: what the
             key reads in the decayed state is replaced by v to that degree. The write gate multiplies it, since a norm
             of the keys would cancel the gate there. None for gated linear attention, which adds k v.
@@ -111,14 +108,13 @@ def sse_attention(
             or bfloat16 and apart from each other, and become the final ones there; needs inplace_state. A negative one
             stands for a sequence of padding, which has no state.
         output_final_state: return the final state.
-        router_bias: [N], added to e for the selection only.
         inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
             it; needs gradients off.
         backend: auto | reference | sequential | masked | varlen | recurrent | triton. auto takes triton for what it
             can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted; else varlen.
         read_logits: [T, H, N], by which each head chooses what it reads; e of writing and of reading are then apart.
-            Then q, k and v are one set for all partitions, and there is no router_bias. None for one
-            choice of all heads, to write and to read (the paper's).
+            Then q, k and v are one set for all partitions. None for one choice of all heads, to write and to read (the
+            paper's).
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
@@ -135,11 +131,11 @@ def sse_attention(
     with without_autocast(q.device.type):
         x = build_inputs(
             q, k, v, log_decay, router_logits, shared,
-            top_k=top_k, read_top_k=read_top_k, write_strength=write_strength,
+            top_k=top_k, write_strength=write_strength,
             shared_write_strength=shared_write_strength, write_gate=write_gate, read_gate=read_gate,
             renormalise=renormalise, scale=scale,
             k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen, initial_state=initial_state, state_slots=state_slots, router_bias=router_bias,
+            max_seqlen=max_seqlen, initial_state=initial_state, state_slots=state_slots,
             read_logits=read_logits,
         )  # fmt: skip
         if inplace_state:

@@ -57,17 +57,13 @@ class Inputs:
     state_slots: Tensor | None = None
     """[S] rows of `initial_state`, which has more of them, where the states are; below 0 for none"""
     top_k: int
-    """partitions written"""
-    read_top_k: int
-    """partitions read"""
+    """partitions written and read"""
     write_gate: bool
     """scale what is written by e"""
     read_gate: bool
     """scale what is read by e"""
     renormalise: bool
     """divide e by its sum over the partitions written (read)"""
-    router_bias: Tensor | None
-    """[N], added to e for the selection"""
     k_map: KeyFeatureMap
     """applied to each key, of the shared partition too"""
     k_scale: Tensor | None
@@ -122,7 +118,6 @@ class Inputs:
             "router_logits": self.router_logits,
             "read_logits": self.read_logits,
             "initial_state": self.initial_state,
-            "router_bias": self.router_bias,
             "k_scale": self.k_scale,
         }
         if self.shared is not None:
@@ -135,19 +130,11 @@ class Inputs:
         """Whether a gradient to any input is recorded."""
         if not torch.is_grad_enabled():
             return False
-        return any(tensor.requires_grad for name, tensor in self.tensors().items() if name != "router_bias")
-
-    @property
-    def one_gate(self) -> bool:
-        """Whether one weight per partition that a token uses serves what it writes and what it reads."""
-        return not self.renormalise or self.top_k == self.read_top_k or not (self.write_gate and self.read_gate)
+        return any(tensor.requires_grad for tensor in self.tensors().values())
 
     def renormalised(self, gate: Tensor) -> Tensor:
-        """That weight [T, K], of the gates of the partitions used, best first."""
-        if not self.renormalise:
-            return gate
-        assert self.one_gate, "writes and reads are renormalised over different sets"
-        return gate / gate[:, : self.top_k if self.write_gate else self.read_top_k].sum(1, keepdim=True)
+        """The weights [T, K] of the partitions used, of their gates."""
+        return gate / gate.sum(1, keepdim=True) if self.renormalise else gate
 
     def of_heads(self, first: int, end: int) -> "Inputs":
         """The same call for state heads `first` to `end` and the query heads that read them; states start at zero."""

@@ -36,8 +36,6 @@ def untrusted(x: Inputs) -> str | None:
 
 def unsupported_reason(x: Inputs) -> str | None:
     """Why the kernels cannot run these inputs, wherever they are; None if they can."""
-    if not x.one_gate:
-        return f"the gate is renormalised over the {x.top_k} partitions written and over the {x.read_top_k} read"
     for name, tensor in x.tensors().items():
         if tensor.dtype == torch.float64:
             return f"{name} is float64"

@@ -23,7 +23,6 @@ def build_inputs(
     shared: tuple[Tensor, ...] | None = None,
     *,
     top_k: int,
-    read_top_k: int | None = None,
     write_strength: Tensor | None = None,
     shared_write_strength: Tensor | None = None,
     write_gate: bool = True,
@@ -37,26 +36,21 @@ def build_inputs(
     max_seqlen: int | None = None,
     initial_state: Tensor | None = None,
     state_slots: Tensor | None = None,
-    router_bias: Tensor | None = None,
     read_logits: Tensor | None = None,
 ) -> Inputs:
     """The inputs of `sse_attention`, whose docstring says what each argument is. Copies nothing.
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree; lists every disagreement.
-        UsageError: top_k, read_top_k, max_seqlen, k_map or decay_normalizer is out of range, there is a
-            shared_write_strength without write_strength or shared partition, or with read_logits something that is
-            not built for them.
+        UsageError: top_k, max_seqlen, k_map or decay_normalizer is out of range, or there is a
+            shared_write_strength without write_strength or shared partition.
     """
     by_head = read_logits is not None
     sets: tuple[int, ...] = (3,) if by_head else (3, 4)
     ranks = {"q": (q, sets), "k": (k, sets), "v": (v, sets), "router_logits": (router_logits, (2 + by_head,))}
     _check_ranks(ranks, " with read_logits" if by_head else "")
     T, N = router_logits.shape[0], router_logits.shape[-1]
-    if by_head:
-        _check_by_head(router_bias)
-    read_top_k = top_k if read_top_k is None else read_top_k
-    _check_settings(N, top_k, read_top_k, k_map, decay_normalizer)
+    _check_settings(N, top_k, k_map, decay_normalizer)
     offsets = torch.arange(2, device=q.device) * T if cu_seqlens is None else cu_seqlens
     longest = T if cu_seqlens is None else _check_offsets(offsets, T)
     if max_seqlen is not None and longest is not None and max_seqlen < longest:
@@ -66,7 +60,6 @@ def build_inputs(
     (H, D), V, M = k.shape[-2:], v.shape[-1], N + (shared is not None)
     rows = _state_rows(initial_state, state_slots, offsets.shape[0] - 1)
     tensors["initial_state"] = (initial_state, (rows, M, H, D, V))
-    tensors["router_bias"] = (router_bias, (N,))
     tensors["k_scale"] = (k_scale, (H,))
     tensors["write_strength"] = (write_strength, (T, H))
     tensors["shared_write_strength"] = (shared_write_strength, (T, H))
@@ -91,11 +84,9 @@ def build_inputs(
         initial_state=initial_state,
         state_slots=state_slots,
         top_k=top_k,
-        read_top_k=read_top_k,
         write_gate=write_gate,
         read_gate=read_gate,
         renormalise=renormalise,
-        router_bias=router_bias,
         k_map=k_map,
         k_scale=k_scale,
         decay_normalizer=decay_normalizer,
@@ -112,16 +103,6 @@ def _state_rows(state: Tensor | None, slots: Tensor | None, sequences: int) -> i
         given = "None" if state is None else "float64"
         raise UsageError(f"state_slots with initial_state {given}", expected="an initial_state in float32 or bfloat16")
     return state.shape[0]
-
-
-def _check_by_head(router_bias: Tensor | None) -> None:
-    """Make sure of what is built where every head chooses its partitions."""
-    if router_bias is not None:
-        raise UsageError(
-            "router_bias is given with read_logits",
-            expected="no router_bias where every head chooses its partitions",
-            fix="leave router_bias out, or read_logits",
-        )
 
 
 def _per_partition(x: Tensor) -> Tensor:
@@ -156,12 +137,9 @@ def _expected_shapes(
     return tensors
 
 
-def _check_settings(
-    num_partitions: int, top_k: int, read_top_k: int, k_map: KeyFeatureMap, decay_normalizer: float | None
-) -> None:
-    for name, value in (("top_k", top_k), ("read_top_k", read_top_k)):
-        if not 1 <= value <= num_partitions:
-            raise UsageError(f"{name} is {value}", expected=f"1 to the number of partitions ({num_partitions})")
+def _check_settings(num_partitions: int, top_k: int, k_map: KeyFeatureMap, decay_normalizer: float | None) -> None:
+    if not 1 <= top_k <= num_partitions:
+        raise UsageError(f"top_k is {top_k}", expected=f"1 to the number of partitions ({num_partitions})")
     check_key_feature_map(k_map)
     if decay_normalizer is not None and not decay_normalizer > 0:
         raise UsageError(f"decay_normalizer is {decay_normalizer}", expected="more than 0, or None for log decays")

@@ -101,11 +101,6 @@ class SSEHeadMixin(SSEMixin):
         stats = {index: layer.router_stats() for index, layer in self.sse_layers().items()}
         return {index: value for index, value in stats.items() if value is not None}
 
-    def sse_update_router_bias(self) -> None:
-        """After an optimizer step: move the selection biases of layers with `balance: bias` by one sign step."""
-        for layer in self.sse_layers().values():
-            layer.update_router_bias()
-
     def _sse_backbone(self) -> Any:
         return backbone_of(self)
 

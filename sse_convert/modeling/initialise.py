@@ -11,7 +11,7 @@ from sse_convert.kernels.torch_modes import without_autocast
 from sse_convert.kernels.triton_backend import has_kernels
 from sse_convert.mixers import DECAY_NORMALIZER, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
-from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors, own_dims, state_heads
+from sse_convert.modeling.tensors import new_tensors, own_dims, state_heads
 
 ROUTER_STD = 0.02
 ROUTE_SCALE = 12.0
@@ -101,8 +101,6 @@ class NewTensors(nn.Module):
                 out, inputs = spec.shape
                 kind_of_linear = NewProjection if owner.startswith("sse_delta") else PreciseProjection
                 self.add_module(owner, kind_of_linear(inputs, out, bias=f"{owner}.bias" in specs))
-            elif name == ROUTER_BIAS:
-                self.register_buffer(name, torch.zeros(spec.shape))
             elif not kind:
                 self.register_parameter(name, nn.Parameter(torch.empty(spec.shape)))
 
@@ -124,7 +122,7 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
     """
     dims, mixer = layer.source_dims, layer.mixer
     for spec in new_tensors(dims, mixer):
-        tensor = layer.get_buffer(spec.name) if spec.name == ROUTER_BIAS else layer.get_parameter(spec.name)
+        tensor = layer.get_parameter(spec.name)
         if spec.name == "sse_router.weight":
             init.normal_(tensor, std=ROUTER_STD, generator=generator)
         elif spec.name == "sse_centroids":

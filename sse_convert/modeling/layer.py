@@ -406,11 +406,9 @@ class SSEAttention(RoutedLayer):
         """How the operator routes."""
         return {
             "top_k": self.mixer.top_k,
-            "read_top_k": self.mixer.read_top_k,
             "write_gate": self.mixer.gate.write,
             "read_gate": self.mixer.gate.read,
             "renormalise": self.mixer.gate.renormalise,
-            "router_bias": getattr(self, "sse_router_bias", None),
         }
 
 

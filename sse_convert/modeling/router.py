@@ -1,4 +1,4 @@
-"""The router side of an SSE layer: what it remembers of its last forward, the balance loss, health, bias balancing."""
+"""The router side of an SSE layer: what it remembers of its last forward, the balance loss, health."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.kernels.routing import Routing, balance_loss, balanced_bias, load, route
+from sse_convert.kernels.routing import Routing, balance_loss, load, route
 from sse_convert.kernels.torch_modes import traced, without_autocast
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.attention_dims import AttentionDims
@@ -25,8 +25,6 @@ class RouterTrace:
         self.logits_TN: Tensor | None = None
         """router logits of the last forward's real tokens, with their graph; of some tokens [T / 16, H, N], without,
         where keys choose"""
-        self.load_N: Tensor | None = None
-        """tokens per partition, summed over training forwards since the last bias update"""
         self.real_T: Tensor | None = None
         """False for what is padding among those tokens after all; None for nothing (see `SequenceLayout.real`)"""
 
@@ -50,7 +48,6 @@ class RoutedLayer(NewTensors):
     sse_router: PreciseProjection
     sse_centroids: Tensor
     sse_route_scale: Tensor
-    sse_router_bias: Tensor
 
     def __init__(self, dims: AttentionDims, mixer: SSEMixer, layer_idx: int) -> None:
         super().__init__(dims, mixer)
@@ -85,7 +82,7 @@ class RoutedLayer(NewTensors):
             return torch.einsum("thd,hnd->thn", written, centroids), torch.einsum("thd,hnd->thn", read, centroids)
 
     def remember(self, logits: Tensor, real: Tensor | None) -> None:
-        """Keep a forward's routing for the balance loss, the stats and the bias; not that of a recorded decoding step.
+        """Keep a forward's routing for the balance loss and the stats; not that of a recorded decoding step.
 
         Args:
             logits: [T, N] of the real tokens, or [T, H, N] where every head chooses what it writes.
@@ -99,14 +96,6 @@ class RoutedLayer(NewTensors):
             logits = logits.detach()[::SAMPLED].clone()
             real = None if real is None else real[::SAMPLED]
         self.trace.logits_TN, self.trace.real_T = logits, real
-        if self.mixer.balance == "bias" and self.training:
-            self._count(logits.shape[0] if real is None else real.sum())
-
-    @torch.no_grad()
-    def _count(self, tokens: int | Tensor) -> None:
-        if (routing := self.routing()) is not None:
-            count = load(routing, self.trace.real_T) * tokens
-            self.trace.load_N = count if self.trace.load_N is None else self.trace.load_N + count
 
     def routing(self) -> Routing | None:
         """The routing of the last forward's real tokens; None without a router, where every head chooses for itself,
@@ -114,7 +103,7 @@ class RoutedLayer(NewTensors):
         logits = self.trace.logits_TN
         if logits is None or self.mixer.num_partitions == 1 or self.mixer.router == "keys":
             return None
-        return route(logits, self.mixer.top_k, self.mixer.read_top_k, getattr(self, "sse_router_bias", None))
+        return route(logits, self.mixer.top_k)
 
     def balance_loss(self) -> Tensor | None:
         """The weighted balance loss of the last forward, 0-d; None if this layer is not balanced by a loss.
@@ -127,7 +116,7 @@ class RoutedLayer(NewTensors):
         if torch.is_grad_enabled() and self.sse_router.weight.requires_grad and not routing.gate_TN.requires_grad:
             raise UsageError(
                 f"layer {self.layer_idx}: the balance loss has no gradient under reentrant gradient checkpointing",
-                expected="non-reentrant checkpointing, or balance: bias or none",
+                expected="non-reentrant checkpointing, or balance: none",
                 fix='gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})',
             )
         return self.mixer.balance_coef * balance_loss(routing, self.trace.real_T)
@@ -151,23 +140,12 @@ class RoutedLayer(NewTensors):
             health = _health([routing], self.trace.real_T)
             return health | {"load": health["load"][0]}
 
-    @torch.no_grad()
-    def update_router_bias(self) -> None:
-        """One balancing step of `balance: bias` from the load since the last step, summed over processes."""
-        if self.mixer.balance != "bias" or self.trace.load_N is None:
-            return
-        total = self.trace.load_N
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(total)
-        self.sse_router_bias.copy_(balanced_bias(self.sse_router_bias, total, self.mixer.balance_coef))
-        self.trace.load_N = None
-
 
 def _health(heads: list[Routing], real: Tensor | None) -> dict[str, Any]:
     """Load [heads, N] of what heads choose, and means of its entropy and of the gates."""
     loads = torch.stack([load(routing, real) for routing in heads])
     p = loads / loads.sum(-1, keepdim=True).clamp_min(torch.finfo(loads.dtype).tiny)
-    gates = torch.stack([routing.gate_TN.gather(1, routing.write_TK) for routing in heads], 1)
+    gates = torch.stack([routing.gate_TN.gather(1, routing.used_TK) for routing in heads], 1)
     return {
         "load": loads,
         "entropy": float(torch.special.entr(p).sum(-1).mean()),

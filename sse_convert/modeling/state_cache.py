@@ -124,9 +124,6 @@ def with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
     return fixed
 
 
-_NO_TOKENS = ("router_bias", "k_scale")
-
-
 class Replay:
     """Recomputes the state of a layer after the first tokens of one forward, so that a cache can take back the rest."""
 
@@ -143,7 +140,7 @@ class Replay:
         kept = columns < tokens
         counts = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets)])
         index = kept.nonzero()[:, 0].to(state.device)
-        inputs = {name: value if name in _NO_TOKENS else _rows(value, index) for name, value in self._inputs.items()}
+        inputs = {name: value if name == "k_scale" else _rows(value, index) for name, value in self._inputs.items()}
         final = sse_attention(
             **inputs,
             cu_seqlens=F.pad(counts.cumsum(0), (1, 0)),

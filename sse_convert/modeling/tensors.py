@@ -10,9 +10,7 @@ from sse_convert.mixers import Mixer, SSEMixer, SSESlidingMixer
 from sse_convert.modeling.attention_dims import AttentionDims
 
 DECAY_RANK = 16
-"""rank of the projections of per-channel decays and of the output gate"""
-ROUTER_BIAS = "sse_router_bias"
-"""the only new tensor that is a buffer: balancing sets it, gradients do not"""
+"""rank of the projections of per-channel decays"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -68,8 +66,6 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
         tensors.append(TensorSpec("sse_route_scale", (heads,)))
     elif partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
-        if mixer.balance == "bias":
-            tensors.append(TensorSpec(ROUTER_BIAS, (partitions,)))
     if mixer.qk_rank:
         tensors += _low_rank("sse_delta_q", hidden, mixer.qk_rank, query, bias=False)
         tensors += _low_rank("sse_delta_k", hidden, mixer.qk_rank, key, bias=False)

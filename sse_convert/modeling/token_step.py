@@ -20,12 +20,12 @@ from sse_convert.modeling.token_heads import Flat, Rotation, Separate, TokenHead
 
 def takes_steps(layer: Any, x: Tensor, layout: SequenceLayout, state: Tensor) -> bool:
     """Whether `LayerStep` computes this: new tokens x [B, hidden], one for each row, on a CPU, without gradients;
-    partitions that share projections, and are written where they are read; a state in one piece."""
+    partitions that share projections; a state in one piece."""
     alone = layout.max_seqlen == 1 and layout.tokens is None and layout.real is None
     if not alone or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     mixer = layer.mixer
-    plain = mixer.router == "hidden" and mixer.shared_params and mixer.read_top_k in (None, mixer.top_k)
+    plain = mixer.router == "hidden" and mixer.shared_params
     kept = state.is_contiguous() and state.dtype == precise_dtype(x) and not torch.is_autocast_enabled("cpu")
     return plain and kept and mixer.num_partitions > 1 and layer.backend in ("auto", "recurrent")
 
@@ -64,7 +64,7 @@ class LayerStep:
         self.floor = torch.tensor((layer.dims.value_dim * NORM_EPS) ** 0.5, dtype=dtypes[1])
         """what keeps the norm of a head from 0: `NORM_EPS` of a sum of squares"""
         self._shared = layer.mixer.num_partitions if layer.mixer.shared_partition else None
-        self._normalizer, self._biased = layer.mapping_options()["decay_normalizer"], hasattr(layer, "sse_router_bias")
+        self._normalizer = layer.mapping_options()["decay_normalizer"]
 
     def is_current(self, layer: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
         """Whether it is of this layer with the weights that it has now."""
@@ -84,8 +84,8 @@ class LayerStep:
             window: of the window branch, as `rotation`; None where `rotation` is for both, or there is no branch.
         """
         mixer, gate, dtype = self._layer.mixer, self._layer.mixer.gate, self._dtypes[1]
-        made, bias = self._heads(x, flat, rotation, window), self._layer.sse_router_bias if self._biased else None
-        used_BR, weight_BR = step_partitions(made.router, mixer.top_k, bias, self._shared, renormalise=gate.renormalise)
+        made = self._heads(x, flat, rotation, window)
+        used_BR, weight_BR = step_partitions(made.router, mixer.top_k, self._shared, renormalise=gate.renormalise)
         tokens = TokenInputs(
             used_BR=used_BR,
             weight_BR=weight_BR,

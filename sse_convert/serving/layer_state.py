@@ -12,7 +12,7 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.tensors import ROUTER_BIAS, state_shape
+from sse_convert.modeling.tensors import state_shape
 from sse_convert.modeling.window.window_branch import branch_sum
 from sse_convert.serving.batch import Batch
 from sse_convert.serving.ring import RingWindow, window_rows, window_steps
@@ -97,8 +97,6 @@ class ServedAttention(SSEAttention):
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer)
         self.window = window
         self.rotary = rotary
-        if (bias := self._buffers.pop(ROUTER_BIAS, None)) is not None:  # engines load parameters
-            self.register_parameter(ROUTER_BIAS, nn.Parameter(bias, requires_grad=False))
 
     @torch.no_grad()
     def attend(

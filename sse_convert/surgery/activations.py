@@ -69,7 +69,7 @@ def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
     heads, dims = state_heads(geometry.dims, mixer), own_dims(geometry.dims, mixer)
     query, state = dims.query_heads * dims.head_dim, heads * dims.head_dim
     output, value = dims.query_heads * dims.value_dim, heads * dims.value_dim
-    used = max(mixer.top_k, mixer.read_top_k or mixer.top_k)
+    used = mixer.top_k
     slots = used + mixer.shared_partition
     operator = slots * (4 * (query + 2 * state + value) + 4 * state * dims.value_dim / STATE_CHUNK)
     routed = used * 4 * (query + state)

@@ -167,11 +167,10 @@ def mixer_flops(geometry: Geometry, layer: int, mixer: Mixer | None, length: int
         return recurrent
     if isinstance(mixer, SSEMixer):
         sse = mixer
-        read = sse.top_k if sse.read_top_k is None else sse.read_top_k
         matrix = dims.head_dim * dims.value_dim
         per_write = 5 if sse.update == "delta" else 3
         writes = per_write * (sse.top_k + sse.shared_partition) * state_heads(dims, sse) * matrix
-        reads = 2 * (read + sse.shared_partition) * own_dims(dims, sse).query_heads * matrix
+        reads = 2 * (sse.top_k + sse.shared_partition) * own_dims(dims, sse).query_heads * matrix
         recurrent = writes + reads + 2 * added_parameters(dims, mixer)
         if not isinstance(mixer, WindowMixer):
             return recurrent

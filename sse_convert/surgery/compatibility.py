@@ -33,7 +33,7 @@ from sse_convert.recipe.schema import Calibrate, Recipe, Stage
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
 TRAINING_ONLY = ("balance", "balance_coef")
-"""mixer settings that only training reads; but `balance: bias` has a tensor of its own, which generation reads too"""
+"""mixer settings that only training reads"""
 MAX_CALIBRATION_LENGTH = 4096
 """tokens; calibration looks at attention weights, whose size is the square of the length"""
 
@@ -219,8 +219,7 @@ class _Difference:
     @property
     def trains(self) -> bool:
         """Whether nothing but training would notice."""
-        name = self.key.rpartition(".")[2]
-        return name in TRAINING_ONLY and not (name == "balance" and "bias" in (self.recipe, self.checkpoint))
+        return self.key.rpartition(".")[2] in TRAINING_ONLY
 
 
 def converted_field(files: CheckpointFiles) -> dict[str, Any]:
@@ -317,12 +316,9 @@ def _layer(mixer: Mixer) -> str:
 
 
 def _settings(mixer: Mixer) -> dict[str, Any]:
-    """The settings under dotted keys as of a recipe, with what an unset one means; without the kind, and heads that
-    see the whole row."""
+    """The settings under dotted keys as of a recipe, without the kind, and heads that see the whole row."""
     plain = mixer_to_dict(mixer)
     plain.pop(BY_LAYER, None)
-    if plain.get("read_top_k") == plain.get("top_k"):
-        plain["read_top_k"] = None
     del plain["kind"]
     return _dotted(recipe_entry(plain))
 

@@ -61,7 +61,6 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         "a backend other than triton waits for the device": any(
             x.backend not in ("auto", "triton") or x.trains_on_torch(accelerator.device) for x in layers
         ),
-        "balance: bias counts tokens": any(x.mixer.balance == "bias" for x in layers),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

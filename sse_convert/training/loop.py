@@ -209,8 +209,6 @@ def _update(objective: Objective, clip: float, loss: float) -> tuple[float, bool
         finite = not any(part.optimizer.step_was_skipped for part in objective.parts)
     for part in objective.parts:
         part.optimizer.zero_grad()
-    for layer in sse_layers_of(objective).values():
-        layer.update_router_bias()
     return norm, finite
 
 

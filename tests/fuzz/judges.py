@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from sse_convert.recipe import load_recipe, recipe_from_dict, recipe_hash
 
-MAY_BE_NOTHING = {"revision", "teacher", "choice", "converted", "break_even", "read_top_k"}
+MAY_BE_NOTHING = {"revision", "teacher", "choice", "converted", "break_even"}
 """keys of a plan that have no value in some recipes; any other null stands for a number that is not finite"""
 LARGEST = 1e40
 WORDS, UNKNOWN = {f"w{i}" for i in range(97)}, "w0"

@@ -43,7 +43,7 @@ def by_loop(case: Case, x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
                     states[m][h] = _written(states[m][h], x, "", t, h, weight)
                 if case.shared:
                     states[N][h] = _written(states[N][h], x, "shared ", t, h, torch.tensor(1.0))
-                read = _weights(x["read_logits"][t, h], case.read_top_k or case.top_k, case.read_gate, case.renormalise)
+                read = _weights(x["read_logits"][t, h], case.top_k, case.read_gate, case.renormalise)
                 for q in range(h * case.groups, (h + 1) * case.groups):
                     scale = case.dim**-0.5
                     o = sum(weight * (x["q"][t, q] * scale @ states[m][h]) for m, weight in read)

@@ -22,7 +22,6 @@ class Case:
     lengths: tuple[int, ...] = (5,)
     num_partitions: int = 4
     top_k: int = 1
-    read_top_k: int | None = None
     heads: int = 2
     groups: int = 1
     dim: int = 8
@@ -34,7 +33,6 @@ class Case:
     delta: bool = False
     renormalise: bool = False
     initial_state: bool = True
-    router_bias: bool = False
     decay_scale: float = 1.0
     seed: int = 0
 
@@ -51,15 +49,12 @@ class Case:
         return torch.tensor([0, *accumulate(self.lengths)])
 
     def options(self) -> dict[str, Any]:
-        bias = torch.randn(self.num_partitions, generator=torch.Generator().manual_seed(self.seed + 1))
         return {
             "top_k": self.top_k,
-            "read_top_k": self.read_top_k,
             "write_gate": self.write_gate,
             "read_gate": self.read_gate,
             "renormalise": self.renormalise,
             "cu_seqlens": self.cu_seqlens,
-            "router_bias": bias if self.router_bias else None,
         }
 
     def inputs(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -17,9 +17,9 @@ CASES = [
     USUAL,
     dc.replace(USUAL, shared=True),
     dc.replace(USUAL, delta=False, initial_state=False),
-    dc.replace(USUAL, shared=True, delta=False, renormalise=False, top_k=1, read_top_k=3),
+    dc.replace(USUAL, shared=True, delta=False, renormalise=False, top_k=1),
     dc.replace(USUAL, write_gate=False, renormalise=False),
-    dc.replace(USUAL, read_gate=False, top_k=3, read_top_k=1),
+    dc.replace(USUAL, read_gate=False, top_k=3),
 ]
 STEP = dc.replace(USUAL, lengths=(1, 1, 1))
 STEPS = [STEP, dc.replace(STEP, shared=True), *(dc.replace(case, lengths=(1, 1)) for case in CASES[2:])]
@@ -142,7 +142,6 @@ def test_one_choice_of_all_heads_is_a_special_case() -> None:
         ({"read_logits": None}, r"router_logits has shape \[14, 2, 5\]"),
         ({"v": torch.zeros(14, 5, 2, 6)}, r"v has shape \[14, 5, 2, 6\]"),
         ({"v": torch.zeros(14, 5, 2, 6)}, "3 dimensions with read_logits"),
-        ({"router_bias": torch.zeros(5)}, "router_bias is given with read_logits"),
     ],
 )
 def test_errors(changes: dict[str, Any], message: str) -> None:

@@ -11,7 +11,7 @@ from tests.tolerance import assert_same
 pytestmark = pytest.mark.gpu
 
 CASES = (
-    Case(lengths=(63, 0, 64, 1, 130), top_k=2, read_top_k=3, groups=2, router_bias=True),
+    Case(lengths=(63, 0, 64, 1, 130), top_k=2, groups=2),
     Case(lengths=(70, 9), num_partitions=8, per_partition=True, shared=False, initial_state=False),
     Case(lengths=(63, 0, 64, 1, 130), top_k=2, groups=2, delta=True, renormalise=True),
 )
@@ -21,11 +21,7 @@ CASES = (
 @pytest.mark.parametrize(("backend", "offsets_on"), list(product(("reference", *BACKENDS), ("cpu", "cuda"))))
 def test_equals_the_reference_on_the_cpu(backend: str, offsets_on: str, case: Case) -> None:
     exact = run_with_gradients(case, "reference")
-    bias = case.options()["router_bias"]
-    overrides = {
-        "cu_seqlens": case.cu_seqlens.to(offsets_on),
-        "router_bias": None if bias is None else bias.cuda(),
-    }
+    overrides = {"cu_seqlens": case.cu_seqlens.to(offsets_on)}
     inputs = {name: x.cuda() for name, x in case.inputs().items()}
     for name, value in run_with_gradients(case, backend, inputs, **overrides).items():
         assert value.is_cuda

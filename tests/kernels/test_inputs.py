@@ -75,7 +75,7 @@ def test_checked_inputs_are_the_callers_tensors() -> None:
     assert found.shared is not None
     assert found.shared.v is x["v"]
     assert not found.shared.own_values
-    assert (found.scale, found.read_top_k, found.max_seqlen, found.num_states) == (8**-0.5, 2, 70, 5)
+    assert (found.scale, found.top_k, found.max_seqlen, found.num_states) == (8**-0.5, 2, 70, 5)
     assert not found.wants_grad()
     assert build_inputs(**x, shared=(*shared, x["v"]), **CASE.options()).shared.own_values  # type: ignore[union-attr]
 

@@ -61,7 +61,7 @@ def test_all_partitions_selected_is_a_sum_of_gated_glas(backend: str) -> None:
 @pytest.mark.parametrize("backend", EVERY)
 @pytest.mark.parametrize("per_partition", [False, True])
 def test_renaming_partitions_changes_nothing_but_the_order_of_states(backend: str, per_partition: bool) -> None:
-    case = Case(lengths=(40, 30), top_k=2, read_top_k=3, per_partition=per_partition)
+    case = Case(lengths=(40, 30), top_k=2, per_partition=per_partition)
     x = case.inputs()
     order = torch.tensor([2, 0, 3, 1])
     with_shared = torch.cat([order, torch.tensor([4])])
@@ -86,7 +86,7 @@ def test_two_calls_with_carried_state_are_one_call(backend: str, cut: int) -> No
 
 
 @pytest.mark.parametrize("backend", CHUNKED)
-@pytest.mark.parametrize("settings_", [{}, {"read_top_k": 3}, {"delta": True, "renormalise": True}], ids=str)
+@pytest.mark.parametrize("settings_", [{}, {"delta": True, "renormalise": True}], ids=str)
 def test_decoding_token_by_token_is_prefill(backend: str, settings_: dict[str, Any]) -> None:
     """Three sequences decoded together, each call one token of each, the state overwritten in place."""
     case = Case(lengths=(70, 70, 70), top_k=2, groups=2, **settings_)
@@ -106,7 +106,7 @@ def test_decoding_token_by_token_is_prefill(backend: str, settings_: dict[str, A
 
 @pytest.mark.parametrize("backend", EVERY)
 def test_partitions_nobody_writes_keep_their_state_to_the_bit(backend: str) -> None:
-    case = Case(lengths=(80, 3, 0), top_k=1, read_top_k=4)
+    case = Case(lengths=(80, 3, 0))
     x = case.inputs()
     x["router_logits"][:, 2] -= 100.0
     _, final = run(case, backend, x)
@@ -215,9 +215,9 @@ def test_any_case_equals_the_reference(
     lengths: list[int], num_partitions: int, data: st.DataObject, groups: int, shared: bool, per_partition: bool,
     seed: int, delta: bool, renormalise: bool,
 ) -> None:  # fmt: skip
-    top_k, read_top_k = (data.draw(st.integers(1, num_partitions)) for _ in range(2))
+    top_k = data.draw(st.integers(1, num_partitions))
     case = Case(
-        lengths=tuple(lengths), num_partitions=num_partitions, top_k=top_k, read_top_k=read_top_k, groups=groups,
+        lengths=tuple(lengths), num_partitions=num_partitions, top_k=top_k, groups=groups,
         shared=shared, per_partition=per_partition, seed=seed, delta=delta, renormalise=renormalise,
     )  # fmt: skip
     o, final = run(case, "reference")

@@ -55,8 +55,6 @@ SHORT, STEP = Case(lengths=(3, 4), shared=False), Case(lengths=(1, 1), shared=Fa
         (Case(shared=False, delta=True), {}, "triton"),
         (dc.replace(STEP, delta=True), {"max_seqlen": 1}, "triton"),
         (SHORT, {"renormalise": True}, "triton"),
-        (SHORT, {"renormalise": True, "top_k": 2, "read_top_k": 1, "write_gate": False}, "triton"),
-        (SHORT, {"renormalise": True, "top_k": 2, "read_top_k": 1}, "varlen"),
         (SHORT, {"k_map": "l2"}, "triton"),
     ],
     ids=str,
@@ -145,10 +143,6 @@ def test_auto_stays_on_torch_without_a_gpu(reason: list[str | None]) -> None:
     [
         ({"dtype": torch.float64}, "backend 'triton' cannot run this: q is float64\nexpected: one of auto, reference"),
         ({"dtype": torch.bfloat16, "case": Case(lengths=(2,), dim=300)}, "the head dim is 300, more than 256"),
-        (
-            {"dtype": torch.bfloat16, "case": Case(renormalise=True, top_k=2, read_top_k=1)},
-            "cannot run this: the gate is renormalised over the 2 partitions written and over the 1 read",
-        ),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from tests.modeling.tiny import prompts, tiny_model
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: KNOBS[name] for name in ("paper", "gdn", "mom", "delta, separate", "keys, delta")},
     "own projections, of nearly all": {
-        "shared_params": False, "read_top_k": 3, "decay": "scalar", "rope": "keep"
+        "shared_params": False, "top_k": 3, "decay": "scalar", "rope": "keep"
     },
     "query heads, separate decays": {"state_heads": "query", "decay_params": "separate"},
 }  # fmt: skip
@@ -68,13 +68,12 @@ def test_a_layer_compiles_with_padding() -> None:
 
 
 def test_the_routing_of_a_compiled_training_step_is_remembered() -> None:
-    model = model_with({"balance": "bias"}).train()
+    model = model_with({}).train()
     layer, layout = model.sse_layers()[0], row_layout(2, 9, None)
     trained(model, layer, layout)
-    logits, load = layer.trace.logits_TN, layer.trace.load_N
+    logits = layer.trace.logits_TN
     trained(model, compiled(layer), layout)
     torch.testing.assert_close(layer.trace.logits_TN, logits)
-    torch.testing.assert_close(layer.trace.load_N, 2 * load)
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ def test_routes_rarely_flip_between_batch_shapes(record_property: Callable[[str,
 
         def routes(*inputs: torch.Tensor, model: PreTrainedModel = model) -> torch.Tensor:
             model(*inputs, use_cache=False)
-            return torch.cat([layer.routing().write_TK for layer in model.sse_layers().values()], 1)
+            return torch.cat([layer.routing().used_TK for layer in model.sse_layers().values()], 1)
 
         alone = torch.cat([routes(ids[row, mask[row].bool()][None]) for row in range(len(lengths))])
         rates[str(dtype)] = (routes(ids, mask) != alone).double().mean().item()

@@ -20,7 +20,7 @@ Make = Callable[[PreTrainedConfig], PreTrainedModel]
 SETTINGS = {
     **MIXERS,
     "gla": {"kind": "gla"},
-    "separate": {**MIXERS["delta"], "decay_params": "separate", "balance": "bias"},
+    "separate": {**MIXERS["delta"], "decay_params": "separate"},
 }
 
 

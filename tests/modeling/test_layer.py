@@ -13,7 +13,7 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
-from sse_convert.modeling.tensors import ROUTER_BIAS, new_tensors
+from sse_convert.modeling.tensors import new_tensors
 from tests.modeling.tiny import HEADS, LAYOUT, SSE, prompts, tiny_model, tiny_source
 
 ONE = ("sse", "full", "full", "sse")
@@ -22,8 +22,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "N=1": {"num_partitions": 1},
     "k=N": {"num_partitions": 3, "top_k": 3},
     "k=2": {"top_k": 2},
-    "reads more": {"read_top_k": 3},
-    "reads less": {"top_k": 3, "read_top_k": 1},
     "no write gate": {"gate": {"write": False, "read": True}},
     "no read gate": {"gate": {"write": True, "read": False}},
     "no gate": {"gate": {"write": False, "read": False}, "balance": "none"},
@@ -41,7 +39,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "query heads": {"state_heads": "query"},
     "query heads, own projections": {"state_heads": "query", "shared_params": False, "rope": "keep"},
     "rope": {"rope": "keep"},
-    "bias balance": {"balance": "bias"},
     "l2": {"k_feature_map": "l2"},
     "renormalised": {"top_k": 2, "gate": {"write": True, "read": True, "renormalise": True}},
     "delta": {"update": "delta", "k_feature_map": "l2"},
@@ -53,7 +50,7 @@ KNOBS: dict[str, dict[str, Any]] = {
         **{"shared_partition": False, "qk_rank": 0},
     },
     "keys, no gate, rope": {
-        **{"router": "keys", "balance": "none", "rope": "keep", "read_top_k": 2},
+        **{"router": "keys", "balance": "none", "rope": "keep", "top_k": 2},
         "gate": {"write": False, "read": False},
     },
     "own keys and values": {"shared_params": False, "shared_queries": True},
@@ -151,8 +148,7 @@ def test_new_tensors_are_those_of_the_table(name: str) -> None:
     layer = model_with(KNOBS[name]).sse_layers()[0]
     table = {spec.name: spec.shape for spec in new_tensors(layer.dims, layer.mixer)}
     assert {k: tuple(v.shape) for k, v in layer.state_dict().items() if "sse_" in k} == table
-    buffers = {name for name, _ in layer.named_buffers() if "sse_" in name}
-    assert buffers == ({ROUTER_BIAS} if layer.mixer.balance == "bias" else set())
+    assert not [name for name, _ in layer.named_buffers() if "sse_" in name]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "phi3", "gpt_neox", "gpt2", "olmo2"])

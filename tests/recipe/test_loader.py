@@ -47,13 +47,12 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
     assert (
         str(caught.value)
         == f"""\
-{path}: 16 problems in the recipe
+{path}: 15 problems in the recipe
   model: required key is missing
   data.train: training stages need a source of text, for example [{{path: texts/}}]
   line 2: modle: unknown key; did you mean 'model'?
   line 4: layers.patern: unknown key; did you mean 'pattern'?
   line 6: mixers.sse: top_k is 9, expected 1 to num_partitions (4)
-  line 6: mixers.sse: read_top_k is 9, expected 1 to num_partitions (4)
   line 7: mixers.both: window is 0, expected at least 1
   line 7: mixers.both: sinks is -1, expected 0 or more
   line 8: mixers.local.kind: required, because 'local' is not one of sse, sse+sliding, sliding, paper, gla, gdn, mom

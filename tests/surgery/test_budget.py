@@ -34,7 +34,7 @@ VARIANTS = [
     {},
     {"num_partitions": 8, "top_k": 2},
     {"state_heads": "query"},
-    {"decay": "scalar", "decay_params": "separate", "balance": "bias"},
+    {"decay": "scalar", "decay_params": "separate"},
     {"decay": "none", "shared_partition": False, "qk_rank": 0},
     {"shared_params": False},
     {"kind": "sse+sliding", "window": 4, "sinks": 1},
@@ -130,12 +130,12 @@ def test_flops_by_hand():
     assert mixer_flops(sizes, 0, None, 1001) == 4 * 4 * 16 * 501
     assert forward_flops(sizes, [None] * 4, 1001) == pytest.approx(2 * 9000 + 4 * mixer_flops(sizes, 0, None, 1001))
     assert forward_flops(geometry(tied=True), [None] * 4, 1) == 2 * 10_000 + 4 * 4 * 4 * 16
-    mixer = SSEMixer(num_partitions=8, top_k=2, read_top_k=3)
-    writes, reads = 3 * (2 + 1) * 2 * 16 * 16, 2 * (3 + 1) * 4 * 16 * 16
+    mixer = SSEMixer(num_partitions=8, top_k=2)
+    writes, reads = 3 * (2 + 1) * 2 * 16 * 16, 2 * (2 + 1) * 4 * 16 * 16
     assert mixer_flops(sizes, 0, mixer, 10) == writes + reads + 2 * added_parameters(sizes.dims, mixer)
     assert mixer_flops(sizes, 0, mixer, 10) == mixer_flops(sizes, 0, mixer, 10**6)  # constant in length
     window = 4 * 4 * 16 * visible_tokens(10, 4)
     assert mixer_flops(sizes, 0, SlidingMixer(window=3, sinks=1), 10) == window
-    beside = SSESlidingMixer(num_partitions=8, top_k=2, read_top_k=3, window=3, sinks=1)
+    beside = SSESlidingMixer(num_partitions=8, top_k=2, window=3, sinks=1)
     assert mixer_flops(sizes, 0, beside, 10) == mixer_flops(sizes, 0, mixer, 10) + window + 2 * 4
     assert state_bytes(sizes, beside) == layer_bytes(sizes, 0, mixer, 10)

@@ -50,7 +50,6 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
     [
         ({"num_partitions": 8}, "4"),
         ({"top_k": 2}, "1"),
-        ({"read_top_k": 2}, "null"),
         ({"gate": {"write": False}}, "true"),
         ({"update": "delta"}, "gla"),
         ({"k_feature_map": "silu"}, "softmax"),
@@ -58,7 +57,6 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
         ({"decay": "scalar"}, "gla"),
         ({"state_heads": "query"}, "kv"),
         ({"rope": "keep"}, "none"),
-        ({"balance": "bias"}, "aux_loss"),
         ({"window": 8}, "4"),
         ({"sinks": 0}, "2"),
     ],
@@ -105,7 +103,7 @@ def test_all_differences_at_once(made):
 
 
 def test_names_and_spelling_do_not_matter(made):
-    other = {"both": {**BESIDE, "read_top_k": 1}, "near": SLIDING}
+    other = {"both": dict(BESIDE), "near": SLIDING}
     renamed = recipe(made / "teacher", layers={"pattern": ["both", "both", "near", "full"]}, mixers=other)
     found = match_recipe(renamed, open_checkpoint(made / "converted"))
     assert found.sse["layers"] == ["both", "both", "near", "full"]

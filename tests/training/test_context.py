@@ -31,7 +31,7 @@ SIZE = {"micro_batch": 1, "batch_tokens": 64, "seq_len": 64, "tokens": 256, "lr"
 WINDOW = {"window": 8, "sinks": 1}
 RECIPE = {
     "layers": {"pattern": ["sse+sliding", "sliding", "full"]},
-    "mixers": {"sse+sliding": {"qk_rank": 4, "balance": "bias", **WINDOW}, "sliding": WINDOW},
+    "mixers": {"sse+sliding": {"qk_rank": 4, **WINDOW}, "sliding": WINDOW},
     "calibrate": {"enabled": False},
 }
 EVAL = {"tokens": 256, "lengths": [64, 32]}

@@ -181,7 +181,6 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, plain, c
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"loss": "ce"}, "ce"),
         ({"loss_mask": "assistant"}, "loss_mask picks"),
-        ({"balance": "bias"}, "balance: bias"),
         ({"attention_dropout": 0.1}, "drops out"),
         ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),

@@ -19,7 +19,7 @@ from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import checkpoint, held_out, loop
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
-from tests.training.conftest import MIXERS, losses, make_text
+from tests.training.conftest import losses, make_text
 from tests.training.test_resume import Killed, same, steps_then
 
 NAMES = ["align", "distill", "uptrain"]
@@ -57,9 +57,8 @@ def test_training_is_the_same_with_and_without(watched, name):
     assert any(line.startswith(f"held-out {'KL' if name == 'distill' else 'loss'} ") for line in report.lines())
 
 
-@pytest.mark.parametrize("balance", ["aux_loss", "bias"])
-def test_routers_and_random_numbers_are_left_alone(make, train, text_folder, tmp_path, monkeypatch, balance):
-    """Dropout makes the curve depend on each random number, `bias` on each token that a router has counted."""
+def test_random_numbers_are_left_alone(make, train, text_folder, tmp_path, monkeypatch):
+    """Dropout makes the curve depend on each random number."""
     plain_mlp = LlamaMLP.forward
 
     def dropping(self, x):
@@ -67,11 +66,10 @@ def test_routers_and_random_numbers_are_left_alone(make, train, text_folder, tmp
 
     monkeypatch.setattr(LlamaMLP, "forward", dropping)
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
-    mixers = {**MIXERS, "sse": {"qk_rank": 4, "balance": balance}}
-    convert_checkpoint(make("uptrain", mixers=mixers), tmp_path / "model")
+    convert_checkpoint(make("uptrain"), tmp_path / "model")
     curves = []
     for every in (None, 128):
-        recipe = make("uptrain", data=data, mixers=mixers, train={"validate_every": every})
+        recipe = make("uptrain", data=data, train={"validate_every": every})
         folder, _ = train("uptrain", f"every-{every}", recipe=recipe, checkpoint=tmp_path / "model")
         curves.append((losses(folder), [record for record in looks_of(folder) if record is not None], folder))
     (plain, none, one), (seen, looks, other) = curves

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from sse_convert.errors import TrainingError
+from sse_convert.modeling.router import RoutedLayer
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import left_out, loop
 from sse_convert.training.metrics import read
@@ -70,34 +71,23 @@ def test_too_many_end_the_stage_and_name_the_checkpoint(train, broken, tmp_path,
     assert f"last good checkpoint is {tmp_path / 'result.work' / 'step-000008'}" in caught.value.fix
 
 
-@pytest.fixture
-def collapsed(make, tmp_path):
-    """A converted checkpoint whose router sends everything to partition 2, by a bias that is never moved."""
+def test_a_collapsed_router_is_named(make, train, tmp_path, monkeypatch, capsys):
+    """Whatever tokens say, partition 2 is chosen."""
+    chosen = RoutedLayer.choice_logits
 
-    def build():
-        mixers = {"sse": {"qk_rank": 4, "balance": "bias", "balance_coef": 0.0}}
-        layers = {"pattern": ["sse", "full", "full"]}
-        recipe = make(("distill", {"tokens": 128 * 41}), mixers=mixers, layers=layers)
-        convert_checkpoint(recipe, tmp_path / "collapsed")
-        path = next((tmp_path / "collapsed").glob("sse-*.safetensors"))
-        state = load_file(path)
-        name = next(name for name in state if name.endswith("sse_router_bias"))
-        state[name] = torch.tensor([0.0, 0.0, 100.0, 0.0]).to(state[name])
-        path.unlink()
-        save_file(state, path, metadata={"format": "pt"})
-        return recipe, tmp_path / "collapsed"
+    def skewed(self, *given):
+        logits, read = chosen(self, *given)
+        return logits + 100.0 * torch.eye(4)[2].to(logits), read
 
-    return build
-
-
-def test_a_collapsed_router_is_named(train, collapsed, capsys):
-    recipe, checkpoint = collapsed()
-    folder, report = train("distill", recipe=recipe, checkpoint=checkpoint)
+    monkeypatch.setattr(RoutedLayer, "choice_logits", skewed)
+    recipe = make(("distill", {"tokens": 128 * 41}), layers={"pattern": ["sse", "full", "full"]})
+    convert_checkpoint(recipe, tmp_path / "collapsed")
+    folder, report = train("distill", recipe=recipe, checkpoint=tmp_path / "collapsed")
     found = {record["step"]: record["collapsed"] for record in read(folder / "metrics.jsonl") if "collapsed" in record}
     assert found == {41: [0]}
     assert report.collapsed == [
         "layer 0: router collapsed at step 41, 100% of its load is on one partition of 4; lower the mixers' lr, "
-        "or balance more: raise balance_coef or use balance: bias, unless keys choose"
+        "or balance more: raise balance_coef, unless keys choose"
     ]
     assert report.collapsed[0] in report.lines()
     assert capsys.readouterr().err.count("router collapsed") == 1

@@ -282,16 +282,6 @@ def test_chat_fine_tuning_counts_assistant_tokens(make, train, tmp_path):
     assert 0 < counts["assistant"] < 0.6 * counts["all"]
 
 
-def test_balance_by_bias_moves_the_bias(make, train, tmp_path):
-    mixers = {"sse": {"qk_rank": 4, "balance": "bias"}}
-    recipe = make(("distill", {"tokens": 384}), mixers=mixers, layers={"pattern": ["sse", "full", "full"]})
-    convert_checkpoint(recipe, tmp_path / "bias")
-    folder, _ = train("distill", recipe=recipe, checkpoint=tmp_path / "bias")
-    assert losses(folder, "balance") == [0.0] * 3
-    bias = load_pretrained(folder).model.layers[0].self_attn.sse_router_bias
-    torch.testing.assert_close(bias.abs().max(), torch.tensor(0.01))  # an odd number of steps of 0.01
-
-
 def test_steps_that_are_not_finite_are_skipped_then_refused(train, monkeypatch, capsys):
     real = loop._gradients
     calls = []

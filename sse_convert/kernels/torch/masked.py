@@ -10,18 +10,17 @@ from sse_convert.kernels.torch.operands import Operands, slot_weights, written
 def sse_attention_masked(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tuple[Tensor, Tensor]:
     """SSE as gated linear attention with N times the heads, plus H for the shared partition.
 
-    For a token outside the write set of a partition, keys (under the delta rule, write strengths) and values are zero
-    and the log-decay is 0, which leaves the state as it is; outside the read set queries are zero. The outputs of the
-    partitions are summed.
+    For a token that does not use a partition, keys (under the delta rule, write strengths), values and queries are zero
+    and the log-decay is 0, which leaves the state as it is. The outputs of the partitions are summed.
 
     Returns:
         o [T, H, G, V] and the final states [S, M, H, D, V].
     """
     routing = x.route()
     H = x.log_decay_THD.shape[1]
-    written_TN = torch.zeros_like(routing.gate_TN, dtype=torch.bool).scatter(1, routing.write_TK, True)
+    written_TN = torch.zeros_like(routing.gate_TN, dtype=torch.bool).scatter(1, routing.used_TK, True)
     none_TN = x.q_TPHGD.new_zeros(written_TN.shape)
-    write_TN, read_TN = (none_TN.scatter(1, routing.used(), weight_TK) for weight_TK in slot_weights(x, routing))
+    write_TN, read_TN = (none_TN.scatter(1, routing.used_TK, weight_TK) for weight_TK in slot_weights(x, routing))
 
     q_TXGD = (x.q_TPHGD * read_TN[..., None, None, None]).flatten(1, 2)
     strength_T1H = None if x.write_strength_TH is None else x.write_strength_TH[:, None]

@@ -53,17 +53,13 @@ class Operands:
     one_token_each: bool
     """every sequence is known to have one token"""
     top_k: int
-    """partitions written"""
-    read_top_k: int
-    """partitions read"""
+    """partitions written and read"""
     write_gate: bool
     """scale what is written by e"""
     read_gate: bool
     """scale what is read by e"""
     renormalise: bool
     """divide e by its sum over the partitions written (read)"""
-    router_bias_N: Tensor | None
-    """added to e for the selection"""
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +100,7 @@ class Operands:
 
     def route_rows(self, logits_RN: Tensor) -> Routing:
         """The routing of some tokens, under this call's settings."""
-        return route(logits_RN, self.top_k, self.read_top_k, self.router_bias_N)
+        return route(logits_RN, self.top_k)
 
 
 def operands_of(x: Inputs) -> Operands:
@@ -125,11 +121,9 @@ def operands_of(x: Inputs) -> Operands:
         cu_seqlens=x.cu_seqlens.long(),
         one_token_each=x.one_token_each,
         top_k=x.top_k,
-        read_top_k=x.read_top_k,
         write_gate=x.write_gate,
         read_gate=x.read_gate,
         renormalise=x.renormalise,
-        router_bias_N=x.router_bias,
     )
 
 
@@ -164,23 +158,16 @@ def gather_rows(x_TP: Tensor, tokens: Tensor, partitions: Tensor) -> Tensor:
 
 
 def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:
-    """What scales the write and q in each used partition: e or 1 where the token writes (reads), 0 where it does not.
+    """What scales the write and q in each used partition: e, or 1 without a gate.
 
     Returns:
-        write and read weights [T, K], K as in `routing.used()`, with gradients to the gate.
+        write and read weights [T, K], K as in `routing.used_TK`, with gradients to the gate.
     """
-    used_TK = routing.used()
-    gate_TK = routing.gate_TN.gather(1, used_TK).to(x.q_TPHGD.dtype)
-    rank_K = torch.arange(used_TK.shape[1], device=used_TK.device)
-
-    def weights(gated: bool, top_k: int) -> Tensor:
-        chosen_K = rank_K < top_k
-        if not gated:
-            return torch.ones_like(gate_TK) * chosen_K
-        weight_TK = gate_TK * chosen_K
-        return weight_TK / weight_TK.sum(1, keepdim=True) if x.renormalise else weight_TK
-
-    return weights(x.write_gate, x.top_k), weights(x.read_gate, x.read_top_k)
+    gate_TK = routing.gate_TN.gather(1, routing.used_TK).to(x.q_TPHGD.dtype)
+    if x.renormalise:
+        gate_TK = gate_TK / gate_TK.sum(1, keepdim=True)
+    plain_TK = torch.ones_like(gate_TK)
+    return gate_TK if x.write_gate else plain_TK, gate_TK if x.read_gate else plain_TK
 
 
 def written(k: Tensor, weight: Tensor, write_strength: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -48,7 +48,7 @@ def _step(
     """Output [B, H, G, V] of one token per sequence; index and values of the states it writes."""
     N = x.num_partitions
     routing = x.route_rows(x.router_logits_TN[tokens_B])
-    used_BK = routing.used()
+    used_BK = routing.used_TK
     K = used_BK.shape[1]
     write_BK, read_BK = slot_weights(x, routing)
     token_BK = tokens_B[:, None].expand(-1, K)
@@ -56,8 +56,7 @@ def _step(
     strength_B1H = None if x.write_strength_TH is None else x.write_strength_TH[tokens_B, None]
     k_BKHD, strength_BKH = written(gather_rows(x.k_TPHD, token_BK, used_BK), write_BK, strength_B1H)
     v_BKHV = gather_rows(x.v_TPHV, token_BK, used_BK)
-    written_K11 = (torch.arange(K, device=used_BK.device) < x.top_k)[:, None, None]
-    decay_BKHD = x.log_decay_THD[tokens_B].exp()[:, None].where(written_K11, 1.0)
+    decay_BKHD = x.log_decay_THD[tokens_B].exp()[:, None].expand(-1, K, -1, -1)
     index_BK = used_BK
     if x.shared is not None:
         q_BKHGD = torch.cat([q_BKHGD, x.shared.q_THGD[tokens_B, None]], dim=1)

@@ -7,15 +7,15 @@ from sse_convert.kernels.torch.operands import Operands
 
 
 def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
-    """For each token, in order: select partitions, decay and write those of the write set, then read the read set.
+    """For each token, in order: select partitions, decay and write them, then read them.
 
     Here q is already times the scale, k is phi(k_scale * k) over its head dim with phi the `k_map`, and log_decay is a
     natural log, made from gate logits x as logsigmoid(x) / decay_normalizer where those were given (`operands_of`, in
     the computing dtype; the same for q', k' and log_decay' of the shared partition). Then
 
-        S[p] = exp(log_decay) * S[p] + (e[p] * k) outer v       p in the write set; other partitions stay as they are
+        S[p] = exp(log_decay) * S[p] + (e[p] * k) outer v       p selected; other partitions stay as they are
         S[shared] = exp(log_decay') * S[shared] + k' outer v    always, ungated
-        o = sum over p in the read set of (e[p] * q) S[p]  +  q' S[shared]
+        o = sum over p selected of (e[p] * q) S[p]  +  q' S[shared]
 
     Under the gated delta rule (a write_strength is given) a token first reads, with its key, what the decayed state
     holds, and writes the difference:
@@ -24,10 +24,9 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
 
     and the same, without e and with its own strength, for the shared partition: with a decay per head Gated DeltaNet's
     equation, with one per channel that of Kimi Linear (decay, then correct). The gate scales the strength and not the
-    key; `operands.written` says why. With `renormalise`, e[p] is divided by its sum over the write set where it scales
-    writes, and over the read set where it scales reads.
+    key; `operands.written` says why. With `renormalise`, e[p] is divided by its sum over the selected partitions.
 
-    A token reads its own write. Partitions that are read and not written are read as they stand, without decay.
+    A token reads its own write.
 
     Returns:
         o [T, H, G, V] and the final states [S, M, H, D, V], in the dtype of the operands.
@@ -45,12 +44,11 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
             decay_HD1 = x.log_decay_THD[t].exp()[..., None]
             out_HGV = x.v_TPHV.new_zeros(*x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
             strength_H = None if x.write_strength_TH is None else x.write_strength_TH[t]
-            write_N, read_N = (_weights(gate_N, chosen_TK[t], gated, x.renormalise) for chosen_TK, gated in
-                               ((chosen.write_TK, x.write_gate), (chosen.read_TK, x.read_gate)))  # fmt: skip
-            for p in chosen.write_TK[t].tolist():
+            used_K = chosen.used_TK[t]
+            write_N, read_N = (_weights(gate_N, used_K, gated, x.renormalise) for gated in (x.write_gate, x.read_gate))
+            for p in used_K.tolist():
                 k_HD, v_HV = x.k_TPHD[t, p % KP], x.v_TPHV[t, p % VP]
                 states[p] = _update(decay_HD1 * states[p], k_HD, v_HV, write_N[p], strength_H)
-            for p in chosen.read_TK[t].tolist():
                 out_HGV = out_HGV + (read_N[p] * x.q_TPHGD[t, p % P]) @ states[p]
             if x.shared is not None:
                 k_HD, v_HV, strength_TH = x.shared.k_THD[t], x.shared.v_THV[t], x.shared.write_strength_TH

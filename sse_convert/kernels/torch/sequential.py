@@ -19,11 +19,10 @@ def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tu
     o_THGV = x.v_TPHV.new_zeros(len(sequence_T), *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
     finals = []
     for p in range(x.num_partitions):
-        token_R, slot_R = torch.nonzero(routing.used() == p, as_tuple=True)
+        token_R, slot_R = torch.nonzero(routing.used_TK == p, as_tuple=True)
         lengths = torch.bincount(sequence_T[token_R], minlength=x.num_sequences)
         cu_slots = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         partition_R = torch.full_like(token_R, p)
-        written_R11 = (slot_R < x.top_k)[:, None, None]
         k_RHD, strength_RH = written(
             gather_rows(x.k_TPHD, token_R, partition_R),
             write_TK[token_R, slot_R],
@@ -33,7 +32,7 @@ def sse_attention_sequential(x: Operands, *, chunk_size: int = CHUNK_SIZE) -> tu
             gather_rows(x.q_TPHGD, token_R, partition_R) * read_TK[token_R, slot_R][:, None, None, None],
             k_RHD,
             gather_rows(x.v_TPHV, token_R, partition_R),
-            x.log_decay_THD[token_R].where(written_R11, 0.0),
+            x.log_decay_THD[token_R],
             cu_slots,
             x.state_SMHDV[:, p],
             write_strength_TH=strength_RH,

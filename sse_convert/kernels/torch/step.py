@@ -40,11 +40,11 @@ class TokenInputs:
 
 def can_step(x: Inputs) -> bool:
     """Whether `sse_attention_step` computes this: one token each, without gradients, from states in one piece, with
-    partitions that share q, k and v, and are written where they are read."""
-    state, plain = x.initial_state, x.top_k == x.read_top_k
+    partitions that share q, k and v."""
+    state = x.initial_state
     together = x.q.shape[1] == x.k.shape[1] == x.v.shape[1] == 1
     kept = state is not None and state.dtype == x.dtype and state.is_contiguous() and x.state_slots is None
-    return x.num_tokens > 0 and x.one_token_each and plain and together and kept and not x.wants_grad()
+    return x.num_tokens > 0 and x.one_token_each and together and kept and not x.wants_grad()
 
 
 def sse_attention_step(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tensor]:
@@ -129,17 +129,16 @@ def used_partitions(e: Tensor, order: Tensor, shared: int | None, *, renormalise
 
 
 def step_partitions(
-    router_logits: Tensor, top_k: int, router_bias: Tensor | None, shared: int | None, *, renormalise: bool
+    router_logits: Tensor, top_k: int, shared: int | None, *, renormalise: bool
 ) -> tuple[Tensor, Tensor]:
     """As `used_partitions`, of router logits [B, N] under softmax. One row, as `route` ranks it, is ranked in Python,
     which takes less time than the operators do. For arguments see `best_partitions` and `used_partitions`."""
     if len(router_logits) > 1 or renormalise:
-        e, order = best_partitions(router_logits, top_k, router_bias)
+        e, order = best_partitions(router_logits, top_k)
         return used_partitions(e, order, shared, renormalise=renormalise)
     gate = torch.softmax(router_logits, -1)
     [e] = gate.tolist()
-    score = e if router_bias is None else (gate[0] + router_bias.to(gate.dtype)).tolist()
-    best = sorted(range(len(score)), key=score.__getitem__, reverse=True)[:top_k]
+    best = sorted(range(len(e)), key=e.__getitem__, reverse=True)[:top_k]
     last, weight = ([], []) if shared is None else ([shared], [1.0])
     return torch.tensor([[*best, *last]]), torch.tensor([[*(e[i] for i in best), *weight]], dtype=gate.dtype)
 
@@ -158,7 +157,7 @@ def decays(logits: Tensor, normalizer: float | None, dtype: torch.dtype) -> Tens
 
 def _tokens(x: Inputs) -> TokenInputs:
     """The inputs of one token each, row by row."""
-    e, order = best_partitions(x.router_logits, x.top_k, x.router_bias)
+    e, order = best_partitions(x.router_logits, x.top_k)
     used_BR, weight_BR = used_partitions(
         e.to(x.dtype), order, x.num_partitions if x.shared else None, renormalise=x.renormalise
     )

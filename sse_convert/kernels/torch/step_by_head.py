@@ -47,7 +47,7 @@ def sse_attention_step_by_head(x: Inputs, *, inplace_state: bool) -> tuple[Tenso
     pages_PDV = state.view(-1, *state.shape[3:])
     token = _Token(x.q[:, 0], x.k[:, 0], x.v[:, 0], x.log_decay, x.write_strength)
     _write(pages_PDV, x, token, *_chosen(x, x.router_logits, x.top_k, x.write_gate))
-    o_BHGV = _read(pages_PDV, x, token, *_chosen(x, x.read_logits, x.read_top_k, x.read_gate))
+    o_BHGV = _read(pages_PDV, x, token, *_chosen(x, x.read_logits, x.top_k, x.read_gate))
     if x.shared is not None:
         shared = _Token(x.shared.q, x.shared.k, x.shared.v, x.shared.log_decay, x.shared.write_strength)
         page_BH1 = _pages(x, torch.full_like(x.router_logits[..., :1], x.num_partitions, dtype=torch.int64))

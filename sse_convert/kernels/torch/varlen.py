@@ -22,20 +22,17 @@ def sse_attention_varlen(x: Operands, *, attend: LinearAttention = gated_linear_
         o [T, H, G, V] and the final states [S, M, H, D, V].
     """
     routing = x.route()
-    (T, N), K, S = routing.gate_TN.shape, routing.used().shape[1], x.num_sequences
-    segment_R = (x.sequences()[:, None] * N + routing.used()).flatten()
+    (T, N), K, S = routing.gate_TN.shape, routing.used_TK.shape[1], x.num_sequences
+    segment_R = (x.sequences()[:, None] * N + routing.used_TK).flatten()
     sorted_R, slot_R = torch.sort(segment_R, stable=True)
-    token_R, partition_R = slot_R // K, routing.used().flatten()[slot_R]
+    token_R, partition_R = slot_R // K, routing.used_TK.flatten()[slot_R]
     write_R, read_R = (weight_TK.flatten()[slot_R] for weight_TK in slot_weights(x, routing))
-    written_R11 = (slot_R % K < x.top_k).view(-1, 1, 1)
 
     q_RHGD = gather_rows(x.q_TPHGD, token_R, partition_R) * read_R[:, None, None, None]
     strength_RH = None if x.write_strength_TH is None else x.write_strength_TH.index_select(0, token_R)
     k_RHD, strength_RH = written(gather_rows(x.k_TPHD, token_R, partition_R), write_R, strength_RH)
     v_RHV = gather_rows(x.v_TPHV, token_R, partition_R)
     log_decay_RHD = x.log_decay_THD.index_select(0, token_R)
-    if x.read_top_k > x.top_k:
-        log_decay_RHD = log_decay_RHD.masked_fill(~written_R11, 0.0)
     cu_slots = torch.searchsorted(sorted_R, torch.arange(S * N + 1, device=sorted_R.device))
     state_SHDV = x.state_SMHDV[:, :N].flatten(0, 1)
     if x.shared is not None:

@@ -44,8 +44,8 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     delta = x.write_strength is not None
     if delta or x.k_map == "l2":
         x = x.with_mapped_keys(x.k.dtype)
-    offsets, used_k = x.cu_seqlens.to(x.q.device), max(x.top_k, x.read_top_k)
-    used, gate = select_partitions(x.router_logits, x.router_bias, used_k)
+    offsets, used_k = x.cu_seqlens.to(x.q.device), x.top_k
+    used, gate = select_partitions(x.router_logits, used_k)
     gate = x.renormalised(gate)
     initial = _initial_state(x, output_final_state)
     packed = initial is None and not delta and (is_compiling() or _much_padding(x, used_k))
@@ -57,8 +57,8 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
     (q, k, v, g), (shared_q, shared_k, shared_g, shared_v) = _tensors(x)
     slots = slots_of(layout)
     settings = Settings(
-        num_sequences=x.num_sequences, num_shared_chunks=layout.num_shared_chunks, group_chunks=group, top_k=x.top_k,
-        read_top_k=x.read_top_k, packed=packed, save=x.wants_grad(), write_gate=x.write_gate and not delta,
+        num_sequences=x.num_sequences, num_shared_chunks=layout.num_shared_chunks, group_chunks=group,
+        packed=packed, save=x.wants_grad(), write_gate=x.write_gate and not delta,
         read_gate=x.read_gate, by_slot=delta, corrects=False, scale=x.scale, normalizer=x.decay_normalizer,
         k_map=x.k_map,
     )  # fmt: skip

@@ -146,11 +146,11 @@ def finish_chunk(
     state_tile = (tl.cast(place, tl.int64) * H + h) * D * V + d[None, :] * V
     key_tile = (here * C + i[:, None]) * D + d[None, :]
     tok, rank, ok = slot_ranks(slots.token, slots.out, at_i, T)
-    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
-    written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.WRITE_GATE)
+    written = ok
     if Q > 1:
         tok, rank, ok = slot_ranks(slots.token, slots.out, at_r, T)
-    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE)
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_GATE)
     key_scale = tl.load(sources.k_scale + h).to(tl.float32) if sources.k_scale is not None else 1.0
     norm = tl.load(norms + here * C + i) if K_MAP == "softmax" else tl.zeros([C], tl.float32)
     grown = tl.load(full + here * D + d, mask=d < D, other=1.0)

@@ -64,11 +64,11 @@ def prepare_kernel(
     at_i = c * C + i
     at_r = c * C + r % C
     tok, rank, ok = slot_ranks(slots.token, slots.out, at_i, T)
-    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
-    written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+    write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.WRITE_GATE)
+    written = ok
     if Q > 1:
         tok, rank, ok = slot_ranks(slots.token, slots.out, at_r, T)
-    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
+    read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_GATE) * scale
     q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
     k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
     g_base = tl.where(c < num_shared, sources.shared_g, sources.g)
@@ -159,9 +159,9 @@ def strong_products_kernel(
         here = tl.cast(c, tl.int64) * H + h
         if tl.load(strong + here) != 0:
             tok, rank, ok = slot_ranks(slots.token, slots.out, c * C + i, T)
-            write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.TOP_K, mapping.WRITE_GATE)
-            read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_TOP_K, mapping.READ_GATE) * scale
-            written = ok & ((rank < mapping.TOP_K) | (rank == mapping.K))
+            write = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.WRITE_GATE)
+            read = slot_weight(sources.gate, tok, rank, ok, mapping.K, mapping.READ_GATE) * scale
+            written = ok
             q_base = tl.where(c < num_shared, sources.shared_q, sources.q)
             k_base = tl.where(c < num_shared, sources.shared_k, sources.k)
             g_base = tl.where(c < num_shared, sources.shared_g, sources.g)

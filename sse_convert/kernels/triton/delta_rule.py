@@ -42,11 +42,10 @@ def slot_strengths(x: Inputs, gate: Tensor) -> Tensor:
 
     Args:
         x: the inputs, with write strengths.
-        gate: [T, K] gates of the partitions that each token uses, those it writes first.
+        gate: [T, K] gates of the partitions that each token uses.
     """
     assert x.write_strength is not None, "gated linear attention has no write strengths"
-    written = torch.arange(gate.shape[1], device=gate.device) < x.top_k
-    weight = (gate if x.write_gate else torch.ones_like(gate)) * written
+    weight = gate if x.write_gate else torch.ones_like(gate)
     strengths = weight.T[..., None] * x.write_strength.float()
     if x.shared is not None and x.shared.write_strength is not None:
         strengths = torch.cat([strengths, x.shared.write_strength.float()[None]])
@@ -76,7 +75,7 @@ def correct(
         u [ranks * T, 1, H, V] in the order of the layout's `out`.
     """
     own = dc.replace(
-        settings, read_top_k=settings.top_k, write_gate=False, read_gate=False, by_slot=False, corrects=True, scale=1.0,
+        settings, write_gate=False, read_gate=False, by_slot=False, corrects=True, scale=1.0,
         k_map="identity",
     )  # fmt: skip
     (u,) = run_pass(_PASS, _correct, [k, v, g, beta, shared_k, shared_g, shared_v, initial, used], slots, own)

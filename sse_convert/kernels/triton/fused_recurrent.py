@@ -7,7 +7,7 @@ the token uses, and stores them where they were, after, for each of them,
 
 or by the delta rule S <- decay S + gate beta phi(k)^T (v - phi(k) decay S).
 
-Shape letters: S sequences = tokens, N partitions, K = max(top_k, read_top_k), H state heads, G query heads per state
+Shape letters: S sequences = tokens, N partitions, K = top_k, H state heads, G query heads per state
 head, D key dim, V value dim, P = 1 when partitions share q, k and v, else N.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sse_convert.kernels.feature_maps import NORM_EPS
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.routing import route
+from sse_convert.kernels.routing import best_partitions
 from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.tiles import LOG2_E, log2_decay, map_keys
 
@@ -45,9 +45,9 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     sparse = [part.contiguous() for part in (x.q, x.k, x.v, x.log_decay)]
     o = _decode(
         *sparse, [part.to(like.dtype).contiguous() for part, like in zip(shared, sparse, strict=False)],
-        [strength.float().contiguous() for strength in strengths], x.router_logits.contiguous(), x.router_bias,
+        [strength.float().contiguous() for strength in strengths], x.router_logits.contiguous(),
         used, gate, x.k_scale, state, x.state_slots,
-        x.top_k, x.read_top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
+        x.top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
     )  # fmt: skip
     return o, state
 
@@ -66,17 +66,16 @@ def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
     """Used partitions int32 [S, K] and their weights float32 [S, K]; None where the kernel routes."""
     if not x.renormalise:
         return None, None
-    routing = route(x.router_logits, x.top_k, x.read_top_k, x.router_bias)
-    used = routing.used()
-    return used.int(), x.renormalised(routing.gate_TN.gather(1, used).float())
+    gate, used = best_partitions(x.router_logits, x.top_k)
+    return used.int(), x.renormalised(gate.float())
 
 
 @torch.library.custom_op(operator_name(__name__, "decode"), mutates_args=("state",))
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], strengths: list[Tensor],
-    router_logits: Tensor, router_bias: Tensor | None, used: Tensor | None, gate: Tensor | None,
+    router_logits: Tensor, used: Tensor | None, gate: Tensor | None,
     k_scale: Tensor | None, state: Tensor, slots: Tensor | None,
-    top_k: int, read_top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
+    top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
     decay_normalizer: float | None,
 ) -> Tensor:  # fmt: skip
     (S, N), (P, Hq, D), (H, V) = router_logits.shape, q.shape[1:], v.shape[2:]
@@ -86,14 +85,14 @@ def _decode(
         return o
     q_shared, k_shared, v_shared, decay_shared = shared or (q, k, v, log_decay)
     beta, beta_shared = (strengths[0], strengths[-1]) if strengths else (None, None)
-    ranks = max(top_k, read_top_k) + bool(shared)
+    ranks = top_k + bool(shared)
     block_d, block_v, block_k, warps = _blocks(S * H, D, V, ranks)
     decode_kernel[(S * H * triton.cdiv(V, block_v),)](
         q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
-        router_bias, used, gate, state, slots, o,
+        used, gate, state, slots, o,
         state.stride(0), scale, decay_normalizer,
-        N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared), TOP_K=top_k,
-        READ_TOP_K=read_top_k, WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
+        N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared),
+        WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
         H=H, G=G, D=D, V=V,
         BN=triton.next_power_of_2(N), BD=block_d, BV=block_v, BK=block_k, num_warps=warps,
     )  # fmt: skip
@@ -119,10 +118,10 @@ def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int
 @triton.jit(do_not_specialize=["scale", "normalizer"])
 def decode_kernel(
     q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
-    router_bias, used, gate, state, slots, o,
+    used, gate, state, slots, o,
     state_stride, scale, normalizer,
     N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
-    TOP_K: tl.constexpr, READ_TOP_K: tl.constexpr, WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
+    WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
     K_MAP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +143,7 @@ def decode_kernel(
         slot = tl.load(slots + b).to(tl.int64)
     state += slot * state_stride
     key_scale = tl.load(k_scale + h).to(tl.float32) if k_scale is not None else 1.0
-    e, score = _gates(router_logits, router_bias, used, b, N, BN)
+    e, score = _gates(router_logits, used, b, N, BN)
     acc = tl.zeros([BG, BV], tl.float32)
     for first in range(0, RANKS, BK):
         rank = first + tl.arange(0, BK)
@@ -152,8 +151,6 @@ def decode_kernel(
         ok = rank < RANKS
         partition, weight, score = _next_ranks(e, score, used, gate, b, rank, RANKS - SHARED, N, BN, BK)
         partition = tl.where(is_shared, N, partition)
-        writes = ok & (is_shared | (rank < TOP_K))
-        reads = ok & (is_shared | (rank < READ_TOP_K))
         q_row = tl.where(is_shared, b, b * Q_P + partition % Q_P) * (H * G) + h * G
         k_row = tl.where(is_shared, b, b * K_P + partition % K_P) * H + h
         v_row = tl.where(is_shared, b, b * V_P + partition % V_P) * H + h
@@ -161,11 +158,11 @@ def decode_kernel(
         given = tl.where(is_shared, decay_shared, log_decay) + (b * H + h) * D
         in_k = ok[:, None] & in_d
         decay = log2_decay(tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0), normalizer)
-        decay = tl.where(writes[:, None], tl.exp2(decay), 1.0)
+        decay = tl.where(ok[:, None], tl.exp2(decay), 1.0)
         given = tl.where(is_shared, k_shared, k) + k_row * D
         keys = tl.load(given[:, None] + d[None, :], mask=in_k, other=0.0)
         keys = _mapped(keys, key_scale, in_d, K_MAP)
-        strength = tl.where(writes, weight if WRITE_GATE else 1.0, 0.0)
+        strength = tl.where(ok, weight if WRITE_GATE else 1.0, 0.0)
         if beta is None:
             keys = keys * strength[:, None]
         given = tl.where(is_shared, v_shared, v) + v_row * V
@@ -183,8 +180,8 @@ def decode_kernel(
             strength *= tl.load(given, mask=ok, other=0.0).to(tl.float32)
             values = (values - tl.sum(keys[:, :, None] * tile, 1)) * strength[:, None]
         tile += keys[:, :, None] * values[:, None, :]
-        tl.store(state + at, tile, mask=inside & writes[:, None, None])
-        read_weight = tl.where(reads, weight if READ_GATE else 1.0, 0.0) * scale
+        tl.store(state + at, tile, mask=inside)
+        read_weight = tl.where(ok, weight if READ_GATE else 1.0, 0.0) * scale
         given = tl.where(is_shared, q_shared, q) + q_row * D
         for g in tl.static_range(G):
             query = tl.load(given[:, None] + g * D + d[None, :], mask=in_k, other=0.0).to(tl.float32)
@@ -209,7 +206,7 @@ def _mapped(k, k_scale, inside, K_MAP: tl.constexpr):
 
 
 @triton.jit
-def _gates(router_logits, router_bias, used, b, N: tl.constexpr, BN: tl.constexpr):
+def _gates(router_logits, used, b, N: tl.constexpr, BN: tl.constexpr):
     """The softmax e of a token's logits, and what its partitions are ranked by; unused if the ranking is given."""
     n = tl.arange(0, BN)
     e = tl.zeros([BN], tl.float32)
@@ -218,10 +215,7 @@ def _gates(router_logits, router_bias, used, b, N: tl.constexpr, BN: tl.constexp
         logits = tl.load(router_logits + b * N + n, mask=n < N, other=float("-inf")).to(tl.float32)
         e = tl.exp(logits - tl.max(logits, 0))
         e = e / tl.sum(e, 0)
-        score = e
-        if router_bias is not None:
-            score += tl.load(router_bias + n, mask=n < N, other=0.0).to(tl.float32)
-        score = tl.where(n < N, score, float("-inf"))
+        score = tl.where(n < N, e, float("-inf"))
     return e, score
 
 

@@ -22,8 +22,6 @@ class Settings:
     """chunks of the layout set aside for the shared partition"""
     group_chunks: int
     """most chunks in a group of the layout"""
-    top_k: int
-    read_top_k: int
     packed: bool
     """whether segments may share a chunk of the layout"""
     save: bool
@@ -55,7 +53,7 @@ class Settings:
         return cls(**sizes, **flags, scale=factors[0], normalizer=normalizer, k_map=k_map)
 
 
-_SIZES = ("num_sequences", "num_shared_chunks", "group_chunks", "top_k", "read_top_k")
+_SIZES = ("num_sequences", "num_shared_chunks", "group_chunks")
 _FLAGS = ("packed", "save", "write_gate", "read_gate", "by_slot", "corrects")
 
 
@@ -107,8 +105,6 @@ class Mapping(NamedTuple):
 
     P: int
     K: int
-    TOP_K: int
-    READ_TOP_K: int
     WRITE_GATE: bool
     READ_GATE: bool
     K_MAP: str
@@ -205,7 +201,7 @@ class ChunkProblem:
         """Compile-time settings of the kernels that read q, k and g."""
         s = self.settings
         return Mapping(
-            self.q.shape[1], self.gate.shape[1], s.top_k, s.read_top_k, s.write_gate, s.read_gate, s.k_map,
+            self.q.shape[1], self.gate.shape[1], s.write_gate, s.read_gate, s.k_map,
             s.packed,
         )  # fmt: skip
 

@@ -67,21 +67,20 @@ class SlotLayout:
     """chunks set aside for the shared partition"""
 
 
-def select_partitions(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
-    """The partitions of each token with the highest softmax gate (+ router_bias), best first, ties to the lowest index.
+def select_partitions(router_logits: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
+    """The partitions of each token with the highest softmax gate, best first, ties to the lowest index.
 
     Args:
         router_logits: [T, N], any float dtype but float64.
-        router_bias: [N], added to the gate for the choice only.
         used_k: K, 1 to N.
 
     Returns:
         Partitions int32 [T, K] and their gates float32 [T, K]; gradients flow from the gates to the logits.
     """
     if is_compiling():
-        gate, used = _select(router_logits, router_bias, used_k)
+        gate, used = _select(router_logits, used_k)
     else:
-        gate, used = _Selection.apply(router_logits, router_bias, used_k)  # type: ignore[no-untyped-call]
+        gate, used = _Selection.apply(router_logits, used_k)  # type: ignore[no-untyped-call]
     return used, gate
 
 
@@ -195,16 +194,15 @@ def _sort_fake(
     return _memory(_table_lengths(chunks, groups), used_TK)
 
 
-def _select_partitions(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
+def _select_partitions(router_logits: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
     T, N = router_logits.shape
     logits = router_logits.contiguous()
-    gate, used = _no_selection(router_logits, router_bias, used_k)
+    gate, used = _no_selection(router_logits, used_k)
     tokens, width = _select_tile(N)
     with torch.cuda.device_of(logits):
         launch(
             select_kernel, (_ceil(T, tokens),),
-            logits, logits if router_bias is None else router_bias.contiguous(), used, gate, T,
-            N=N, K=used_k, HAS_BIAS=router_bias is not None, BT=tokens, BN=width, warps=4,
+            logits, used, gate, T, N=N, K=used_k, BT=tokens, BN=width, warps=4,
         )  # fmt: skip
     return gate, used
 
@@ -213,7 +211,7 @@ _select = torch.library.custom_op(operator_name(__name__, "select"), _select_par
 
 
 @_select.register_fake
-def _no_selection(router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
+def _no_selection(router_logits: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
     shape = (router_logits.shape[0], used_k)
     return router_logits.new_empty(shape, dtype=torch.float32), router_logits.new_empty(shape, dtype=torch.int32)
 
@@ -241,14 +239,14 @@ def _select_backward_fake(router_logits: Tensor, used: Tensor, d_gate: Tensor) -
     return torch.empty(router_logits.shape, dtype=router_logits.dtype, device=router_logits.device)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(inputs[0], output[1])
     ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx: Any, d_gate: Tensor | None, d_used: Tensor | None) -> tuple[Tensor | None, None, None]:
+def _backward(ctx: Any, d_gate: Tensor | None, d_used: Tensor | None) -> tuple[Tensor | None, None]:
     router_logits, used = ctx.saved_tensors
-    return None if d_gate is None else _select_backward(router_logits, used, d_gate), None, None
+    return None if d_gate is None else _select_backward(router_logits, used, d_gate), None
 
 
 _select.register_autograd(_backward, setup_context=_save_for_backward)
@@ -258,16 +256,16 @@ class _Selection(torch.autograd.Function):
     """The same at less cost for the host."""
 
     @staticmethod
-    def forward(ctx: Any, router_logits: Tensor, router_bias: Tensor | None, used_k: int) -> tuple[Tensor, Tensor]:
-        gate, used = _select_partitions(router_logits, router_bias, used_k)
+    def forward(ctx: Any, router_logits: Tensor, used_k: int) -> tuple[Tensor, Tensor]:
+        gate, used = _select_partitions(router_logits, used_k)
         ctx.save_for_backward(router_logits, used)
         ctx.mark_non_differentiable(used)
         return gate, used
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         router_logits, used = ctx.saved_tensors
-        return _select_gradient(router_logits, used, gradients[0]), None, None
+        return _select_gradient(router_logits, used, gradients[0]), None
 
 
 def _select_tile(N: int) -> tuple[int, int]:
@@ -288,20 +286,17 @@ def _softmax_rows(logits, t, n, T, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def select_kernel(
-    logits, bias, used, gate, T,
-    N: tl.constexpr, K: tl.constexpr, HAS_BIAS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+    logits, used, gate, T,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """gate = softmax(logits) of the K partitions with the highest gate + bias.
+    """gate = softmax(logits) of the K partitions with the highest gate.
 
     Grid (blocks of tokens). Bytes of a token: 4 N (logits in float32) + 8 K (used, gate). Tiles: 1024 logits, 8 to a
     thread of 4 warps; a token's logits side by side, since each choice looks at all of them."""
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     n = tl.arange(0, BN)
     e = _softmax_rows(logits, t, n, T, N)
-    score = e
-    if HAS_BIAS:
-        score += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    score = tl.where(score == score, score, float("inf"))  # NaN ranks first, as in torch.sort
+    score = tl.where(e == e, e, float("inf"))  # NaN ranks first, as in torch.sort
     score = tl.where((n < N)[None, :], tl.maximum(score, -3.0e38), float("-inf"))
     at = t.to(tl.int64) * K
     for k in range(K):

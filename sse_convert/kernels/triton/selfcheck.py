@@ -97,7 +97,7 @@ def _results(leaves: dict[str, Tensor], run: Callable[[Inputs], tuple[Tensor, Te
     inputs = build_inputs(
         leaves["q"], leaves["k"], leaves["v"], leaves["log_decay"], leaves["router_logits"],
         (leaves["shared q"], leaves["shared k"], leaves["shared log_decay"]),
-        top_k=2, read_top_k=1, k_map="l2" if "write_strength" in leaves else "softmax",
+        top_k=2, k_map="l2" if "write_strength" in leaves else "softmax",
         write_strength=leaves.get("write_strength"), initial_state=leaves["initial_state"],
         cu_seqlens=torch.tensor(OFFSETS, device=leaves["q"].device),
     )  # fmt: skip

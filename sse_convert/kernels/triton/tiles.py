@@ -111,15 +111,13 @@ def unmap_keys(dphi, phi, dot, k, k_scale, K_MAP: tl.constexpr):
 
 
 @triton.jit
-def slot_weight(gate, tok, rank, ok, K: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr):
-    """What multiplies q (or k) of each slot: its gate or 1, and 0 where its rank is not read (written). Slots of the
-    shared partition have rank K and weight 1."""
-    sparse = ok & (rank < K)
+def slot_weight(gate, tok, rank, ok, K: tl.constexpr, GATED: tl.constexpr):
+    """What multiplies q (or k) of each slot: its gate or 1, and 0 for padding. Slots of the shared partition have rank
+    K and weight 1."""
     w = tl.where(ok, 1.0, 0.0)
     if GATED:
+        sparse = ok & (rank < K)
         w = tl.where(sparse, tl.load(gate + tok.to(tl.int64) * K + rank, mask=sparse, other=1.0), w)
-    if LIMIT < K:
-        w = tl.where(sparse & (rank >= LIMIT), 0.0, w)
     return w
 
 

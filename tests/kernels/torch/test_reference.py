@@ -34,8 +34,8 @@ def test_two_tokens_by_hand() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(lengths=(2, 3), num_partitions=3, top_k=2, read_top_k=1, heads=1, groups=2, dim=3, value_dim=2),
-        Case(lengths=(4,), num_partitions=3, read_top_k=2, heads=1, dim=2, value_dim=2, per_partition=True),
+        Case(lengths=(2, 3), num_partitions=3, top_k=2, heads=1, groups=2, dim=3, value_dim=2),
+        Case(lengths=(4,), num_partitions=3, heads=1, dim=2, value_dim=2, per_partition=True),
     ],
     ids=str,
 )
@@ -65,9 +65,9 @@ def dense_sse(case: Case) -> tuple[Tensor, Tensor]:
     T, N = x["router_logits"].shape
     e_TN = x["router_logits"].exp() / x["router_logits"].exp().sum(1, keepdim=True)
     rank_TN = (e_TN[:, None, :] > e_TN[:, :, None]).sum(-1)  # how many partitions are better; no ties in these inputs
-    written_TN, read_TN = rank_TN < case.top_k, rank_TN < (case.read_top_k or case.top_k)
-    write_TN = torch.where(written_TN, e_TN if case.write_gate else torch.ones_like(e_TN), 0.0)
-    read_TN = torch.where(read_TN, e_TN if case.read_gate else torch.ones_like(e_TN), 0.0)
+    used_TN = rank_TN < case.top_k
+    write_TN = torch.where(used_TN, e_TN if case.write_gate else torch.ones_like(e_TN), 0.0)
+    read_TN = torch.where(used_TN, e_TN if case.read_gate else torch.ones_like(e_TN), 0.0)
     sequence_T = torch.repeat_interleave(torch.arange(len(case.lengths)), torch.tensor(case.lengths))
     visible_TT = (sequence_T[:, None] == sequence_T) & torch.ones(T, T, dtype=torch.bool).tril()
     last_S = case.cu_seqlens[1:] - 1
@@ -89,7 +89,7 @@ def dense_sse(case: Case) -> tuple[Tensor, Tensor]:
     for p in range(N):
         q, k, v = (x[name][:, p] if case.per_partition else x[name] for name in ("q", "k", "v"))
         w, r = write_TN[:, p, None, None], read_TN[:, p, None, None]
-        decay = x["log_decay"] * written_TN[:, p, None, None]
+        decay = x["log_decay"] * used_TN[:, p, None, None]
         out, final = attend(q * r, k * w, v, decay, x["initial_state"][:, p])
         outs.append(out)
         finals.append(final)
@@ -106,8 +106,8 @@ def dense_sse(case: Case) -> tuple[Tensor, Tensor]:
     [
         Case(lengths=(17,)),
         Case(lengths=(5, 1, 12), top_k=2, groups=2),
-        Case(lengths=(9, 8), top_k=1, read_top_k=3, write_gate=False),
-        Case(lengths=(9, 8), top_k=3, read_top_k=1, read_gate=False, shared=False),
+        Case(lengths=(9, 8), top_k=1, write_gate=False),
+        Case(lengths=(9, 8), top_k=3, read_gate=False, shared=False),
         Case(lengths=(3, 14), num_partitions=3, top_k=3, per_partition=True, groups=3),
         Case(lengths=(20,), num_partitions=1, write_gate=False, read_gate=False),
     ],

@@ -19,7 +19,6 @@ SETTINGS = {
     "read_gate": [True, False],
     "delta": [True, False],
     "renormalise": [True, False],
-    "router_bias": [True, False],
     "inplace": [True, False],
 }
 

@@ -38,9 +38,9 @@ class CompileCase:
     """not among those of every change"""
 
 
-def route_tokens(N: int, K: int, dtype: torch.dtype, bias: bool) -> None:
+def route_tokens(N: int, K: int, dtype: torch.dtype) -> None:
     logits = torch.zeros(16, N, dtype=dtype, requires_grad=True)
-    select_partitions(logits, torch.zeros(N) if bias else None, K)[1].sum().backward()
+    select_partitions(logits, K)[1].sum().backward()
 
 
 def lay_out(N: int, K: int, packed: bool, states: bool, offsets: torch.dtype) -> None:
@@ -172,10 +172,10 @@ COMPILE_CASES = {
         )
     ),
     "sum of slots": CompileCase(lambda: sum_slots(torch.zeros(5, 100, 8, 128, dtype=BF16))),
-    "select": CompileCase(partial(route_tokens, 4, 1, BF16, False)),
-    "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32, True)),
-    "select of 1": CompileCase(partial(route_tokens, 1, 1, torch.float32, False), slow=True),
-    "select all of 128": CompileCase(partial(route_tokens, 128, 128, torch.float16, True), slow=True),
+    "select": CompileCase(partial(route_tokens, 4, 1, BF16)),
+    "select of 64": CompileCase(partial(route_tokens, 64, 2, torch.float32)),
+    "select of 1": CompileCase(partial(route_tokens, 1, 1, torch.float32), slow=True),
+    "select all of 128": CompileCase(partial(route_tokens, 128, 128, torch.float16), slow=True),
     "aligned": CompileCase(partial(lay_out, 4, 1, False, False, torch.int32)),
     "aligned with states": CompileCase(partial(lay_out, 64, 2, False, True, torch.int64)),
     "packed": CompileCase(partial(lay_out, 4, 1, True, False, torch.int64)),
@@ -189,7 +189,7 @@ COMPILE_CASES = {
     "train by the delta rule": CompileCase(partial(train, dims=(128, 128), dtype=BF16, delta=True, k_map="l2")),
     "train by the delta rule with everything": CompileCase(
         partial(
-            train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, delta=True, top_k=2, read_top_k=3,
+            train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, delta=True, top_k=2,
             decay_normalizer=16.0,
         ),
         slow=True,
@@ -203,7 +203,7 @@ COMPILE_CASES = {
     "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32)),
     "train with everything": CompileCase(
         partial(
-            train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, top_k=2, read_top_k=3,
+            train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, top_k=2,
             k_scale=torch.ones(2, requires_grad=True), k_map="silu",
         ),
         slow=True,
@@ -226,7 +226,7 @@ COMPILE_CASES = {
     "projection up": CompileCase(partial(project, 16, 4096, True)),
     "decode with everything": CompileCase(
         partial(decode, dims=(80, 96), dtype=BF16, heads=(2, 3), states=True, k_map="softmax", decay_normalizer=16.0,
-                top_k=2, read_top_k=3, router_bias=torch.zeros(4)),
+                top_k=2),
         slow=True,
     ),
 }  # fmt: skip

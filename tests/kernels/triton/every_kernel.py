@@ -30,9 +30,7 @@ TRIALS = (
     dc.replace(LAYER, lengths=(5, 1, 0, 9) * 4, num_partitions=16),
     dc.replace(LAYER, lengths=(100,), dim=128, value_dim=128, normalizer=None, decays="mixed"),
     dc.replace(LAYER, lengths=(90, 0, 40), initial_state=True, delta=True, k_map="l2"),
-    dc.replace(
-        LAYER, lengths=(70, 30), heads=2, dim=32, value_dim=32, dtype=torch.float32, top_k=2, read_top_k=1, k_scale=True
-    ),
+    dc.replace(LAYER, lengths=(70, 30), heads=2, dim=32, value_dim=32, dtype=torch.float32, top_k=2, k_scale=True),
 )
 """states carried in and out; short sequences packed into shared chunks; strong decays; the delta rule; float32"""
 STEP = dc.replace(LAYER, lengths=(1,) * 3, heads=2, num_partitions=9, top_k=2, initial_state=True)

@@ -18,22 +18,22 @@ CASES = (
     ONE_EACH,
     dc.replace(ONE_EACH, shared=False, num_partitions=1),
     dc.replace(ONE_EACH, num_partitions=1, initial_state=False),
-    dc.replace(ONE_EACH, num_partitions=6, top_k=2, groups=3, router_bias=True),
+    dc.replace(ONE_EACH, num_partitions=6, top_k=2, groups=3),
     dc.replace(ONE_EACH, num_partitions=5, top_k=5, heads=1, groups=4),
-    dc.replace(ONE_EACH, num_partitions=64, top_k=9, read_top_k=2, shared=False),
-    dc.replace(ONE_EACH, num_partitions=9, top_k=1, read_top_k=3, router_bias=True),
+    dc.replace(ONE_EACH, num_partitions=64, top_k=9, shared=False),
+    dc.replace(ONE_EACH, num_partitions=9, top_k=1),
     dc.replace(ONE_EACH, write_gate=False),
     dc.replace(ONE_EACH, read_gate=False, top_k=2),
     dc.replace(ONE_EACH, write_gate=False, read_gate=False, top_k=3),
     dc.replace(ONE_EACH, per_partition=True, top_k=2, groups=2),
-    dc.replace(ONE_EACH, per_partition=True, top_k=2, read_top_k=1, shared=False),
+    dc.replace(ONE_EACH, per_partition=True, top_k=2, shared=False),
     dc.replace(ONE_EACH, decay_scale=80.0),
     dc.replace(ONE_EACH, lengths=(1,) * 7, num_partitions=3, groups=5),
-    dc.replace(ONE_EACH, renormalise=True, top_k=2, read_top_k=2),
-    dc.replace(ONE_EACH, renormalise=True, top_k=3, read_top_k=2, write_gate=False),
+    dc.replace(ONE_EACH, renormalise=True, top_k=2),
+    dc.replace(ONE_EACH, renormalise=True, top_k=3, write_gate=False),
     dc.replace(ONE_EACH, delta=True),
-    dc.replace(ONE_EACH, delta=True, top_k=2, read_top_k=3, groups=2, shared=False, decay_scale=80.0),
-    dc.replace(ONE_EACH, delta=True, per_partition=True, top_k=3, read_top_k=1, write_gate=False),
+    dc.replace(ONE_EACH, delta=True, top_k=2, groups=2, shared=False, decay_scale=80.0),
+    dc.replace(ONE_EACH, delta=True, per_partition=True, top_k=3, write_gate=False),
 )
 DIMS = ((16, 16), (20, 24), (64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (64, 256), (256, 16), (17, 5))
 
@@ -128,7 +128,7 @@ def test_maps_keys_and_gate_logits(k_map: str, decay_normalizer: float | None, s
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_only_written_partitions_change(inplace: bool, device: str) -> None:
-    case = dc.replace(ONE_EACH, lengths=(1,) * 5, num_partitions=8, top_k=2, read_top_k=3)
+    case = dc.replace(ONE_EACH, lengths=(1,) * 5, num_partitions=8, top_k=2)
     inputs = rounded(case, torch.float32)
     before = inputs["initial_state"].to(device).clone()
     given = before.clone()

@@ -26,7 +26,7 @@ REAL = Trial(
     "trial",
     [
         REAL,
-        dc.replace(REAL, initial_state=True, top_k=2, read_top_k=1, k_map="silu"),
+        dc.replace(REAL, initial_state=True, top_k=2, k_map="silu"),
         dc.replace(REAL, heads=8, groups=3, dim=64, value_dim=64, num_partitions=64, top_k=2),
         dc.replace(REAL, dtype=torch.float32, heads=1, groups=2, final_state=True),
         dc.replace(REAL, normalizer=None, decays="mixed"),

@@ -29,26 +29,22 @@ def poison_integers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("N", [1, 2, 3, 4, 16, 64, 100])
-@pytest.mark.parametrize("bias", [False, True])
-def test_selects_as_the_reference_does(dtype: torch.dtype, N: int, bias: bool, device: str) -> None:
+def test_selects_as_the_reference_does(dtype: torch.dtype, N: int, device: str) -> None:
     """Low precision logits and integers tie often."""
     logits = torch.cat([torch.randn(40, N), torch.randint(3, (37, N)).float(), torch.zeros(1, N)]).to(device, dtype)
-    router_bias = torch.randint(3, (N,), device=device) / 4 if bias else None
     for K in sorted({1, min(2, N), N}):
-        used, gate = select_partitions(logits, router_bias, K)
-        exact = route(logits, K, None, router_bias)
-        assert torch.equal(used.long(), exact.write_TK)
-        assert_same(gate, exact.gate_TN.gather(1, exact.write_TK), "gate", 1e-6)
+        used, gate = select_partitions(logits, K)
+        exact = route(logits, K)
+        assert torch.equal(used.long(), exact.used_TK)
+        assert_same(gate, exact.gate_TN.gather(1, exact.used_TK), "gate", 1e-6)
         assert used.dtype == torch.int32
         assert gate.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("N", "K"), [(1, 1), (2, 1), (3, 3), (16, 2), (64, 5)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_gradient_of_the_gate(N: int, K: int, bias: bool, device: str) -> None:
+def test_gradient_of_the_gate(N: int, K: int, device: str) -> None:
     logits = torch.randn(71, N, device=device, requires_grad=True)
-    router_bias = torch.randn(N, device=device, requires_grad=True) if bias else None
-    used, gate = select_partitions(logits, router_bias, K)
+    used, gate = select_partitions(logits, K)
     weight = torch.randn(71, K, device=device)
     (d_logits,) = torch.autograd.grad((gate * weight).sum(), logits)
     exact = torch.softmax(logits.double(), -1).gather(1, used.long())
@@ -59,7 +55,7 @@ def test_gradient_of_the_gate(N: int, K: int, bias: bool, device: str) -> None:
 
 def test_the_gradient_has_the_dtype_of_the_logits(device: str) -> None:
     logits = torch.randn(9, 4, device=device).bfloat16().requires_grad_()
-    gate = select_partitions(logits, None, 2)[1]
+    gate = select_partitions(logits, 2)[1]
     gate[:, 0].sum().backward()
     assert logits.grad is not None
     assert logits.grad.dtype == torch.bfloat16
@@ -70,25 +66,20 @@ def test_the_gradient_has_the_dtype_of_the_logits(device: str) -> None:
 def test_logits_that_are_not_finite_stay_inside_the_partitions(bad: float, device: str) -> None:
     logits = torch.randn(6, 5, device=device)
     logits[2, 3] = bad
-    used, gate = select_partitions(logits, None, 3)
+    used, gate = select_partitions(logits, 3)
     exact = route(logits, 3)
-    assert torch.equal(used.long(), exact.write_TK)
-    assert torch.equal(gate.isnan(), exact.gate_TN.gather(1, exact.write_TK).isnan())
-
-
-def test_bias_without_a_choice_among_infinities_repeats_no_partition(device: str) -> None:
-    used, _ = select_partitions(torch.randn(8, 6, device=device), torch.full((6,), -float("inf"), device=device), 6)
-    assert torch.equal(used.sort(1).values, torch.arange(6, device=device, dtype=torch.int32).expand(8, 6))
+    assert torch.equal(used.long(), exact.used_TK)
+    assert torch.equal(gate.isnan(), exact.gate_TN.gather(1, exact.used_TK).isnan())
 
 
 def test_selection_passes_opcheck(device: str) -> None:
     logits = torch.randn(10, 4, device=device, requires_grad=True)
-    torch.library.opcheck(routing._select, (logits, torch.randn(4, device=device), 2))
-    torch.library.opcheck(routing._select_backward, (logits.detach(), *select_partitions(logits.detach(), None, 2)))
+    torch.library.opcheck(routing._select, (logits, 2))
+    torch.library.opcheck(routing._select_backward, (logits.detach(), *select_partitions(logits.detach(), 2)))
 
 
 def test_selection_of_no_tokens(device: str) -> None:
-    used, gate = select_partitions(torch.empty(0, 4, device=device), None, 2)
+    used, gate = select_partitions(torch.empty(0, 4, device=device), 2)
     assert used.shape == gate.shape == (0, 2)
 
 
@@ -176,7 +167,7 @@ def test_sorting_passes_opcheck(packed: bool, device: str) -> None:
 
 def test_compiles_as_one_graph_for_all_lengths(device: str) -> None:
     def routed(logits: Tensor, cu_seqlens: Tensor, group_chunks: int) -> tuple[Tensor, Tensor, int]:
-        used, gate = select_partitions(2 * logits, None, 2)
+        used, gate = select_partitions(2 * logits, 2)
         layout = slot_layout(
             used, cu_seqlens, num_partitions=4, shared=True, packed=False, states=False, group_chunks=group_chunks
         )

@@ -26,7 +26,7 @@ MIXERS: dict[str, Mixer] = {
     "sse": SSEMixer(**SMALL, **DELTA),
     "gla": SSEMixer(**SMALL),
     "sse+sliding": SSESlidingMixer(**SMALL, **DELTA, window=16, sinks=2),
-    "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", balance="bias", window=16, sinks=2),
+    "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", window=16, sinks=2),
     "gdn": BUILT_IN["gdn"],
     "mom": BUILT_IN["mom"],
     "sliding": SlidingMixer(window=16, sinks=2),
@@ -69,9 +69,6 @@ def checkpoint(folder: Path, layers: list[str], family: str = "qwen3", **sizes: 
                 parameter.normal_(std=(1.0 if "sse_router" in name else 0.5) * parameter.shape[-1] ** -0.5)
             elif name.endswith(("window_scale", "out_scale")):
                 parameter.uniform_(0.5, 1.5)
-    for layer in model.sse_layers().values():
-        if hasattr(layer, "sse_router_bias"):
-            layer.sse_router_bias.normal_(std=0.3)
     model.save_pretrained(folder)
     return Checkpoint(folder, model)
 
