@@ -22,8 +22,6 @@ REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "t
 OPTIONAL = {
     "lm-eval": "eval: language-model-evaluation-harness",
     "wonderwords": "eval: word lists of lm-eval's RULER tasks",
-    "tensorboard": "train: TensorBoard tracker",
-    "wandb": "train: Weights & Biases tracker",
     "mlflow": "train: MLflow tracker",
 }
 

@@ -125,7 +125,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
             exported model is destroyed (what came of the steps is printed first; controls are not run).
     """
     out = Path(recipe.export.dir)
-    main = _Steps(out, make_accelerator(recipe.train, stages_folder(out)))
+    main = _Steps(out, make_accelerator(recipe.train))
     teacher = open_teacher(recipe.model, recipe.revision)
     draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     warnings = _check({"": draft, **chosen_controls(draft, teacher)}, teacher, main, resume)

@@ -139,7 +139,7 @@ def open_files(source: Source, seq_len: int) -> Corpus:
         raise DataError(f"{path} mixes .parquet with other files", expected="one kind", fix="make two sources of it")
     if parquet:
         return ParquetFiles(files, field=_field(source), chat=chat)
-    return TextFiles(files, separator=source.separator, field=_field(source), chat=chat, size=unit_bytes(seq_len))
+    return TextFiles(files, field=_field(source), chat=chat, size=unit_bytes(seq_len))
 
 
 def _field(source: Source) -> str:

@@ -154,7 +154,6 @@ class TextFiles:
 
     Args:
         files: the files.
-        separator: what stands between the documents of a .txt file; None makes each file one document.
         field: column of a .jsonl file that holds the text (or the messages).
         chat: records hold conversations.
         size: bytes of a unit.
@@ -163,9 +162,8 @@ class TextFiles:
         DataError: a file is not usable text.
     """
 
-    def __init__(self, files: list[Path], *, separator: str | None, field: str, chat: bool, size: int) -> None:
+    def __init__(self, files: list[Path], *, field: str, chat: bool, size: int) -> None:
         self._files = files
-        self._separator = separator.encode() if separator else None
         self._field = field
         self._chat = chat
         self._watched = WatchedFiles(files)
@@ -209,9 +207,8 @@ class TextFiles:
         if path.suffix == ".jsonl":
             return list(self._records(path, start, data))
         where = f"{path} at byte {start}"
-        texts = data.split(self._separator) if self._separator else [data]
         begins, ends = bool(self._whole[unit] & 1), bool(self._whole[unit] & 2)
-        return [Document(text=text.decode(), begins=begins, ends=ends, where=where) for text in texts if text.strip()]
+        return [Document(text=data.decode(), begins=begins, ends=ends, where=where)] if data.strip() else []
 
     def _records(self, path: Path, start: int, data: bytes) -> Iterator[Document]:
         for line in data.splitlines(keepends=True):
@@ -237,17 +234,15 @@ class TextFiles:
         with path.open("rb") as file:
             data = FileBytes(file, path)
             begin = len(_BOM) if data.part(0, len(_BOM)) == _BOM else 0
-            separator = b"\n" if path.suffix == ".jsonl" else self._separator
-            splittable = path.suffix != ".jsonl"
+            if path.suffix != ".jsonl":
+                yield from _pieces(data, begin, len(data), size)
+                return
             while begin < len(data):
-                end = _group_end(data, begin, separator, size)
-                if splittable and end - begin > 2 * size:
-                    yield from _pieces(data, begin, end, size)
-                else:
-                    if not splittable and end - begin > max(size, LARGEST_RECORD):
-                        raise too_large(f"{path} at byte {begin}: a line", end - begin)
-                    yield _Span(begin, end)
-                begin = end + (len(separator) if separator else 0)
+                end = _group_end(data, begin, size)
+                if end - begin > max(size, LARGEST_RECORD):
+                    raise too_large(f"{path} at byte {begin}: a line", end - begin)
+                yield _Span(begin, end)
+                begin = end + 1
 
 
 def too_large(what: str, size: int) -> DataError:
@@ -259,14 +254,12 @@ def too_large(what: str, size: int) -> DataError:
     )
 
 
-def _group_end(data: FileBytes, begin: int, separator: bytes | None, size: int) -> int:
-    """End of the last document that starts within `size` bytes; a longer document is a group of its own."""
-    if separator is None:
-        return len(data)
-    last = data.rfind(separator, begin, begin + size)
+def _group_end(data: FileBytes, begin: int, size: int) -> int:
+    """End of the last line that starts within `size` bytes; a longer line is a group of its own."""
+    last = data.rfind(b"\n", begin, begin + size)
     if last > begin:
         return last
-    first = data.find(separator, begin)
+    first = data.find(b"\n", begin)
     return len(data) if first < 0 else first
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from sse_convert.evaluation.long_rows import splits_rows
@@ -24,7 +23,7 @@ def join(recipe: Recipe) -> bool:
         return True
     from sse_convert.training.setup import make_accelerator
 
-    return bool(make_accelerator(recipe.train, Path()).is_main_process)
+    return bool(make_accelerator(recipe.train).is_main_process)
 
 
 def found_by_all(recipe: Recipe, main: bool, measure: Callable[[], T]) -> T:

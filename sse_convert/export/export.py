@@ -32,11 +32,12 @@ from sse_convert.modeling.configuration import entry_points
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
-from sse_convert.recipe.units import parse_size
 from sse_convert.report import FieldsReport, format_bytes, format_number
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.convert import write_index
 
+SHARD_BYTES = 5 * 10**9
+"""of the largest shard"""
 _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
 
 
@@ -81,24 +82,21 @@ def export_checkpoint(
     out: Path,
     *,
     dtype: str | None = None,
-    max_shard_size: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
     evaluation: dict[str, Any] | Path | None = None,
 ) -> ExportReport:
     """Write the final folder of a converted checkpoint. Other arguments and errors as of `api.export`.
 
     Args:
         dtype: keep (the teacher's, tensor by tensor), float32, bfloat16 or float16.
-        max_shard_size: largest shard, for example 5GB; a larger tensor gets a shard of its own.
+        shard_bytes: of the largest shard; a larger tensor gets a shard of its own.
     """
     out = Path(out)
     check_output(out)
     files = download(open_checkpoint(checkpoint))
     _check(files, recipe)
-    limit = parse_size(max_shard_size or recipe.export.max_shard_size)
-    if not limit:
-        raise RecipeError(f"max_shard_size is {max_shard_size!r}", expected="a size such as 5GB")
     target, dtypes = _target_dtypes(files, recipe, dtype or recipe.export.dtype)
-    shards = _assign(files.tensors, dtypes, limit)
+    shards = _assign(files.tensors, dtypes, shard_bytes)
     places = {*paths_in(recipe.to_dict()), str(files.folder), str(out)}
     told = published(recipe.to_dict())
     figures = published(_figures(files.folder, evaluation), places)

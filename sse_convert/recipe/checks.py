@@ -12,7 +12,6 @@ from sse_convert.recipe.schema import (
     FORM_WEIGHTS,
     Data,
     Eval,
-    Export,
     GenerationEval,
     Layers,
     LearningRates,
@@ -27,7 +26,7 @@ from sse_convert.recipe.schema import (
     Train,
 )
 from sse_convert.recipe.stage_settings import Rope
-from sse_convert.recipe.units import format_count, parse_size
+from sse_convert.recipe.units import format_count
 
 BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
 GATES = ("loss_gap", "needle_retention")
@@ -64,7 +63,6 @@ def check(part: Any) -> Iterator[Problem]:
         GenerationEval: _generation_eval,
         LMEval: _lm_eval,
         Lora: _lora,
-        Export: _export,
         Rope: _rope,
         Train: _train,
         Recipe: _recipe,
@@ -234,8 +232,6 @@ def _source(source: Source) -> Iterator[Problem]:
         yield Problem(("path",), f"a {source.kind} source needs a file, folder or hub dataset")
     if source.kind != "teacher" and source.length is not None:
         yield Problem(("length",), "is for kind: teacher; remove it")
-    if source.kind != "text" and source.separator is not None:
-        yield Problem(("separator",), "is for kind: text; remove it")
 
 
 def _needles(needles: Needles) -> Iterator[Problem]:
@@ -271,11 +267,6 @@ def _eval(settings: Eval) -> Iterator[Problem]:
         yield Problem(("gate", "needle_retention"), "needs eval.needle")
     if "loss_gap" in settings.gate and not settings.perplexity:
         yield Problem(("gate", "loss_gap"), "needs eval.perplexity: true")
-
-
-def _export(export: Export) -> Iterator[Problem]:
-    if not parse_size(export.max_shard_size):
-        yield Problem(("max_shard_size",), f"{export.max_shard_size!r} is not a size such as 5GB")
 
 
 def _lora(lora: Lora) -> Iterator[Problem]:

@@ -150,8 +150,6 @@ class Source:
     """hub dataset split"""
     field: str = "text"
     """column that holds the text (jsonl, parquet, hub); chat sources read `messages`"""
-    separator: str | None = None
-    """text files: what stands between documents, e.g. <|endoftext|>; unset means one document per file"""
     streaming: bool = False
     """hub datasets: read on the fly instead of downloading first"""
     weight: Positive = 1.0
@@ -313,8 +311,6 @@ class Export:
     """output folder; stages live beside it in `<dir>.stages`"""
     dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep"
     """storage type of the weights; keep means the teacher's"""
-    max_shard_size: str = "5GB"
-    """largest safetensors shard"""
     license: str | None = None
     """licence identifier for the model card; unset takes the one on the card of a local teacher"""
     language: list[str] | None = None
@@ -327,10 +323,6 @@ class Train:
 
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """autocast type; unset means bf16 on a GPU, no on a CPU. Master weights are always float32"""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio", "comet_ml", "aim"]] = dc.field(
-        default_factory=list
-    )
-    """experiment trackers, through Accelerate"""
     lora: Lora = dc.field(default_factory=Lora)
     """used by stages with `train: lora`"""
     backend: str = "auto"

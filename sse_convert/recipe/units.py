@@ -1,13 +1,11 @@
-"""Human units in recipes: `4K` tokens, `100M` tokens, `5GB` shards."""
+"""Human units in recipes: `4K` tokens, `100M` tokens."""
 
 import re
 
 COUNT_UNITS = {"K": 1024, "M": 1_000_000, "B": 1_000_000_000}
 """K is 1024, as in context lengths (4K = 4096); M and B are decimal, as in token budgets (100M = 100,000,000)"""
-SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 _COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMB])", re.IGNORECASE | re.ASCII)
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]?I?B)", re.IGNORECASE | re.ASCII)
 _EXPONENT = re.compile(r"[+-]?\d+(?:\.\d*)?[eE][+-]?\d+|[+-]?\.\d+[eE][+-]?\d+")
 
 
@@ -18,12 +16,6 @@ def parse_count(text: str) -> int | None:
         return None
     value = float(match[1]) * COUNT_UNITS[match[2].upper()]
     return int(value) if value.is_integer() else None
-
-
-def parse_size(text: str) -> int | None:
-    """`5GB` -> 5000000000 bytes, `1GiB` -> 1073741824; None when the text is not a size."""
-    match = _SIZE.fullmatch(text.strip())
-    return round(float(match[1]) * SIZE_UNITS[match[2].upper()]) if match else None
 
 
 def format_count(count: int) -> str:

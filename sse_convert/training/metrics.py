@@ -1,4 +1,4 @@
-"""The step log: metrics.jsonl (one line per optimizer step), trackers through Accelerate, router health."""
+"""The step log: metrics.jsonl (one line per optimizer step), router health."""
 
 import json
 import math
@@ -27,7 +27,7 @@ class MetricsLog:
 
     Args:
         folder: holds metrics.jsonl.
-        accelerator: of the stage, with its trackers.
+        accelerator: of the stage.
     """
 
     def __init__(self, folder: Path, accelerator: "Accelerator") -> None:
@@ -37,19 +37,12 @@ class MetricsLog:
         self._accelerator = accelerator
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record and hand its numbers to the trackers. NaN and Inf are stored as null."""
+        """Append a record. NaN and Inf are stored as null."""
         self.written += 1
         clean = {key: _finite(value) for key, value in record.items()}
         if self._accelerator.is_main_process:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(clean)}\n")
-        numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
-        self._accelerator.log(numbers, step=record["step"])
-
-    def close(self) -> None:
-        """Let the trackers finish."""
-        for tracker in self._accelerator.trackers:
-            tracker.finish()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ float32 on a CPU.
 """
 
 import datetime as dt
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
-from sse_convert.errors import DependencyError, HardwareError, TrainingError, UsageError
+from sse_convert.errors import HardwareError, TrainingError, UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
@@ -34,29 +33,21 @@ from sse_convert.training.sharding import empty_model, is_sharded, read_once
 
 WAIT = dt.timedelta(hours=12)
 """how long processes wait for one that converts, samples, evaluates or saves alone"""
-_PACKAGES = {"comet_ml": "comet_ml"}
 _OFFERED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 
 
-def make_accelerator(train: Train, folder: Path) -> Accelerator:
+def make_accelerator(train: Train) -> Accelerator:
     """The accelerator of a stage. The recipe decides on precision and accumulation, the launcher on processes.
 
     Args:
-        train: precision and trackers.
-        folder: where trackers that write files put them.
+        train: precision.
 
     Raises:
         HardwareError: a parallel mode or a precision that is not offered.
-        DependencyError: a tracker's package is not installed.
         TrainingError: another accelerator with another precision is in use in this process.
         UsageError: under FSDP, a setting of Accelerate's that does not count there.
     """
     _refuse_environment()
-    for tracker in train.trackers:
-        if importlib.util.find_spec(_PACKAGES.get(tracker, tracker)) is None:
-            raise DependencyError(
-                f"train.trackers names {tracker!r}, which is not installed", fix=f"pip install {tracker}"
-            )
     # `sharding.py` sees to it that one process reads a model; transformers and Accelerate do that for some models alone
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     try:
@@ -64,8 +55,6 @@ def make_accelerator(train: Train, folder: Path) -> Accelerator:
             cpu=not _on_gpu(),  # said outright, or two launched CPU processes would not know of each other
             mixed_precision=_precision(train),
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-            log_with=list(train.trackers) or None,
-            project_dir=folder,
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=WAIT),
                 DistributedDataParallelKwargs(gradient_as_bucket_view=True),

@@ -1,6 +1,6 @@
 """One training stage as a command: checkpoint in, checkpoint out, resumed where it stopped.
 
-While it runs, everything lives in `<out>.work` (inputs.json, metrics.jsonl, training checkpoints, trackers' files).
+While it runs, everything lives in `<out>.work` (inputs.json, metrics.jsonl, training checkpoints).
 The finished checkpoint appears under its own name at once, with the metrics and a stage.json that says what it was
 made from. The last training checkpoint stays in `<out>.work`: a larger budget goes on from there.
 """
@@ -26,7 +26,6 @@ from sse_convert.checkpoints.run_lock import LOCK, run_lock
 from sse_convert.checkpoints.teacher import refuse_quantised, source_view
 from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
-from sse_convert.files import copy_folder
 from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.recipe.stage_teacher import stage_teacher
@@ -66,9 +65,8 @@ from sse_convert.training.uptrain import Uptrain
 
 Loss = Literal["layer_mse", "kl", "ce"]
 INPUTS = "inputs.json"
-TRACKERS = "trackers"
 SHARD_SIZE = "5GB"
-_WORK_FILES = {INPUTS, LOCK, TRACKERS, COMPILED, fit.FILE, metrics.FILE}
+_WORK_FILES = {INPUTS, LOCK, COMPILED, fit.FILE, metrics.FILE}
 
 
 def pick_stage(recipe: Recipe, loss: Loss, name: str | None = None) -> Stage:
@@ -144,7 +142,7 @@ class _StageRun:
         self.recipe, self.stage, self.checkpoint, self.out, self.later = recipe, stage, checkpoint, out, later
         self.work = out.with_name(f"{out.name}.work")
         self.schedule, self.train_settings = Schedule.of(stage), recipe.train
-        self.accelerator = make_accelerator(recipe.train, self.work / TRACKERS)
+        self.accelerator = make_accelerator(recipe.train)
         self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
         self.files = files = open_checkpoint(checkpoint)
@@ -348,8 +346,6 @@ class _StageRun:
             self.checkpoints.load(objective.parts)
         held_out = self._held_out(objective, None if state is None else state.get("held_out"))
         watch = CollapseWatch.of(watched)
-        settings = {key: str(value) for key, value in dc.asdict(self.stage).items()}
-        self.accelerator.init_trackers("sse-convert", config=settings)
         if self.accelerator.is_main_process:
             self.checkpoints.restore_log()
         log = self.log = MetricsLog(self.work, self.accelerator)
@@ -358,7 +354,6 @@ class _StageRun:
                 now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, watch, held_out)
             self._take_best(objective, now, held_out)
         finally:
-            log.close()
             objective.close()
         return objective, self._report(objective, now, {} if held_out is None else held_out.summary())
 
@@ -389,8 +384,6 @@ class _StageRun:
                     dc.replace(provenance, stage=self.stage.name, shards={}).write(folder)
                 if (self.work / metrics.FILE).is_file():
                     shutil.copyfile(self.work / metrics.FILE, folder / metrics.FILE)
-                if (self.work / TRACKERS).is_dir():
-                    copy_folder(self.work / TRACKERS, folder / TRACKERS)
                 history = {HISTORY: self.extensions} if self.extensions else {}
                 write_record(folder, self.inputs | history, report.to_dict())
                 write_manifest(folder)

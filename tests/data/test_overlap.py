@@ -47,14 +47,6 @@ def test_short_documents_are_coincidences(write):
     assert overlap([write("train.jsonl", ["The end.", DOCUMENTS[0]])], [write("valid.jsonl", ["The end."])]) == []
 
 
-def test_documents_of_text_files_are_cut_at_their_separator(write, tmp_path):
-    for name, documents in (("train", DOCUMENTS[:10]), ("valid", DOCUMENTS[9:])):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(documents))
-    train, valid = (Source(path=str(tmp_path / f"{name}.txt"), separator="\n\n") for name in ("train", "valid"))
-    (found,) = overlap([train], [valid])
-    assert found.startswith("1 of the first documents")
-
-
 def test_datasets_of_a_hub_are_compared_by_split():
     train = Source(path="owner/books", split="train")
     assert overlap([train], [Source(path="owner/books", split="test")]) == []

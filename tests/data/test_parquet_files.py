@@ -97,7 +97,7 @@ def test_a_record_that_is_too_large_is_named(tmp_path, monkeypatch):
     lines = tmp_path / "a.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.raises(DataError, match=r"a\.jsonl at byte 18: a line has 5\.01 kB") as caught:
-        TextFiles([lines], separator=None, field="text", chat=False, size=2048)
+        TextFiles([lines], field="text", chat=False, size=2048)
     assert caught.value.expected == "3 kB at most"
 
 

@@ -82,7 +82,7 @@ def test_documents_end_with_eos_and_start_with_bos(bos_tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("the keeper")
     (tmp_path / "b.txt").write_text("his ledger")
     encoder = Encoder(bos_tokenizer)
-    files = TextFiles(find_files(tmp_path), separator=None, field="text", chat=False, size=4096)
+    files = TextFiles(find_files(tmp_path), field="text", chat=False, size=4096)
     for unit in range(2):
         ids = encoder.encode(files.read(unit))[0].ids
         assert ids[0] == 1
@@ -91,20 +91,11 @@ def test_documents_end_with_eos_and_start_with_bos(bos_tokenizer, tmp_path):
 
 
 def test_long_documents_are_cut_into_pieces_that_join_up(tokenizer, text_folder):
-    files = TextFiles(find_files(text_folder), separator=None, field="text", chat=False, size=2048)
+    files = TextFiles(find_files(text_folder), field="text", chat=False, size=2048)
     assert files.units > 6
     pieces = [files.read(unit)[0] for unit in range(files.units)]
     assert "".join(p.text for p in pieces) == "".join(f.read_text() for f in sorted(text_folder.iterdir()))
     assert sum(p.begins for p in pieces) == sum(p.ends for p in pieces) == 6
-
-
-def test_separator_splits_documents(tokenizer, tmp_path):
-    path = tmp_path / "stories.txt"
-    stories = [f"story {i} " + "x " * (i * 37 % 90) for i in range(60)]
-    path.write_text("<|endoftext|>\n".join(stories) + "<|endoftext|>\n \n")
-    files = TextFiles([path], separator="<|endoftext|>\n", field="text", chat=False, size=500)
-    found = [document.text for unit in range(files.units) for document in files.read(unit)]
-    assert found == stories
 
 
 def test_order_depends_on_the_seed_alone(tokenizer, text_folder):
@@ -197,18 +188,16 @@ def test_held_out_text_is_read_once_in_order_without_needles(tokenizer, text_fol
     assert len(found) == total // T
 
 
-def test_jsonl_parquet_and_text_give_the_same_documents(tokenizer, tmp_path):
+def test_jsonl_and_parquet_give_the_same_documents(tokenizer, tmp_path):
     texts = [make_document(i) for i in range(20)]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": i, "body": t}) for i, t in enumerate(texts)) + "\n\n")
     pq.write_table(pa.table({"body": texts}), tmp_path / "a.parquet", row_group_size=7)
-    (tmp_path / "a.txt").write_text("\n\n".join(texts))
-    settings = {"a.jsonl": {"field": "body"}, "a.parquet": {"field": "body"}, "a.txt": {"separator": "\n\n"}}
     found = [
-        take(Source(path=str(tmp_path / name), **extra), tokenizer, 999, role="valid")
-        for name, extra in settings.items()
+        take(Source(path=str(tmp_path / name), field="body"), tokenizer, 999, role="valid")
+        for name in ("a.jsonl", "a.parquet")
     ]
-    assert len(found[0]) == len(found[1]) == len(found[2]) > 3
-    assert all(same(a, b) and same(b, c) for a, b, c in zip(*found, strict=True))
+    assert len(found[0]) == len(found[1]) > 3
+    assert all(same(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_chat_loss_mask(tokenizer, tmp_path):

@@ -41,7 +41,7 @@ def corpus(request, tmp_path):
 def opened(path):
     if path.suffix == ".parquet":
         return ParquetFiles([path], field="text", chat=False)
-    return TextFiles([path], separator=None, field="text", chat=False, size=4096)
+    return TextFiles([path], field="text", chat=False, size=4096)
 
 
 DAMAGES = {

@@ -131,9 +131,9 @@ def test_a_report_that_cannot_be_written_is_told(recipe, student_folder, tmp_pat
 
 
 def test_packed_stories_and_needle_text_without_special_tokens(recipe, tokenizer, tmp_path):
-    stories = tmp_path / "stories.txt"
-    stories.write_text("<|sep|>".join(["The keeper walked down to the harbor before dawn. "] * 60))
-    source = dc.replace(recipe.data.valid[0], path=str(stories), separator="<|sep|>")
+    stories = tmp_path / "stories.jsonl"
+    stories.write_text("\n".join(['{"text": "The keeper walked down to the harbor before dawn. "}'] * 60))
+    source = dc.replace(recipe.data.valid[0], path=str(stories))
     settings = dc.replace(recipe, data=dc.replace(recipe.data, valid=[source]))
     tasks = make_tasks(settings, tokenizer, len(tokenizer))
     (windows,) = tasks.windows

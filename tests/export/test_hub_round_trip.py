@@ -27,7 +27,7 @@ model.generate(ids, max_new_tokens=4, do_sample=False)
 
 
 def test_a_pushed_model_loads_from_the_hub_where_sse_convert_is_not_installed(recipe, student_folder, tmp_path):
-    out = export_checkpoint(recipe, student_folder, tmp_path / "final", max_shard_size="40KB").out
+    out = export_checkpoint(recipe, student_folder, tmp_path / "final", shard_bytes=40_000).out
     with FakeHub({TOKEN: "ada"}) as hub:
         env = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
         env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}

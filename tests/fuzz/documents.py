@@ -123,8 +123,6 @@ def text_files(draw: st.DrawFn) -> tuple[str, bytes, dict[str, Any]]:
     for _ in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):
         data = _damaged(draw, data)
     settings: dict[str, Any] = {"kind": "chat"} if chat else {}
-    if draw(st.booleans()) and not chat:
-        settings["separator"] = draw(st.sampled_from(("\n", "w5", "<|endoftext|>", "\n\n", "w")))
     if draw(st.integers(0, 6)) == 0:
         settings["field"] = draw(st.sampled_from(("body", "a.b", "", "text")))
     return name, data, settings

@@ -43,7 +43,7 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
         data={"train": sources, "valid": sources, "needles": {"share": 0.1, "keys": [1, 2]}, "seed": 1},
         train={"mixed_precision": "no", "lora": {"rank": 4, "alpha": 8.0}, "seed": 1},
         eval={"lengths": [32], "tokens": 64, "throughput": [16], "needle": {"lengths": [64], "samples": 2}},
-        export={"dir": "out/x", "max_shard_size": "1GB", "license": "mit"},
+        export={"dir": "out/x", "license": "mit"},
     )
 
 

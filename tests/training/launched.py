@@ -100,7 +100,7 @@ def forked(recipe, stage, checkpoint, out):
 def forked_gradients(folder):
     """Which memory the gradients of two parameters lie in, under DDP."""
     PartialState._reset_state()
-    accelerator = make_accelerator(Train(), folder)
+    accelerator = make_accelerator(Train())
     linear = accelerator.prepare(nn.Linear(3, 2))
     for _ in range(2):  # buckets are laid out anew after the first step
         linear.zero_grad()
@@ -128,7 +128,7 @@ def forked_copies(checkpoints, out):
     """What each process has of models that the first one reads, or why it has none."""
     begin_anew()
     fresh_accelerate()
-    accelerator = make_accelerator(Train(), out)
+    accelerator = make_accelerator(Train())
     for name, folder in checkpoints.items():
         path = out / f"{name}-{accelerator.process_index}"
         try:
@@ -149,7 +149,7 @@ def forked_gathered(out):
     """Which weights are whole after a forward and a backward: around a decoder layer, in it, in one that is aligned."""
     PartialState._reset_state()
     fresh_accelerate()
-    accelerator = make_accelerator(Train(), out)
+    accelerator = make_accelerator(Train())
     around, error = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 4)
     share_out([around[1]], accelerator, trained=True)
     for root in (around, error):

@@ -99,7 +99,7 @@ def test_heads_that_cannot_be_dealt_out(build, parts, message):
 
 def test_processes_that_do_not_go_together(build, tmp_path):
     recipe = build(2)
-    accelerator = make_accelerator(recipe.train, tmp_path)
+    accelerator = make_accelerator(recipe.train)
     with pytest.raises(TrainingError, match="context_parallel is 2, for 1 process"):
         lay_out(accelerator, recipe.stages[0])
     accelerator.state._shared_state["distributed_type"] = DistributedType.MULTI_CPU

@@ -34,7 +34,7 @@ def fitted(make, converted, tmp_path, monkeypatch):
         files = open_checkpoint(converted)
         memory = None if free is None else (1 << 30, int(free))
         monkeypatch.setattr(fit, "gpu_memory", lambda accelerator: memory)
-        accelerator = make_accelerator(recipe.train, tmp_path)
+        accelerator = make_accelerator(recipe.train)
         match = match_recipe(recipe, files)
         return Fit(stage=recipe.stages[0], train=recipe.train, accelerator=accelerator, files=files, match=match)
 

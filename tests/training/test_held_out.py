@@ -94,9 +94,9 @@ def test_continued_across_a_look(watched, monkeypatch, name):
 
 def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_folder, tokenizer, tmp_path):
     """On packed rows, whose first tokens are not predicted, by a stage that moves nothing."""
-    text = tmp_path / "documents.txt"
-    text.write_text("\n".join(make_text(12, seed=i) for i in range(60)))
-    sources = [{"path": str(text), "separator": "\n"}]
+    text = tmp_path / "documents.jsonl"
+    text.write_text("\n".join(json.dumps({"text": make_text(12, seed=i)}) for i in range(60)))
+    sources = [{"path": str(text)}]
     still = {"lr": 1e-30, "tokens": 128 * 20, "checkpoint_steps": 20}
     recipe = make(("distill", still), data={"train": sources, "valid": sources})
     folder, _ = train("distill", recipe=recipe)

@@ -1,6 +1,4 @@
-"""What is refused before anything is loaded, and what the recipe decides about precision and trackers."""
-
-import importlib.util
+"""What is refused before anything is loaded, and what the recipe decides about precision."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.errors import DependencyError, HardwareError, TrainingError, UsageError
+from sse_convert.errors import HardwareError, TrainingError, UsageError
 from sse_convert.kernels import dispatch
 from sse_convert.recipe.schema import Train
 from sse_convert.training.setup import load_student, make_accelerator
@@ -22,14 +20,14 @@ def test_parallel_modes_are_refused(monkeypatch, tmp_path, mode, word):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv(f"PARALLELISM_CONFIG_{mode.upper()}_SIZE", "2")
     with pytest.raises(HardwareError, match=f"{word} parallelism"):
-        make_accelerator(Train(), tmp_path)
+        make_accelerator(Train())
 
 
 @pytest.mark.parametrize("engine", ["DEEPSPEED", "MEGATRON_LM"])
 def test_other_engines_are_refused(monkeypatch, tmp_path, engine):
     monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
     with pytest.raises(HardwareError, match=engine.lower()):
-        make_accelerator(Train(), tmp_path)
+        make_accelerator(Train())
 
 
 @pytest.mark.parametrize(
@@ -43,50 +41,38 @@ def test_settings_that_fsdp_cannot_heed_are_refused(monkeypatch, tmp_path, name,
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
     fresh_accelerate()
-    assert is_sharded(make_accelerator(Train(), tmp_path))
+    assert is_sharded(make_accelerator(Train()))
     monkeypatch.setenv(name, value)
     fresh_accelerate()
     with pytest.raises(UsageError) as refused:
-        make_accelerator(Train(), tmp_path)
+        make_accelerator(Train())
     assert found in refused.value.what
     assert fix in refused.value.fix
 
 
 def test_the_recipe_decides_on_precision_and_accumulation(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    accelerator = make_accelerator(Train(mixed_precision="bf16"), tmp_path)
+    accelerator = make_accelerator(Train(mixed_precision="bf16"))
     assert accelerator.mixed_precision == "bf16"
     assert accelerator.gradient_accumulation_steps == 1
     assert accelerator.distributed_type == DistributedType.NO
     with pytest.raises(TrainingError, match="AcceleratorState"):
-        make_accelerator(Train(mixed_precision="no"), tmp_path)
+        make_accelerator(Train(mixed_precision="no"))
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu(tmp_path):
     with pytest.raises(HardwareError, match="fp16 without a GPU"):
-        make_accelerator(Train(mixed_precision="fp16"), tmp_path)
-    assert make_accelerator(Train(), tmp_path).mixed_precision == "no"
+        make_accelerator(Train(mixed_precision="fp16"))
+    assert make_accelerator(Train()).mixed_precision == "no"
 
 
 def test_fp16_alignment_is_refused(make, tmp_path):
     recipe = make("align")
-    accelerator = make_accelerator(Train(), tmp_path)
+    accelerator = make_accelerator(Train())
     accelerator.state._mixed_precision = "fp16"
     with pytest.raises(TrainingError, match="layer_mse with mixed_precision fp16"):
         check_stage(recipe, recipe.stages[0], accelerator)
-
-
-def test_a_missing_tracker_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DependencyError, match="'wandb', which is not installed"):
-        make_accelerator(Train(trackers=["wandb"]), tmp_path)
-
-
-def test_tensorboard_files_travel_with_the_result(make, train):
-    pytest.importorskip("tensorboard")
-    folder, _ = train("uptrain", recipe=make(("uptrain", {"tokens": 256}), train={"trackers": ["tensorboard"]}))
-    assert list((folder / "trackers").rglob("events.out.tfevents.*"))
 
 
 def test_backends_are_checked(converted, monkeypatch):
