@@ -449,7 +449,7 @@ def _convert_inputs(recipe: Recipe) -> dict[str, Any]:
         "model": checkpoint_identity(recipe.model, recipe.revision),
         "layers": layers,
         "mixers": {name: dc.asdict(mixer) for name, mixer in recipe.mixers.items()},
-        "train": {"seed": recipe.train.seed, "backend": recipe.train.backend},
+        "train": {"seed": recipe.train.seed},
     }
 
 

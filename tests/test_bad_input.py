@@ -238,21 +238,6 @@ def test_a_full_disk(place, fails, converted, command, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_kernel_that_needs_a_gpu(place, fails, converted):
-    for command in COMMANDS:
-        code, message = fails(
-            command, place / "r.yaml", "-c", converted, "-o", place / command, "--set", "train.backend=triton"
-        )
-        assert code == 5
-        assert "backend 'triton': not available: there is no CUDA device" in message
-    code, message = fails(
-        "run", place / "r.yaml", "--set", "train.backend=triton", "--set", f"export.dir={place / 'all'}"
-    )
-    assert (code, "no CUDA device" in message) == (5, True)
-    assert not list(place.glob("all*")), "nothing is made before it is found"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there(fails, converted):
     assert fails("generate", converted, "w5 w6", "--device", "cuda")[0] == 5
 

@@ -47,7 +47,7 @@ def error(value: Tensor, truth: Tensor) -> float:
 
 def other_backend(backend: str) -> str:
     """What a backend is compared with."""
-    return "masked" if backend == "varlen" else "varlen"
+    return "reference" if backend == "varlen" else "varlen"
 
 
 def backends_agree(subject: Subject, device: torch.device, backend: str) -> list[Check]:

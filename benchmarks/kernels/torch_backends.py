@@ -1,10 +1,10 @@
-"""Time of the torch backends of the SSE operator, forward and forward + backward, and of varlen by chunk size.
+"""Time of the torch backend of the SSE operator by chunk size, forward and forward + backward.
 
 Run from the checkout, on a machine with nothing else to do:
 
     python benchmarks/kernels/torch_backends.py --out benchmarks/kernels/torch_backends_cpu.json
 
-Every backend is first compared with the reference on a short case; nothing is timed if one is wrong.
+It is first compared with the reference on a short case; nothing is timed if it is wrong.
 """
 
 import argparse
@@ -32,7 +32,6 @@ from sse_convert.kernels.torch.operands import operands_of
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.validation import build_inputs
 
-BACKENDS = ("varlen", "sequential", "masked")
 TOLERANCE = 2e-6
 
 
@@ -104,17 +103,15 @@ def _now(cuda: bool) -> float:
 
 
 def largest_error(problem: Problem) -> float:
-    """Worst relative error of outputs and gradients of any backend, in float32 against the float64 reference."""
+    """Worst relative error of outputs and gradients, in float32 against the float64 reference."""
     short = dc.replace(problem, tokens=130, dtype=torch.float32)
     doubles = [x.detach().double().requires_grad_() for x in short.inputs()]
     exact_o = call(short, doubles, "reference")
     exact = [exact_o, *torch.autograd.grad(exact_o.sum(), doubles)]
-    worst = 0.0
-    for backend in BACKENDS:
-        inputs = short.inputs()
-        o = call(short, inputs, backend)
-        for value, truth in zip((o, *torch.autograd.grad(o.sum(), inputs)), exact, strict=True):
-            worst = max(worst, ((value.double() - truth).norm() / truth.norm()).item())
+    inputs, worst = short.inputs(), 0.0
+    o = call(short, inputs, "varlen")
+    for value, truth in zip((o, *torch.autograd.grad(o.sum(), inputs)), exact, strict=True):
+        worst = max(worst, ((value.double() - truth).norm() / truth.norm()).item())
     return worst
 
 
@@ -179,12 +176,13 @@ def main() -> None:
     surroundings = environment(device)
     error = largest_error(problems[0])
     if not error <= TOLERANCE:
-        sys.exit(f"a backend is wrong: relative error {error:.1e}, expected at most {TOLERANCE:.0e}; nothing was timed")
+        sys.exit(
+            f"the backend is wrong: relative error {error:.1e}, expected at most {TOLERANCE:.0e}; nothing was timed"
+        )
 
     rows = []
     for problem in problems:
         runs = [("varlen", size, by_chunk_size(problem, size)) for size in options.chunk_sizes]
-        runs += [(name, chunked.CHUNK_SIZE, lambda x, p=problem, n=name: call(p, x, n)) for name in BACKENDS[1:]]
         for _, _, run in runs:  # the allocator settles, so that no figure depends on the order
             measure(problem, run, 0.0)
         for name, size, run in runs:

@@ -1,6 +1,6 @@
 """The SSE operator: one definition, several backends that agree with it, one place that routes.
 
-Reading order: routing; in `torch` reference, chunk, delta_rule, varlen, masked, sequential, recurrent; then dispatch.
+Reading order: routing; in `torch` reference, chunk, delta_rule, varlen, recurrent; then dispatch.
 
 Shape letters: B batch, T tokens of all sequences packed, S sequences, H state (key-value) heads, G query heads per
 state head (query head h * G + g reads state head h), Hq = H * G query heads, D key dim, V value dim, N partitions,

@@ -11,11 +11,9 @@ from sse_convert.kernels.by_head import run_by_head
 from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.state_slots import read_states, write_states
-from sse_convert.kernels.torch.masked import sse_attention_masked
 from sse_convert.kernels.torch.operands import Operands, operands_of
 from sse_convert.kernels.torch.recurrent import sse_attention_recurrent
 from sse_convert.kernels.torch.reference import sse_attention_reference
-from sse_convert.kernels.torch.sequential import sse_attention_sequential
 from sse_convert.kernels.torch.step import can_step, sse_attention_step
 from sse_convert.kernels.torch.step_by_head import sse_attention_step_by_head, steps_by_head
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
@@ -31,8 +29,6 @@ from sse_convert.kernels.validation import build_inputs
 
 _BACKENDS: dict[str, tuple[Callable[[Operands], tuple[Tensor, Tensor]], str]] = {
     "reference": (sse_attention_reference, "the definition, token by token; slow"),
-    "sequential": (sse_attention_sequential, "a loop over partitions, chunk-parallel in each"),
-    "masked": (sse_attention_masked, "paper's Algorithm 1: every partition sees every token; work grows with N"),
     "varlen": (sse_attention_varlen, "paper's Algorithm 2: tokens reordered by partition; work grows with k, not N"),
     "recurrent": (sse_attention_recurrent, "decoding: touches the selected partitions' states only"),
 }
@@ -110,8 +106,8 @@ def sse_attention(
         output_final_state: return the final state.
         inplace_state: overwrite initial_state (float32, or float64 as the computation) with the final state and return
             it; needs gradients off.
-        backend: auto | reference | sequential | masked | varlen | recurrent | triton. auto takes triton for what it
-            can run on a GPU; else recurrent when every sequence has one token and no gradient is wanted; else varlen.
+        backend: auto | reference | varlen | recurrent | triton. auto takes triton for what it can run on a GPU; else
+            recurrent when every sequence has one token and no gradient is wanted; else varlen.
         read_logits: [T, H, N], by which each head chooses what it reads; e of writing and of reading are then apart.
             Then q, k and v are one set for all partitions. None for one choice of all heads, to write and to read (the
             paper's).
@@ -155,18 +151,6 @@ def sse_attention(
 def available_backends() -> list[str]:
     """Names that `sse_attention` accepts here, `auto` first."""
     return [name for name in BACKENDS if name != "triton" or unavailable_reason(_gpu(), False) is None]
-
-
-def require_backend(backend: str) -> None:
-    """Make sure that a backend can be used on this machine.
-
-    Raises:
-        HardwareError: it is not available here.
-    """
-    if backend not in (known := available_backends()):
-        raise HardwareError(
-            f"backend {backend!r}: {explain(backend)}", expected=", ".join(known), fix="set train.backend to auto"
-        )
 
 
 def explain(backend: str) -> str:

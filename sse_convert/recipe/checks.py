@@ -28,7 +28,6 @@ from sse_convert.recipe.schema import (
 from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count
 
-BACKENDS = ("auto", "reference", "sequential", "masked", "varlen", "recurrent", "triton")
 GATES = ("loss_gap", "needle_retention")
 _ONE_LOSS = {"teacher": "kl", "rope": "ce"}
 """stage keys that one loss alone knows"""
@@ -64,7 +63,6 @@ def check(part: Any) -> Iterator[Problem]:
         LMEval: _lm_eval,
         Lora: _lora,
         Rope: _rope,
-        Train: _train,
         Recipe: _recipe,
     }
     if type(part) in checks:
@@ -272,11 +270,6 @@ def _eval(settings: Eval) -> Iterator[Problem]:
 def _lora(lora: Lora) -> Iterator[Problem]:
     if lora.targets is not None:
         yield from _not_empty(lora, "targets")
-
-
-def _train(train: Train) -> Iterator[Problem]:
-    if train.backend not in BACKENDS:
-        yield Problem(("backend",), f"unknown backend '{train.backend}'" + suggest(train.backend, BACKENDS))
 
 
 def _held_out(train: Train, data: Data) -> Iterator[Problem]:

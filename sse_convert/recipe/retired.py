@@ -1,9 +1,14 @@
 """Keys that recipes had, and what to do in their place. Those of mixers stand in `sse_convert.mixers`."""
 
+from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
+
 RETIRED = {
     "eval.ruler": "ask the lm-evaluation-harness for its tasks, with eval.lm_eval.tasks: [niah]",
     "data.separator": 'make a .jsonl file with a line for each document, such as {"text": "..."}',
     "export.max_shard_size": "shards have 5 GB at most; remove it",
+    "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }
 """section and key -> what to do"""
+DEFAULTS = {**RETIRED_OF_MIXERS, "backend": "auto", "max_shard_size": "5GB"}
+"""what keys were where nobody set them: a run that began with them goes on"""

@@ -325,8 +325,6 @@ class Train:
     """autocast type; unset means bf16 on a GPU, no on a CPU. Master weights are always float32"""
     lora: Lora = dc.field(default_factory=Lora)
     """used by stages with `train: lora`"""
-    backend: str = "auto"
-    """operator backend"""
     compile: Auto | bool = "auto"
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps; auto: on GPUs, in
     stages long enough to pay for it, where no row is split"""

@@ -179,9 +179,7 @@ def calibrated_layers(
         if recipe.calibrate.output_scale != "none":
             values["sse_out_scale"] = torch.ones_like(values["sse_out_scale"])
         source = model.get_submodule(spec.attention_path(i))
-        layer = attention_layer(
-            source, decoder_config(model.config), i, spec=spec, mixer=mixer, backend=recipe.train.backend
-        )
+        layer = attention_layer(source, decoder_config(model.config), i, spec=spec, mixer=mixer)
         layer.load_state_dict(values, strict=False)
         made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
     if mixer.router == "keys":

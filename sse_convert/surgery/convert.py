@@ -290,7 +290,6 @@ def _write_config(folder: Path, teacher: Teacher, names: list[str], mixers: dict
         "base_revision": teacher.files.revision,
         "recipe": recipe.to_dict(),
         "recipe_hash": recipe_hash(recipe),
-        "backend": recipe.train.backend,
     }
     after = build_config(teacher.config, sse).to_dict()
     config = _changed(without_code_keys(teacher.files.config), teacher.config.to_dict(), after)

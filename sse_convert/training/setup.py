@@ -147,28 +147,18 @@ def _configure_fsdp(accelerator: Accelerator) -> None:
     plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 
 
-def load_student(
-    checkpoint: str | Path, backend: str, sse: dict[str, Any], accelerator: Accelerator
-) -> PreTrainedModel:
-    """The converted model in float32 on the CPU, in training mode, with the recipe's operator backend. Under FSDP the
-    first process alone has its weights.
+def load_student(checkpoint: str | Path, sse: dict[str, Any], accelerator: Accelerator) -> PreTrainedModel:
+    """The converted model in float32 on the CPU, in training mode. Under FSDP the first process alone has its weights.
 
     Args:
         checkpoint: its folder.
-        backend: of the operator.
         sse: layers and mixers, as `match_recipe` gives them.
         accelerator: of the stage.
 
     Raises:
         CheckpointError: the folder holds no checkpoint, or weights that are not finite.
-        HardwareError: the backend is not available here.
     """
-    from sse_convert.kernels.dispatch import require_backend
-
-    require_backend(backend)
     model: Any = _read(checkpoint, checkpoint, torch.float32, accelerator, sse=sse)
-    for layer in model.sse_layers().values():
-        layer.backend = backend
     student: PreTrainedModel = model.train()
     return student
 

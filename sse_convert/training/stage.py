@@ -412,7 +412,7 @@ class _StageRun:
 
     def _objective(self, memory: dict[str, Any] | None) -> Objective:
         torch.compiler.reset()  # or rows of another length than the last stage's would be compiled for any length
-        model = load_student(self.checkpoint, self.recipe.train.backend, self.match.sse, self.accelerator)
+        model = load_student(self.checkpoint, self.match.sse, self.accelerator)
         layers = model.sse_layers().values()
         reason = next(filter(None, (layer.trains_on_torch(self.accelerator.device) for layer in layers)), None)
         if reason is not None and self.accelerator.is_main_process:

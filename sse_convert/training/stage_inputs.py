@@ -34,11 +34,7 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
     Raises:
         TrainingError: rows and processes do not go together, or a precision does not go with the loss.
-        HardwareError: the recipe's backend is not available here.
     """
-    from sse_convert.kernels.dispatch import require_backend
-
-    require_backend(recipe.train.backend)
     Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
     if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
         raise TrainingError(
@@ -52,7 +48,7 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
     settings = {key: value for key, value in dc.asdict(stage).items() if key not in (*_FREE, "teacher")}
     train = dc.asdict(recipe.train)
-    deciding = ("mixed_precision", "backend", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
+    deciding = ("mixed_precision", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
     inputs: dict[str, Any] = {
         "checkpoint": checkpoint_identity(checkpoint),
         "stage": settings,

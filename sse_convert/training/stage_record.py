@@ -6,6 +6,7 @@ from typing import Any
 from sse_convert import __version__
 from sse_convert.checkpoints.identity import SEAL, STAGE_FILE, data_digest, read_stage_record, write_sealed
 from sse_convert.errors import OutputError, TrainingError
+from sse_convert.recipe.retired import DEFAULTS
 from sse_convert.report import json_ready
 
 HISTORY = "extended"
@@ -29,13 +30,21 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two nested mappings, one readable line per key. Digests that were never noted do not."""
+    """What differs between two nested mappings, one readable line per key. Digests that were never noted
+    do not, nor do retired keys that nobody had set."""
     old, new = flatten(before), flatten(now)
     return [
         f"{key} was {old.get(key, 'unset')!r}, is {new.get(key, 'unset')!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not (key.endswith(f".{SEAL}") and key not in old)
+        if old.get(key) != new.get(key)
+        and not ((key.endswith(f".{SEAL}") and key not in old) or _retired(key, old, new))
     ]
+
+
+def _retired(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a key is gone that nobody had set."""
+    name = key.rpartition(".")[2]
+    return key not in new and name in DEFAULTS and old[key] == DEFAULTS[name]
 
 
 def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

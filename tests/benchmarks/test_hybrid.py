@@ -61,13 +61,13 @@ def test_the_cache_of_a_hybrid_holds_what_its_layers_need(report):
 def test_everything_was_compared_before_it_was_timed(report):
     checks = report["checks"]["tiny"]
     assert all(check["ok"] for check in checks)
-    assert sum("varlen against masked" in check["what"] for check in checks) == 8
+    assert sum("varlen against reference" in check["what"] for check in checks) == 8
     assert sum("attention, against forward" in check["what"] for check in checks) == 6
     assert all(check["error"] > 0 for check in checks)
 
 
 def test_nothing_is_timed_if_a_backend_is_wrong(tmp_path, monkeypatch):
-    name, (right, note) = "masked", dispatch._BACKENDS["masked"]
+    name, (right, note) = "reference", dispatch._BACKENDS["reference"]
 
     def wrong(x):
         o, final = right(x)

@@ -20,7 +20,7 @@ from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
-from sse_convert.recipe.checks import BACKENDS
+from sse_convert.kernels.dispatch import BACKENDS
 from sse_convert.recipe.presets import preset_names
 from sse_convert.report import TextReport, found_before
 from tests.recipe.recipes import small, write

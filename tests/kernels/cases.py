@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sse_convert.kernels.dispatch import sse_attention
 
-CHUNKED = ("sequential", "masked", "varlen")
+CHUNKED = ("varlen",)
 BACKENDS = (*CHUNKED, "recurrent")
 SHARED_NAMES = ("shared q", "shared k", "shared log_decay", "shared v")
 

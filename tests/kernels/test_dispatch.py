@@ -9,7 +9,6 @@ from torch import Tensor
 from sse_convert.errors import ShapeError, UsageError
 from sse_convert.kernels import dispatch
 from sse_convert.kernels.dispatch import BACKENDS, available_backends, explain, sse_attention
-from sse_convert.recipe.checks import BACKENDS as RECIPE_BACKENDS
 from tests.kernels.cases import BACKENDS as EXACT
 from tests.kernels.cases import SHARED_NAMES, Case, run, run_with_gradients
 
@@ -96,7 +95,7 @@ def test_out_of_range_top_k_is_refused(value: int) -> None:
 
 
 def test_unknown_backend_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'vralen'\nexpected: one of auto, reference, sequential, masked, varlen, rec"):
+    with pytest.raises(UsageError, match="'vralen'\nexpected: one of auto, reference, varlen, rec"):
         run(CASE, "vralen")
     with pytest.raises(UsageError, match="'vralen'"):
         explain("vralen")
@@ -104,7 +103,6 @@ def test_unknown_backend_lists_the_known_ones() -> None:
 
 def test_every_backend_is_explained() -> None:
     assert [name for name in available_backends() if name != "triton"] == list(BACKENDS[:-1])
-    assert BACKENDS == RECIPE_BACKENDS
     assert all(explain(name) for name in BACKENDS)
 
 
@@ -180,12 +178,11 @@ def test_autocast_does_not_lower_the_precision(backend: str) -> None:
     assert torch.equal(cast_final, final)
 
 
-@pytest.mark.parametrize("backend", ["sequential", "masked", "varlen"])
-def test_a_backward_inside_autocast_does_not_either(backend: str) -> None:
+def test_a_backward_inside_autocast_does_not_either() -> None:
     inputs = CASE.inputs(torch.float32)
-    expected = run_with_gradients(CASE, backend, inputs)
+    expected = run_with_gradients(CASE, "varlen", inputs)
     with torch.autocast("cpu", torch.bfloat16):
-        found = run_with_gradients(CASE, backend, inputs)
+        found = run_with_gradients(CASE, "varlen", inputs)
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
 

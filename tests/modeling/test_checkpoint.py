@@ -190,8 +190,8 @@ def test_what_does_not_travel_says_so() -> None:
     with pytest.warns(UserWarning, match="without Triton kernels: import sse_convert"):
         left_out.unavailable_reason(torch.device("cuda"))
     assert not left_out.has_kernels(x)
-    with pytest.raises(UsageError, match="sse_attention_masked is not in the code of a checkpoint"):
-        left_out.sse_attention_masked(x)
+    with pytest.raises(UsageError, match="sse_attention_reference is not in the code of a checkpoint"):
+        left_out.sse_attention_reference(x)
 
 
 def test_half_precision_load_keeps_values_and_device(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
   line 14: export.dir: expected text, got number 3; put it in quotes
 fix: `sse-convert recipes schema` describes every key, `sse-convert recipes show NAME` prints a working recipe"""
     )
-    assert len(caught.value.to_dict()["problems"]) == 16
+    assert len(caught.value.to_dict()["problems"]) == 15
 
 
 def test_a_good_recipe(tmp_path):
@@ -261,7 +261,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"eval": {"gate": {"needle_retention": 0.9}}}, "eval.gate.needle_retention: needs eval.needle"),
         ({"eval": {"perplexity": False, "gate": {"loss_gap": 1}}}, "eval.gate.loss_gap: needs eval.perplexity: true"),
         ({"eval": {"lengths": [1]}}, "eval.lengths.0: 1 is too small, expected 2 or more"),
-        ({"train": {"backend": "cuda"}}, "train.backend: unknown backend 'cuda'; expected one of auto, reference"),
         ({"train": {"lora": {"rank": 0}}}, "train.lora.rank: 0 is too small, expected 1 or more"),
         ({"train": {"lora": {"targets": []}}}, "train.lora.targets: is empty, name at least one"),
         ({"export": {"dir": ""}}, "export.dir: is empty, expected a folder"),

@@ -53,7 +53,7 @@ def test_layer_keys_match_by_their_text(tmp_path):
         ("stage.0.lr=1", "--set stage.0.lr=1: unknown key; did you mean 'stages'?"),
         ("mixers.sse.num_partition=8", "--set mixers.sse.num_partition=8: unknown key; did you mean 'num_partitions'?"),
         ("eval.needle.length=[4K]", "--set eval.needle.length=[4K]: unknown key; did you mean 'lengths'?"),
-        ("train={backnd: auto}", "--set train={backnd: auto}: train.backnd: unknown key; did you mean 'backend'?"),
+        ("train={compil: auto}", "--set train={compil: auto}: train.compil: unknown key; did you mean 'compile'?"),
     ],
 )
 def test_problems_name_the_override(tmp_path, override, problem):

@@ -132,7 +132,7 @@ def forked_copies(checkpoints, out):
     for name, folder in checkpoints.items():
         path = out / f"{name}-{accelerator.process_index}"
         try:
-            model = load_student(folder, "auto", open_checkpoint(folder).config["sse"], accelerator)
+            model = load_student(folder, open_checkpoint(folder).config["sse"], accelerator)
         except CheckpointError as error:
             path.write_text(str(error))
             continue

@@ -97,6 +97,17 @@ def test_changes_name_the_keys():
     ]
 
 
+def test_a_retired_key_that_nobody_had_set_is_no_change():
+    now = {"train": {"seed": 0}, "mixers": {"sse": {"top_k": 1}}}
+    before = {"train": {"seed": 0, "backend": "auto"}, "mixers": {"sse": {"top_k": 1, "output_gate": False}}}
+    assert changes(before, now) == []
+    before["mixers"]["sse"]["output_gate"] = before["mixers"]["sse"]["other"] = True
+    assert changes(before, now) == [
+        "mixers.sse.other was True, is 'unset'",
+        "mixers.sse.output_gate was True, is 'unset'",
+    ]
+
+
 def test_records_guard_a_folder(tmp_path):
     inputs = {"overrides": {0: "sse", "2-3": "full"}, "lr": 1e-3}
     assert finished(tmp_path / "none", inputs) is None

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.errors import HardwareError, TrainingError, UsageError
-from sse_convert.kernels import dispatch
 from sse_convert.recipe.schema import Train
-from sse_convert.training.setup import load_student, make_accelerator
+from sse_convert.training.setup import make_accelerator
 from sse_convert.training.sharding import is_sharded
 from sse_convert.training.stage_inputs import check_stage
 from tests.training.launched import fresh_accelerate
@@ -73,15 +70,6 @@ def test_fp16_alignment_is_refused(make, tmp_path):
     accelerator.state._mixed_precision = "fp16"
     with pytest.raises(TrainingError, match="layer_mse with mixed_precision fp16"):
         check_stage(recipe, recipe.stages[0], accelerator)
-
-
-def test_backends_are_checked(converted, monkeypatch):
-    sse = open_checkpoint(converted).config["sse"]
-    monkeypatch.setattr(dispatch, "unavailable_reason", lambda device, delta: "the kernels are on strike")
-    with pytest.raises(HardwareError, match="'triton': not available: the kernels are on strike"):
-        load_student(converted, "triton", sse, Accelerator())
-    student = load_student(converted, "masked", sse, Accelerator())
-    assert {layer.backend for layer in student.sse_layers().values()} == {"masked"}
 
 
 def test_bf16_autocast_keeps_float32_weights(make, train):
