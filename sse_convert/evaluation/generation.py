@@ -180,7 +180,7 @@ def generation_score(
             bar.update(len(batch))
     found = [answer for key in keys if (answer := answers.get(key)) is not None]
     pairs = [(answer.text, row.question) for answer, row in zip(found, rows, strict=True)]
-    earned = [score(asked.scorer, text, question.answers, question.prefix) for text, question in pairs]
+    earned = [score(asked.scorer, text, question.answers) for text, question in pairs]
     return _total(asked, repeats, earned, found)
 
 

@@ -1,20 +1,17 @@
 """Question sets from local files: one JSON object per line, in one format that takes the columns of published sets.
 
-    question      text; also called problem, query_text, query, input                     AIME, MATH500, LOFT, HELMET
+    question      text; also called problem, query_text, query, input                     AIME, MATH500, GSM8K
     answer        text, number, or a list; also answers, expected_answer, target           all
     choices       a list of texts, or choice_A, choice_B ... or options                    LongBench v2
-    context       text, or a list of passages {title, text}; also ctxs                     LongBench v2, HELMET, NoLiMa
-    context_file  a text file or a .jsonl of passages, beside this file                    LOFT's corpora
+    context       text                                                                     LongBench v2, NoLiMa
     prompt        the whole prompt in place of the others: text, or a list of messages     MRCR
-    prefix        what the answer must begin with; also random_string_to_prepend           MRCR
 
-Names are read without case. In a list of answers an element that is itself a list holds other spellings of one answer;
-numbers in it, LOFT's relevance, are left out. The answer of a choice is its letter, its index from 0, or its text.
+Names are read without case. In a list of answers an element that is itself a list holds other spellings of one answer.
+The answer of a choice is its letter, its index from 0, or its text.
 """
 
 import dataclasses as dc
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,15 +33,11 @@ COLUMNS = {
     "question": ("question", "problem", "query_text", "query", "input"),
     "answer": ("answer", "answers", "expected_answer", "target"),
     "choices": ("choices", "options"),
-    "context": ("context", "ctxs"),
-    "context_file": ("context_file",),
+    "context": ("context",),
     "prompt": ("prompt",),
-    "prefix": ("prefix", "random_string_to_prepend"),
 }
 """field -> names of columns that may hold it, the first that is there counts"""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_CONTEXT_FILE = re.compile(r'"context_file"\s*:\s*"([^"\\]+)"')
-_TITLES, _TEXTS = ("title", "title_text"), ("text", "passage_text", "passage")
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -55,8 +48,6 @@ class Question:
     """the prompt"""
     answers: tuple[tuple[str, ...], ...]
     """right answers, each with other spellings"""
-    prefix: str = ""
-    """what the answer must begin with"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -103,16 +94,12 @@ def question_files(settings: GenerationEval) -> Iterator[tuple[Path, Scorer]]:
 
 
 def file_digests(settings: GenerationEval) -> dict[str, str]:
-    """What changes with the content of the question files, and of the contexts that they name, by file.
+    """What changes with the content of the question files, by file.
 
     Raises:
         DataError: a file does not exist.
     """
-    digests = {}
-    for path, _ in question_files(settings):
-        contexts = {path.parent / str(name) for name in _CONTEXT_FILE.findall(_text_of(path))}
-        digests[str(path)] = WatchedFiles([path, *sorted(filter(Path.is_file, contexts))]).digest()
-    return digests
+    return {str(path): WatchedFiles([path]).digest() for path, _ in question_files(settings) if _text_of(path)}
 
 
 @dc.dataclass(frozen=True)
@@ -125,8 +112,6 @@ class _File:
     settings: GenerationEval
     most: int | None
     """tokens of a prompt"""
-    contexts: dict[str, str] = dc.field(default_factory=dict)
-    """files that questions share, by name"""
 
     def questions(self) -> Iterator[Question]:
         records = list(_records(_text_of(self.path), self.path))
@@ -134,20 +119,6 @@ class _File:
             raise DataError(f"{self.path} holds no questions", expected="one JSON object on each line")
         for number, record in records:
             yield _Line(self, number, {key.lower(): value for key, value in record.items()}).question()
-
-    def context(self, name: str, where: str) -> str:
-        """A text that stands in a file of its own, read once."""
-        if name not in self.contexts:
-            self.contexts[name] = self._read_context(self.path.parent / name, where)
-        return self.contexts[name]
-
-    def _read_context(self, path: Path, where: str) -> str:
-        if not path.is_file():
-            raise DataError(f"{where}: field 'context_file' names {path}, which does not exist", expected="a file")
-        text = _text_of(path)
-        if path.suffix != ".jsonl":
-            return text
-        return _passages([record for _, record in _records(text, path)], str(path))
 
 
 @dc.dataclass(frozen=True)
@@ -173,8 +144,7 @@ class _Line:
                 expected=f"at most {self.file.most} tokens of prompt in the model's context",
                 fix="leave the question out, lower max_new_tokens, or train with a longer rope",
             )
-        prefix = "" if self._value("prefix") is None else self._text("prefix")
-        return Question(tuple(ids), self._answers(), prefix)
+        return Question(tuple(ids), self._answers())
 
     def _ids(self, prompt: str | list[dict[str, str]]) -> list[int]:
         tokenizer = self.file.tokenizer
@@ -189,23 +159,19 @@ class _Line:
         return encode(tokenizer, text)
 
     def _prompt(self) -> str | list[dict[str, str]]:
+        for name in ("context_file", "ctxs"):
+            if self.record.get(name) is not None:
+                raise self._wrong(name, "a file or a list of passages", "their text in the field context")
         prompt = self._value("prompt")
         if prompt is None:
-            parts = [self._context(), self._text("question"), self._choices(), SCORERS[self.file.scorer].ask]
+            context = "" if self._value("context") is None else self._text("context")
+            parts = [context, self._text("question"), self._choices(), SCORERS[self.file.scorer].ask]
             return "\n\n".join(part for part in parts if part)
         if isinstance(prompt, str) and prompt.strip():
             return _messages_in(prompt) or prompt
         if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
             return prompt
         raise self._wrong("prompt", shortened(repr(prompt)), "a text, or a list of messages {role, content}")
-
-    def _context(self) -> str:
-        if self._value("context_file") is not None:
-            return self.file.context(self._text("context_file"), self.where)
-        context = self._value("context")
-        if isinstance(context, list):
-            return _passages(context, f"{self.where}: field 'context'")
-        return "" if context is None else self._text("context")
 
     def _options(self) -> list[str]:
         lettered = [self.record[name] for letter in LETTERS if (name := f"choice_{letter.lower()}") in self.record]
@@ -291,19 +257,6 @@ def _object(line: str, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DataError(f"{where}: a JSON {type(record).__name__}", expected="one JSON object on each line")
     return record
-
-
-def _passages(passages: list[Any], where: str) -> str:
-    """Numbered passages with their titles, as prompts with a corpus in them have them."""
-    lines = []
-    for i, passage in enumerate(passages):
-        given = passage if isinstance(passage, dict) else {"text": passage}
-        text = next((given[name] for name in _TEXTS if isinstance(given.get(name), str)), None)
-        if text is None:
-            raise DataError(f"{where}: passage {i + 1} has no text", expected=f"one of {', '.join(_TEXTS)}")
-        title = next((f"TITLE: {given[name]} | " for name in _TITLES if given.get(name)), "")
-        lines.append(f"ID: {given.get('pid', i)} | {title}CONTENT: {text}")
-    return "\n".join(lines)
 
 
 def _spellings(item: Any) -> tuple[str, ...]:

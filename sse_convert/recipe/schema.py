@@ -19,9 +19,7 @@ from sse_convert.recipe.ranges import (
 )
 from sse_convert.recipe.stage_settings import Rope
 
-Scorer = Literal[
-    "boxed", "number", "choice", "exact", "contains", "coverage", "f1", "list_f1", "list_exact", "rouge", "ratio"
-]
+Scorer = Literal["boxed", "number", "choice", "exact", "contains"]
 Auto = Literal["auto"]
 Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pure_sse"]
 

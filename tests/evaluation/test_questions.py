@@ -38,11 +38,7 @@ def read(tmp_path, tokenizer, record, scorer="boxed", limit=None, **settings):
          "A text.\n\nWho?\n\n(A) he\n(B) she", [("B",)]),
         ("choice", {"question": "Who?", "choices": ["he", "she"], "answer": 1}, "Who?\n\n(A) he\n(B) she", [("B",)]),
         ("choice", {"question": "Who?", "options": ["he", "she"], "answer": "he"}, "Who?\n\n(A) he\n(B) she", [("A",)]),
-        ("f1", {"question": "When?", "answers": ["1950", "in 1950"], "ctxs": [{"title": "T", "text": "x"}, "y"]},
-         "ID: 0 | TITLE: T | CONTENT: x\nID: 1 | CONTENT: y\n\nWhen?", [("1950",), ("in 1950",)]),
-        ("list_f1", {"qid": "1", "query_text": "Which?", "answers": [["d3", 1], ["d7", 1]]}, "Which?",
-         [("d3",), ("d7",)]),
-        ("coverage", {"question": "Which?", "answers": [["NYC", "New York"], ["Rome"]]}, "Which?",
+        ("contains", {"question": "Which?", "answers": [["NYC", "New York"], ["Rome"]]}, "Which?",
          [("NYC", "New York"), ("Rome",)]),
         ("contains", {"prompt": "All of it:", "answer": "Yuki"}, "All of it:", [("Yuki",)]),
     ],
@@ -54,19 +50,19 @@ def test_published_columns(tmp_path, tokenizer, scorer, record, prompt, answers)
     assert list(question.answers) == answers
 
 
-def test_conversations_of_mrcr(tmp_path, tokenizer, monkeypatch):
+def test_conversations(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "a poem"},
         {"role": "user", "content": "again"},
     ]
-    record = {"prompt": json.dumps(messages), "answer": "Xq3a poem", "random_string_to_prepend": "Xq3", "n_needles": 2}
-    text, question = read(tmp_path, tokenizer, record, "ratio", template="chat")
+    record = {"prompt": json.dumps(messages), "answer": "a poem"}
+    text, question = read(tmp_path, tokenizer, record, "contains", template="chat")
     assert text == "[user: hi][assistant: a poem][user: again]>"
-    assert (question.prefix, question.answers) == ("Xq3", (("Xq3a poem",),))
+    assert question.answers == (("a poem",),)
     with pytest.raises(DataError, match="line 1: field 'prompt' is a list of messages, and the template is base"):
-        read(tmp_path, tokenizer, record, "ratio")
+        read(tmp_path, tokenizer, record, "contains")
 
 
 def test_templates_and_special_tokens(tmp_path, tokenizer, bos_tokenizer, monkeypatch):
@@ -78,17 +74,17 @@ def test_templates_and_special_tokens(tmp_path, tokenizer, bos_tokenizer, monkey
     assert read(tmp_path, tokenizer, record, "exact", template="chat")[0] == "[user: He saw it.]>"
 
 
-def test_contexts_in_files_of_their_own(tmp_path, tokenizer):
-    (tmp_path / "corpus.jsonl").write_text('{"pid": "d3", "title_text": "T", "passage_text": "x"}\n')
-    record = {"query_text": "Which?", "answers": [["d3", 1]], "context_file": "corpus.jsonl"}
-    settings = asked(tmp_path, record, "list_f1")
-    assert read(tmp_path, tokenizer, record, "list_f1")[0].startswith("ID: d3 | TITLE: T | CONTENT: x\n\nWhich?")
+def test_what_changes_with_a_file(tmp_path, tokenizer):
+    settings = asked(tmp_path, {"question": "Which?", "answer": "d3"}, "exact")
     before = file_digests(settings)
-    (tmp_path / "corpus.jsonl").write_text('{"pid": "d3", "title_text": "T", "passage_text": "y"}\n')
+    asked(tmp_path, {"question": "Which?", "answer": "d4"}, "exact")
     assert file_digests(settings) != before
-    (tmp_path / "corpus.jsonl").unlink()
-    with pytest.raises(DataError, match=r"line 1: field 'context_file' names .*corpus.jsonl, which does not exist"):
-        read(tmp_path, tokenizer, record, "list_f1")
+
+
+@pytest.mark.parametrize("column", ["context_file", "ctxs"])
+def test_passages_are_not_left_out_in_silence(tmp_path, tokenizer, column):
+    with pytest.raises(DataError, match=f"line 1: field '{column}' is a file or a list of passages"):
+        read(tmp_path, tokenizer, {"question": "Which?", "answer": "d3", column: "c.jsonl"}, "exact")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +103,7 @@ def test_contexts_in_files_of_their_own(tmp_path, tokenizer):
         ('{"question": "a", "choices": "b", "answer": "1"}', r"line 1: field 'choices' is 'b'"),
         ('{"prompt": [1], "answer": "1"}', r"line 1: field 'prompt' is \[1\]"),
         ('{"question": "a", "context": 7, "answer": "1"}', r"line 1: field 'context' is 7"),
-        ('{"question": "a", "context": [{}], "answer": "1"}', r"line 1: field 'context': passage 1 has no text"),
+        ('{"question": "a", "context": [{}], "answer": "1"}', r"line 1: field 'context' is \[{}\]"),
         (r'{"question": "a \ud83d b", "answer": "1"}', r"line 1: column 'prompt' has half a character"),
         ("\n", r"set.jsonl holds no questions"),
     ],

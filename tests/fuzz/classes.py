@@ -171,15 +171,14 @@ def _question_file(root: Path, case: tuple[str, Any]) -> Outcome:
     with copied(root) as folder:
         lines = [json_text(record) for record in records]
         (folder / "q.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
-        (folder / "c.jsonl").write_text('{"text": "a b"}')
         arguments = ["questions", "q.jsonl", scorer, str(root / "qwen3")]
         return run_command(arguments, judges.earned_shares, reading.app)
 
 
 def _question_cases(root: Path) -> st.SearchStrategy[Any]:
     base = [
-        {"question": "a b", "answer": "12", "choices": ["12", "b"], "context": [{"title": "t", "text": "x"}, "y"]},
-        {"problem": "a", "answers": [["1", 1], ["\\frac{1}{2}"]], "context_file": "c.jsonl", "prefix": "x"},
+        {"question": "a b", "answer": "12", "choices": ["12", "b"], "context": "x y"},
+        {"problem": "a", "answers": [["1", 1], ["\\frac{1}{2}"]], "ID": "x"},
         {"prompt": "a", "answer": 3, "choice_A": "3"},
     ]
     records = st.one_of(*(st.just([record]) | changed([record], VALUES, 2) for record in base), changed(base, VALUES))

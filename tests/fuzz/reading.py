@@ -59,7 +59,7 @@ def _questions(
     name: Any = scorer
     (found,) = read_questions(GenerationEval(questions={path: name}), _tokenizer(model), 100_000)
     earned = [
-        score(name, text, question.answers, question.prefix)
+        score(name, text, question.answers)
         for question in found.questions
         for text in ("", *question.answers[0], f"Answer: [{question.answers}] \\boxed{{{question.answers[-1][-1]}}}")
     ]
