@@ -480,14 +480,11 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
 
 
 def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path, *, main: bool) -> Report:
-    """Figures that miss a limit of `eval.gate` are kept as well, in a folder that does not count as finished; by the
-    main process, if others help."""
+    """Figures in a folder that does not count as finished; by the main process, if others help."""
     if main:
         folder.mkdir(parents=True)
     report = evaluator.report(checkpoint)
     if main:
         with found_before(report):
             publish(report, folder / EVALUATION, folder / PLOT)
-    else:
-        report.require_gate(None)
     return report

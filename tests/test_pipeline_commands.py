@@ -9,7 +9,6 @@ import yaml
 from sse_convert import api, pipeline
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.evaluation.report import EvalReport
 from tests.recipe.recipes import entries
 from tests.surgery.models import MIXERS, recipe_data, save_source
 
@@ -126,16 +125,6 @@ def test_run_and_run_again(finished, place, does, capsys):
     assert run_app(app, changed) == 9
     assert "stage.lr was 0.001" in capsys.readouterr().err
     assert run_app(app, ["run", str(place / "r.yaml"), "--no-resume"]) == 8
-
-
-@pytest.mark.usefixtures("finished")
-def test_a_missed_gate_is_6_and_the_report_is_written(place, capsys, monkeypatch):
-    monkeypatch.setattr(EvalReport, "loss_gaps", lambda _: [{"length": 32, "gap": 0.5, "gap_se": 0.1}])
-    arguments = ["eval", place / "r.yaml", "-c", place / "final", "-o", place / "g.json", "--json"]
-    assert run_app(app, [*map(str, arguments), "--set", "eval.gate={loss_gap: 0.1}"]) == 6
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["what"] == "evaluation gate missed: loss_gap is 0.5"
-    assert json.loads((place / "g.json").read_text())["gate"][0]["passed"] is False
 
 
 def test_run_wants_the_text_that_later_steps_need(place, capsys):

@@ -113,8 +113,7 @@ def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: b
         RecipeError: the recipe is malformed, lacks text that a later step needs, or does not fit the model.
         UsageError: a control is asked for that the recipe cannot have.
         TrainingError: an earlier run had other inputs, or training does not stay finite.
-        VerificationError: a limit of `eval.gate` is missed, or the exported model is destroyed (see
-            `evaluation.verdict`).
+        VerificationError: the exported model is destroyed (see `evaluation.verdict`).
         DataError, CheckpointError, OutputError, HardwareError, HubError: text, checkpoint, folder, machine or hub.
     """
     origin = str(recipe) if isinstance(recipe, Path | str) else "recipe"
@@ -154,7 +153,6 @@ def evaluate(
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
         DataError: there is no usable held-out text, or a question cannot be used.
         OutputError: the report, the plot or answers cannot be written, or there is a file of another kind.
-        VerificationError: a limit of `eval.gate` is missed (the report is written first).
         DependencyError: lm-eval is asked for and the extra `eval` is not installed.
     """
     from sse_convert.files import check_result

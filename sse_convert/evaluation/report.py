@@ -20,15 +20,12 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
     cache              [{length, teacher_bytes, student_bytes, student_state_bytes}]   by formula, one sequence
     controls           {runs: [{name, meaning, status, note, figures}],   only where `eval` looked for them
                         judgements: [{control, figure, ours, theirs, low, high, verdict}]}
-    gate               [{name, limit, value, passed}]                     value null where it cannot be judged
     verdict            {grade, text, notes}                               what the figures come to, see `verdict`
 """
 
 import dataclasses as dc
-from pathlib import Path
 from typing import Any
 
-from sse_convert.errors import VerificationError
 from sse_convert.evaluation.agreement import Agreement
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.generation import GenerationScore
@@ -97,20 +94,6 @@ class CacheSize:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class GateCheck:
-    """One limit of `eval.gate`."""
-
-    name: str
-    """loss_gap or needle_retention"""
-    limit: float
-    """the limit"""
-    value: float | None
-    """the measured value, None where it cannot be judged (the teacher retrieves nothing)"""
-    passed: bool
-    """whether the limit is kept"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class EvalReport:
     """Teacher beside student."""
 
@@ -120,8 +103,6 @@ class EvalReport:
     """the converted model"""
     cache: tuple[CacheSize, ...]
     """bytes by context length"""
-    limits: dict[str, float]
-    """`eval.gate` of the recipe"""
     conditions: dict[str, Any]
     """machine, versions, text, seeds"""
     controls: ControlTable | None = None
@@ -144,38 +125,6 @@ class EvalReport:
             rows.append({**setting, "teacher": teacher.total.value, "student": student.total.value, "share": share})
         return rows
 
-    def gate(self) -> list[GateCheck]:
-        """The limits: the largest loss gap over lengths, and retention over all needle samples together."""
-        checks = []
-        for name, limit in self.limits.items():
-            if name == "loss_gap":
-                value = max((row["gap"] for row in self.loss_gaps()), default=None)
-                passed = value is not None and value <= limit
-            else:
-                hits = [sum(score.total.correct for score in model.needles) for model in (self.teacher, self.student)]
-                value = hits[1] / hits[0] if hits[0] else None
-                passed = value is not None and value >= limit
-            checks.append(GateCheck(name=name, limit=limit, value=value, passed=passed))
-        return checks
-
-    def require_gate(self, written_to: Path | None = None) -> None:
-        """Fail when a limit is missed.
-
-        Args:
-            written_to: where the report is, for the message.
-
-        Raises:
-            VerificationError: a limit is missed or cannot be judged.
-        """
-        if missed := [check for check in self.gate() if not check.passed]:
-            bounds = {"loss_gap": "at most", "needle_retention": "at least"}
-            raise VerificationError(
-                "evaluation gate missed: " + ", ".join(f"{check.name} is {_value(check)}" for check in missed),
-                expected=", ".join(f"{check.name} {bounds[check.name]} {check.limit:g}" for check in missed),
-                fix="train longer, keep more softmax layers, or change eval.gate"
-                + (f"; the report is in {written_to}" if written_to else ""),
-            )
-
     def verdict(self) -> ModelVerdict:
         """What the figures come to, in words."""
         return model_verdict(self._figures())
@@ -195,7 +144,6 @@ class EvalReport:
                 "loss_gaps": self.loss_gaps(),
                 "retention": self.retention(),
                 "cache": [dc.asdict(size) for size in self.cache],
-                "gate": [dc.asdict(check) for check in self.gate()],
                 **({"controls": self.controls.to_dict()} if self.controls else {}),
             }
         )
@@ -215,7 +163,6 @@ class EvalReport:
             self._speed_lines(),
             self._cache_lines(),
             self.controls.lines() if self.controls else [],
-            self._gate_lines(),
             [verdict.line()],
         ]
         return [line for block in blocks if block for line in (*block, "")][:-1]
@@ -273,16 +220,6 @@ class EvalReport:
         ]
         header = ("context", "teacher cache", "student cache", "of it state", "ratio")
         return ["cache of one sequence, by formula", *table(header, rows)] if rows else []
-
-    def _gate_lines(self) -> list[str]:
-        return [
-            f"gate {check.name}: {_value(check)}, limit {check.limit:g}: {'passed' if check.passed else 'MISSED'}"
-            for check in self.gate()
-        ]
-
-
-def _value(check: GateCheck) -> str:
-    return "undefined (the teacher has none)" if check.value is None else f"{check.value:.4g}"
 
 
 def _rate(tokens_per_s: float) -> float | int:

@@ -29,7 +29,7 @@ def card_metadata(
     from huggingface_hub import ModelCardData
 
     base, own = base_model(recipe), recipe["export"]
-    told = {key: own[key] for key in ("language", "license") if own.get(key)}
+    told = {"license": own["license"]} if own.get("license") else {}
     task = "image-text-to-text" if images else "text-generation"
     data = ModelCardData(
         **{**_of_teacher(teacher_card, keep_license="license" not in told), **told},

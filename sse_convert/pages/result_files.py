@@ -14,7 +14,7 @@ EVALUATION: Shape = {
     "conditions": dict,
     "teacher": _SCORES,
     "student": _SCORES,
-    **dict.fromkeys(("loss_gaps", "retention", "cache", "gate"), list),
+    **dict.fromkeys(("loss_gaps", "retention", "cache"), list),
 }
 CONTROL_TABLE: Shape = {"runs": list, "judgements": list}
 STAGE: Shape = {"inputs": dict, "hash": str, "report": dict}

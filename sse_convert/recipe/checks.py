@@ -11,7 +11,6 @@ from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.schema import (
     FORM_WEIGHTS,
     Data,
-    Eval,
     GenerationEval,
     Layers,
     LearningRates,
@@ -28,7 +27,6 @@ from sse_convert.recipe.schema import (
 from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count
 
-GATES = ("loss_gap", "needle_retention")
 _ONE_LOSS = {"teacher": "kl", "rope": "ce"}
 """stage keys that one loss alone knows"""
 ROPE_NOT_BUILT = {
@@ -57,7 +55,6 @@ def check(part: Any) -> Iterator[Problem]:
         Stage: _stage,
         Source: _source,
         Needles: _needles,
-        Eval: _eval,
         NeedleEval: _needle_eval,
         GenerationEval: _generation_eval,
         LMEval: _lm_eval,
@@ -255,16 +252,6 @@ def _generation_eval(settings: GenerationEval) -> Iterator[Problem]:
 
 def _lm_eval(settings: LMEval) -> Iterator[Problem]:
     yield from _not_empty(settings, "tasks", "lengths")
-
-
-def _eval(settings: Eval) -> Iterator[Problem]:
-    for key in settings.gate:
-        if key not in GATES:
-            yield Problem(("gate", key), "unknown limit" + suggest(key, GATES))
-    if "needle_retention" in settings.gate and settings.needle is None:
-        yield Problem(("gate", "needle_retention"), "needs eval.needle")
-    if "loss_gap" in settings.gate and not settings.perplexity:
-        yield Problem(("gate", "loss_gap"), "needs eval.perplexity: true")
 
 
 def _lora(lora: Lora) -> Iterator[Problem]:

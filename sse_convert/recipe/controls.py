@@ -147,9 +147,8 @@ def _variant(
 
 
 def _in_own_folder(recipe: Recipe, control: str) -> Recipe:
-    """The limits of `eval.gate` are for the result alone."""
     export = dc.replace(recipe.export, dir=str(controls_folder(recipe) / control))
-    return dc.replace(recipe, controls=[], export=export, eval=dc.replace(recipe.eval, gate={}))
+    return dc.replace(recipe, controls=[], export=export)
 
 
 def controls_folder(recipe: Recipe) -> Path:

@@ -3,8 +3,10 @@
 from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
 
 RETIRED = {
+    "eval.gate": "evaluation.json has the figures and, under verdict, a grade to judge by; remove it",
     "eval.ruler": "ask the lm-evaluation-harness for its tasks, with eval.lm_eval.tasks: [niah]",
     "data.separator": 'make a .jsonl file with a line for each document, such as {"text": "..."}',
+    "export.language": "the card has the languages of the teacher's, and can be edited; remove it",
     "export.max_shard_size": "shards have 5 GB at most; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",

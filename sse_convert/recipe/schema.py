@@ -297,8 +297,6 @@ class Eval:
     """tasks of the lm-evaluation-harness, off when unset"""
     throughput: list[Annotated[int, Range(2, 2**30)]] = dc.field(default_factory=list)
     """context lengths at which prefill and decode speed are measured"""
-    gate: dict[str, NotNegative] = dc.field(default_factory=dict)
-    """limits that make `eval` fail: `loss_gap` (at most, nats), `needle_retention` (at least, share of the teacher)"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,8 +309,6 @@ class Export:
     """storage type of the weights; keep means the teacher's"""
     license: str | None = None
     """licence identifier for the model card; unset takes the one on the card of a local teacher"""
-    language: list[str] | None = None
-    """languages for the model card, e.g. [en, de]; unset takes those on the card of a local teacher"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from tests.surgery.models import recipe_data, save_source
 
 
 def figures(sums, hits):
-    data = make_report({}, hits=((20, hits), (20, hits)), student_sums=sums).to_dict()
+    data = make_report(hits=((20, hits), (20, hits)), student_sums=sums).to_dict()
     return {**data, "conditions": {"text": "books", "seed": 0, "dtype": "float32"}}
 
 

@@ -8,7 +8,7 @@ import torch
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer, tokenizer_of
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
-from sse_convert.errors import CheckpointError, DataError, HardwareError, OutputError, RecipeError, VerificationError
+from sse_convert.errors import CheckpointError, DataError, HardwareError, OutputError, RecipeError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, model_mixers
 from sse_convert.evaluation.tasks import make_tasks
@@ -32,7 +32,7 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     assert data == report.to_dict()
     assert set(data) == {
         "verdict",
-        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "gate", "controls"),
+        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "controls"),
     }
     (agreement,) = data["student"]["agreement"]
     assert (agreement["length"], agreement["tokens"]) == (128, loss_of(data, "student")["tokens"])
@@ -45,7 +45,6 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     assert data["loss_gaps"][0]["gap"] == pytest.approx(loss["loss"] - data["teacher"]["held_out"][0]["loss"])
     assert [(n["keys"], n["samples"]) for n in data["student"]["needles"]] == [(1, 5), (2, 5)]
     assert data["retention"][0]["share"] is None
-    assert data["gate"] == []
     assert data["student"]["parameters"] > data["teacher"]["parameters"]
     assert data["conditions"]["dtype"] == "float32"
     text = "\n".join(report.lines())
@@ -105,19 +104,8 @@ def test_cache_table(recipe, student_folder):
 
 
 def test_a_model_beside_itself_has_no_gap(recipe, teacher_folder):
-    report = evaluate_checkpoint(change(recipe, gate={"loss_gap": 0.0}, throughput=[]), teacher_folder, device="cpu")
+    report = evaluate_checkpoint(change(recipe, throughput=[]), teacher_folder, device="cpu")
     assert report.loss_gaps() == [{"length": 128, "gap": 0.0, "gap_se": 0.0}]
-    assert report.gate()[0].passed
-
-
-def test_a_missed_gate_fails_after_the_report_is_written(recipe, student_folder, tmp_path):
-    out = tmp_path / "report.json"
-    settings = change(recipe, gate={"needle_retention": 0.9}, perplexity=False, throughput=[])
-    with pytest.raises(VerificationError, match="needle_retention is undefined") as caught:
-        evaluate_checkpoint(settings, student_folder, out=out, device="cpu")
-    assert str(out) in caught.value.fix
-    gate = json.loads(out.read_text())["gate"]
-    assert gate == [{"name": "needle_retention", "limit": 0.9, "value": None, "passed": False}]
 
 
 def test_a_report_that_cannot_be_written_is_told(recipe, student_folder, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ def size_in_pixels(path):
 
 
 def test_plot_of_one_and_of_several_students(tmp_path):
-    report = make_report({}).to_dict()
+    report = make_report().to_dict()
     plot([report], tmp_path / "one.png")
     plot([report] * 8, tmp_path / "many.png", labels=[f"student {i}" for i in range(8)])
     for name in ("one.png", "many.png"):
@@ -26,7 +26,7 @@ def test_plot_of_one_and_of_several_students(tmp_path):
 
 
 def test_empty_report_still_draws(tmp_path):
-    report = make_report({}).to_dict()
+    report = make_report().to_dict()
     report["cache"] = []
     for model in ("teacher", "student"):
         report[model]["held_out"] = report[model]["needles"] = []
@@ -35,11 +35,11 @@ def test_empty_report_still_draws(tmp_path):
 
 
 def test_divergence_has_a_panel_of_its_own(tmp_path):
-    plain = make_report({}).to_dict()
-    report = make_report({}).to_dict()
+    plain = make_report().to_dict()
+    report = make_report().to_dict()
     buckets = [{"stop": 64, "kl": 0.5}, {"stop": 129, "kl": 0.1}]
     report["student"]["agreement"] = [{"length": 129, "kl": 0.2, "top1": 0.9, "buckets": buckets}]
-    before = make_report({}).to_dict()  # a report written before these figures existed
+    before = make_report().to_dict()  # a report written before these figures existed
     for model in ("teacher", "student"):
         for key in ("agreement", "tasks"):
             del before[model][key]
@@ -51,7 +51,7 @@ def test_divergence_has_a_panel_of_its_own(tmp_path):
 
 
 def test_bad_requests(tmp_path):
-    report = make_report({}).to_dict()
+    report = make_report().to_dict()
     with pytest.raises(UsageError, match="no report"):
         plot([], tmp_path / "x.png")
     with pytest.raises(UsageError, match="2 labels for 1 reports"):

@@ -16,7 +16,7 @@ TEACHER_SUMS = (384.0, 392.0)
 
 def judged(gap=0.0, hits=((20, 20),), vocabulary=1000, **changes):
     """The verdict of a student `gap` nats above its teacher in both windows (128 predictions each)."""
-    report = make_report({}, hits=hits, student_sums=tuple(total + 128 * gap for total in TEACHER_SUMS))
+    report = make_report(hits=hits, student_sums=tuple(total + 128 * gap for total in TEACHER_SUMS))
     return model_verdict({**dc.replace(report, conditions={"vocab_size": vocabulary}).to_dict(), **changes})
 
 
@@ -79,7 +79,7 @@ def test_what_the_teacher_cannot_do_is_left_out_and_said():
     assert found.notes == (
         "the teacher itself finds less than 60%, so the verdict leaves out: number among 2 at 512 (55%)",
     )
-    report = make_report({}, hits=((20, 20), (11, 0)))
+    report = make_report(hits=((20, 20), (11, 0)))
     assert f"note: {found.notes[0]}" in report.lines()
     assert report.lines()[-1] == f"verdict: {report.verdict().text}"
 
@@ -90,12 +90,12 @@ def test_loss_alone_is_said_to_be_alone():
 
 
 def test_wide_intervals_do_not_destroy():
-    report = make_report({}, student_sums=(384.0, 392.0 + 2 * 128 * 2.2))  # 2.2 on the mean, 0 in one window
+    report = make_report(student_sums=(384.0, 392.0 + 2 * 128 * 2.2))  # 2.2 on the mean, 0 in one window
     assert model_verdict(report.to_dict()).grade == "damaged"
 
 
 def test_nothing_measured_is_no_verdict():
-    bare = {**make_report({}).to_dict(), "loss_gaps": []}
+    bare = {**make_report().to_dict(), "loss_gaps": []}
     for model in ("teacher", "student"):
         bare[model] = {**bare[model], "held_out": [], "needles": []}
     assert model_verdict(bare).grade == "unknown"
@@ -118,7 +118,7 @@ def test_controls_are_named(verdicts, words):
 
 
 def test_the_report_stores_its_verdict():
-    data = make_report({}).to_dict()
+    data = make_report().to_dict()
     found = model_verdict(data)
     assert data["verdict"] == {"grade": "loses", "text": found.text, "notes": list(found.notes)}
 
@@ -132,7 +132,7 @@ def test_only_a_destroyed_model_is_refused():
 
 def test_questions_count_from_a_lower_limit():
     entry = {"task": "aime24", "repeats": 32, "samples": 30, "correct": 12.0, "accuracy": 0.4}
-    report = make_report({}, hits=((20, 20),), student_sums=TEACHER_SUMS).to_dict()
+    report = make_report(hits=((20, 20),), student_sums=TEACHER_SUMS).to_dict()
     report["teacher"]["generation"] = [entry, {**entry, "task": "amc", "correct": 6, "accuracy": 0.2}]
     report["student"]["generation"] = [{**entry, "correct": 6.0, "accuracy": 0.2}, entry]
     found = model_verdict(report)

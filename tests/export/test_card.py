@@ -57,7 +57,7 @@ def test_the_teacher_of_a_stage_is_named(recipe, config):
 
 
 def test_measured_figures_are_the_model_index(recipe, config):
-    report = make_report({}).to_dict()
+    report = make_report().to_dict()
     card = ModelCard(model_card("tiny", config, recipe.to_dict(), report, 12345))
     index = eval_results_to_model_index(card.data.model_name, card.data.eval_results)
     assert index[0]["name"] == "tiny"
@@ -72,26 +72,22 @@ def test_measured_figures_are_the_model_index(recipe, config):
 
 def test_what_was_not_measured_is_no_result(recipe, config):
     assert not ModelCard(model_card("tiny", config, recipe.to_dict(), None, 12345)).data.eval_results
-    broken = make_report({}, student_sums=(math.nan, 400.0)).to_dict()
+    broken = make_report(student_sums=(math.nan, 400.0)).to_dict()
     card = ModelCard(model_card("tiny", config, recipe.to_dict(), broken, 12345))
     assert "loss" not in {r.metric_type for r in card.data.eval_results}
 
 
 @pytest.mark.parametrize(
-    ("own", "language", "license_", "link"),
-    [
-        ({"license": None}, ["en", "fr"], "other", "https://example.org/terms"),
-        ({"license": "mit", "language": ["de"]}, ["de"], "mit", None),
-    ],
+    ("own", "license_", "link"), [(None, "other", "https://example.org/terms"), ("mit", "mit", None)]
 )
-def test_language_and_licence_are_the_recipes_or_the_teachers(recipe, config, tmp_path, own, language, license_, link):
+def test_languages_are_the_teachers_and_the_licence_the_recipes_or_its(recipe, config, tmp_path, own, license_, link):
     card = tmp_path / "README.md"
     card.write_text(
         "---\nlanguage: [en, fr]\nlicense: other\nlicense_link: https://example.org/terms\n---\n# Teacher\n"
     )
-    settings = dc.replace(recipe, export=dc.replace(recipe.export, **own)).to_dict()
+    settings = dc.replace(recipe, export=dc.replace(recipe.export, license=own)).to_dict()
     data = ModelCard(model_card("tiny", config, settings, None, 12345, teacher_card=card)).data
-    assert (data.language, data.license, data.license_link) == (language, license_, link)
+    assert (data.language, data.license, data.license_link) == (["en", "fr"], license_, link)
 
 
 def test_a_local_teacher_is_named_without_its_path(recipe, config):
@@ -104,7 +100,7 @@ def test_a_local_teacher_is_named_without_its_path(recipe, config):
 def test_body_says_what_a_reader_needs(recipe, config):
     stage = Stage(name="distill", loss="kl", tokens=2_000_000, seq_len=512, lr=LearningRates(mixers=1e-3, rest=1e-4))
     settings = dc.replace(recipe, stages=[stage]).to_dict()
-    text = model_card("tiny", config, settings, make_report({}).to_dict(), 12345)
+    text = model_card("tiny", config, settings, make_report().to_dict(), 12345)
     assert "trust_remote_code=True" in text
     assert "| 0 | full | softmax attention, unchanged |" in text
     assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4 |" in text
@@ -112,7 +108,7 @@ def test_body_says_what_a_reader_needs(recipe, config):
     assert "| 512 | number | 1 | 20 | 100.0% (84-100) | 75.0% (53-89) | 75.0% |" in text
     assert "| distill | kl | 2M | 512 | 0.001 (mixers), 0.0001 (rest) | all |" in text
     assert "arXiv:2507.16577" in text
-    verdict = make_report({}).verdict()
+    verdict = make_report().verdict()
     assert f"Verdict: {verdict.text}.\n\n{verdict.notes[0]}" in text
     assert "One softmax layer is left, with keys and values of every token." in text
 
@@ -141,7 +137,7 @@ def test_a_window_beside_sse_is_told_apart_from_training_settings(recipe, config
 
 
 def test_figures_that_are_not_numbers_are_dashes(recipe, config):
-    figures = make_report({}, student_sums=(math.nan, 400.0)).to_dict()
+    figures = make_report(student_sums=(math.nan, 400.0)).to_dict()
     text = model_card("tiny", config, recipe.to_dict(), figures, 12345)
     assert "| 129 | 3.031 | - | - | 1.500 | 1.500 |" in text
 

@@ -140,7 +140,7 @@ def test_code_of_an_older_version_is_named_no_longer(recipe, trained, tmp_path):
 
 
 def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_folder, trained, tmp_path, monkeypatch):
-    (trained / "evaluation.json").write_text(json.dumps(make_report({}).to_dict()))
+    (trained / "evaluation.json").write_text(json.dumps(make_report().to_dict()))
     today, new = remote_code(), tmp_path / "new"
     older = {"modeling_backbone.py": "raise ImportError('written for an older transformers')"}
     code = {name.rpartition("/")[2]: text for name, text in today.items() if name.endswith(".py")}
@@ -164,7 +164,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     here = shutil.copytree(trained, home / "trained")
     settings = json.loads((here / "tokenizer_config.json").read_text())
     (here / "tokenizer_config.json").write_text(json.dumps({**settings, "name_or_path": str(home / "teacher")}))
-    figures = make_report({}).to_dict()
+    figures = make_report().to_dict()
     figures["teacher"]["name"], figures["student"]["name"] = str(home / "teacher"), str(here)
     figures["conditions"]["text"] = f"{home / 'valid text.txt'}, {home / 'more.txt'}"
     figures["controls"] = {"runs": [{"note": f"sse-convert run {home}/recipe.yaml --controls gla"}], "judgements": []}
@@ -221,7 +221,7 @@ def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp
 
 def test_figures_travel_with_the_model(recipe, trained, tmp_path):
     assert not export_checkpoint(recipe, trained, tmp_path / "none").evaluated
-    figures = make_report({}).to_dict()
+    figures = make_report().to_dict()
     (trained / "evaluation.json").write_text(json.dumps(figures))
     report = export_checkpoint(recipe, trained, tmp_path / "found")
     assert report.evaluated

@@ -57,7 +57,7 @@ def folder(tmp_path):
 
 def figures(gap):
     """An evaluation.json of a student `gap` nats above its teacher."""
-    return json.dumps(make_report({}, student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
+    return json.dumps(make_report(student_sums=(384.0 + 128 * gap, 392.0 + 128 * gap)).to_dict())
 
 
 def run(hub, folder, *pushes, home, **extra):

@@ -82,7 +82,7 @@ def _right(annotation: Any) -> st.SearchStrategy[Any]:
     if origin is list:
         return st.lists(st.deferred(lambda: values_of(arguments[0])), max_size=2)
     if origin is dict:
-        keys = st.sampled_from(("sse", "sliding", "full", "mine", "0", 0, -1, "0-1", "loss_gap"))
+        keys = st.sampled_from(("sse", "sliding", "full", "mine", "0", 0, -1, "0-1"))
         return st.dictionaries(keys, st.deferred(lambda: values_of(arguments[1])), max_size=2)
     if dc.is_dataclass(annotation) and isinstance(annotation, type):
         return st.deferred(lambda: _some_keys(annotation))

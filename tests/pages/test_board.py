@@ -23,7 +23,7 @@ from tests.evaluation.test_report import make_report
 
 
 def evaluation(label="student", **conditions):
-    report = make_report({})
+    report = make_report()
     report = dc.replace(report, conditions={**report.conditions, "text": "books", **conditions})
     return Evaluation(label=label, path=Path("e.json"), data=report.to_dict())
 

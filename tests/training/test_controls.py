@@ -22,7 +22,7 @@ def recipe(make, text_folder):
         measured = {
             "calibrate": {"rows": 2, "seq_len": 32},
             "data": {"train": text, "valid": text},
-            "eval": {"lengths": [32], "tokens": 256, "gate": {"loss_gap": 50.0}},
+            "eval": {"lengths": [32], "tokens": 256},
             "controls": list(controls),
         }
         return make(("align", TINY), ("uptrain", TINY), **(measured | settings))

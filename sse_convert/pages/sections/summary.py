@@ -17,7 +17,7 @@ def summary(run: Run) -> Section:
         blocks.append(Paragraph(f"Not finished: {', '.join(unfinished)}. Continue with: {run_command(run)}"))
     if run.student is not None:
         verdict = _verdict(run, run.student)
-        said = [f"Verdict: {verdict.text}.", *verdict.notes, *_limits(run.student)]
+        said = [f"Verdict: {verdict.text}.", *verdict.notes]
         blocks += [Tiles(_tiles(run.student)), *map(Paragraph, said)]
     return Section(anchor="summary", title="Summary", blocks=tuple(blocks))
 
@@ -60,13 +60,3 @@ def _tiles(evaluation: Evaluation) -> tuple[Tile, ...]:
         note = f"of the teacher's speed at {last[RATIO].setting}, one sequence, {device}"
         tiles.append(Tile("decoding", last[RATIO].text, note))
     return tuple(tiles)
-
-
-def _limits(evaluation: Evaluation) -> list[str]:
-    """One sentence per limit of eval.gate."""
-    return [
-        f"Limit {check['name']} {check['limit']:g}: "
-        + ("kept" if check["passed"] else "MISSED")
-        + ("." if check["value"] is None else f" ({check['value']:.4g}).")
-        for check in evaluation.data["gate"]
-    ]
