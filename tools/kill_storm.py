@@ -69,9 +69,7 @@ _STEPS = (
 SCENARIOS = {
     "commands": Scenario(commands=_STEPS),
     "run": Scenario(commands=("run recipe.yaml --controls window,gla",)),
-    "select": Scenario(
-        commands=("select recipe.yaml -o picked --keep 1 -m greedy -m sensitivity --tokens 1024 --length 384",)
-    ),
+    "select": Scenario(commands=("select recipe.yaml -o picked --keep 1 --tokens 1024 --length 384",)),
     "convert": Scenario(commands=_STEPS[:2]),
     "ddp": Scenario(commands=("run recipe.yaml",), processes=2),
     "fsdp": Scenario(commands=("run recipe.yaml",), processes=2, fsdp=True),

@@ -47,7 +47,6 @@ def select(
     keep: int | None = None,
     out: Path | str = "out/select",
     *,
-    methods: Sequence[str] = (),
     text: Path | str | None = None,
     stand_in: str | None = None,
     tokens: int | None = None,
@@ -64,9 +63,6 @@ def select(
         source: a recipe, a recipe file, the name of a packaged recipe, or the folder or hub id of a model.
         keep: layers to keep; unset: as many as the recipe's `layers.select` says.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
-        methods: of greedy, retrieval, kl-restore, sensitivity, recall-ratio, uniform; the first one decides. Without
-            any, greedy, or retrieval where heads are chosen. Without recall (weight 0, or a teacher that recalls
-            nothing) recall-ratio and retrieval are left out.
         text: file or folder to use in place of the recipe's `data.train`.
         stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window
             as wide as that beside SSE.
@@ -78,8 +74,8 @@ def select(
         overrides: `a.b=c` assignments (for a file, a name or a model).
 
     Raises:
-        UsageError: a setting is out of range, or needs what the model has not; or every method ranks by recall, and the
-            model recalls nothing.
+        UsageError: a setting is out of range, or needs what the model has not; or heads are chosen, and the model
+            recalls nothing.
         RecipeError: the recipe is malformed.
         TrainingError: `out` was made from other inputs.
         DataError, CheckpointError, HubError, HardwareError, OutputError: text, model, machine or folder do not do.
@@ -95,7 +91,6 @@ def select(
             recipe,
             teacher,
             keep=keep,
-            methods=methods,
             stand_in=stand_in,
             tokens=tokens,
             length=length,

@@ -55,7 +55,6 @@ FLAGS = {
     "out": ("--out", "-o"),
     "checkpoint": ("--checkpoint", "-c"),
     "overrides": ("--set",),
-    "methods": ("--method", "-m"),
     "prompts": ("--prompt",),
 }
 SETTINGS: dict[str, dict[str, Any]] = {

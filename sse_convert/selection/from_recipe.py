@@ -5,7 +5,6 @@ SSE says nothing of what trained SSE will find.
 """
 
 import dataclasses as dc
-from collections.abc import Sequence
 
 from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.teacher import Teacher
@@ -25,7 +24,6 @@ def settings_for(
     teacher: Teacher,
     *,
     keep: int | None = None,
-    methods: Sequence[str] = (),
     stand_in: str | None = None,
     tokens: int | None = None,
     length: int | None = None,
@@ -38,7 +36,6 @@ def settings_for(
         recipe: with or without `layers.select`.
         teacher: the recipe's model.
         keep: layers to keep.
-        methods: the first that can be used decides; none stands for that of a recipe.
         stand_in: mixer that replaces layers while choosing.
         tokens: running text to predict.
         length: tokens per row.
@@ -66,7 +63,7 @@ def settings_for(
         among=None if choice is None else choice.among,
         units=None if choice is None else choice.units,
         span=1 if choice is None else choice.span,
-        methods=tuple(methods) or (METHODS[by],),
+        method=METHODS[by],
         stand_in=stand_in or STAND_IN,
         tokens=rows.text * rows.length if tokens is None else tokens,
         length=rows.length,

@@ -147,12 +147,6 @@ class Meter:
                 self._show(key)
         return [self._known[key] for key in keys]
 
-    def without_each(self) -> dict[int, Measurement]:
-        """Layer -> the model with this layer alone replaced."""
-        sets = ([i for i in self.layers if i != layer] for layer in self.layers)
-        found = self.measure_all(sets, beside=self.layers)
-        return dict(zip(self.layers, found, strict=True))
-
     @contextmanager
     def costing(self) -> Iterator[Cost]:
         """Sums what is measured inside."""

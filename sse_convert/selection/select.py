@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses as dc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from sse_convert.recipe.choosing import chosen_recipe, open_choice, retrieval_se
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
-from sse_convert.selection.choice import Choice, agreements
+from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.recall_probes import NAMES
 from sse_convert.selection.selection_report import SelectReport
-from sse_convert.selection.setup import SelectSettings, known_mixers, run_method, set_up, usable
+from sse_convert.selection.setup import SelectSettings, check_recall, known_mixers, run_method, set_up
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.budget import layer_bytes
 from sse_convert.surgery.guessing import guess_warnings
@@ -42,13 +41,13 @@ def select_layers(
     team: Team = ALONE,
     try_teacher: bool = False,
 ) -> SelectReport:
-    """Choose layers; an interrupted run of the same inputs is continued, and methods can be added to a finished one.
+    """Choose layers; an interrupted run of the same inputs is continued.
 
     The model runs in float32 on a CPU and in its stored type elsewhere.
     Other arguments and errors as of `api.select`.
 
     Args:
-        settings: methods and sizes.
+        settings: method and sizes.
         teacher: the recipe's model, if it is open already.
         team: processes that share the work; every one must call it. The first writes and says what was found.
         try_teacher: warn of one that guesses, before any layer is chosen.
@@ -57,7 +56,7 @@ def select_layers(
         setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
     meter = setup.meter
     layers = len(meter.layers)
-    most = 2 * len(meter.probe.recall) + 1 + _steps(settings.methods, settings.keep, layers)
+    most = 2 * len(meter.probe.recall) + 1 + _steps(settings.method, settings.keep, layers)
     with contextlib.ExitStack() as held:
         if team.leads:
             held.enter_context(run_lock(out))
@@ -66,23 +65,21 @@ def select_layers(
         if try_teacher and team.leads:
             for warning in guess_warnings(meter.measure(meter.layers).text_loss, setup.teacher.text.vocab_size):
                 say(f"warning: {warning}")
-        methods = usable(settings.methods, meter.recall_weight)
+        check_recall(settings.method, meter.recall_weight)
         if meter.bar is not None:
-            meter.bar.expect(_steps(methods, settings.keep, layers))
-        choices = [run_method(method, meter, settings.keep) for method in methods]
+            meter.bar.expect(_steps(settings.method, settings.keep, layers))
+        choice = run_method(settings.method, meter, settings.keep)
         report = SelectReport(
             model=recipe.model,
             folder=out,
             keep=settings.keep,
-            layers=_layers(recipe, choices[0], setup.teacher),
+            layers=_layers(recipe, choice, setup.teacher),
             span=meter.span,
             stand_in=mixer_to_dict(setup.stand_in),
             recall=recall,
-            left_out=[method for method in settings.methods if method not in methods],
             teacher=meter.measure(meter.layers),
             nothing=nothing,
-            choices=choices,
-            agreements=agreements(choices),
+            chosen=choice,
             cache_length=CACHE_LENGTH,
             cache_bytes_saved=_saved(setup.teacher, recipe, meter),
             conditions={**dc.asdict(settings), **setup.conditions},
@@ -125,12 +122,10 @@ def _without_all(meter: Meter, kind: str) -> Measurement:
     return meter.measure(())
 
 
-def _steps(methods: Sequence[str], keep: int, layers: int) -> int:
-    """Sets that methods ask for, known ones included, once recall rows are settled."""
+def _steps(method: str, keep: int, layers: int) -> int:
+    """Sets that a method asks for, known ones included, once recall rows are settled."""
     rounds = sum(layers + 1 - i for i in range(keep))
-    each = {"greedy": rounds + 1, "kl-restore": layers + 1, "sensitivity": layers + 1, "recall-ratio": layers}
-    each |= {"uniform": 0, "retrieval": retrieval_sets(keep=keep)}
-    return 1 + sum(each[method] + 1 for method in methods)
+    return 2 + (rounds + 1 if method == "greedy" else retrieval_sets(keep=keep))
 
 
 def _saved(teacher: Teacher, recipe: Recipe, meter: Meter) -> list[int]:

@@ -11,7 +11,7 @@ import yaml
 
 from sse_convert.files import write_json, write_text
 from sse_convert.report import format_bytes, format_flow, format_mixer, table
-from sse_convert.selection.choice import Choice, MethodAgreement
+from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Measurement
 
 SCORES = "scores.csv"
@@ -21,7 +21,7 @@ REPORT = "selection.json"
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class SelectReport:
-    """What was chosen, by which methods, and what it is worth before any training."""
+    """What was chosen, and what it is worth before any training."""
 
     model: str
     folder: Path
@@ -33,15 +33,12 @@ class SelectReport:
     """settings of what stood in for replaced layers"""
     recall: str
     """what the recall rows were, and why"""
-    left_out: list[str]
-    """methods asked for that rank by recall, which has weight 0 here"""
     teacher: Measurement
     """nothing replaced"""
     nothing: Measurement
     """every layer replaced"""
-    choices: list[Choice]
-    """of the methods that can be used; the first is the one in the fragment"""
-    agreements: list[MethodAgreement]
+    chosen: Choice
+    """the one in the fragment"""
     span: int
     """1 where layers were chosen, else the factor in the numbers of heads"""
     cache_length: int
@@ -50,24 +47,17 @@ class SelectReport:
     """per layer, what replacing it saves of that cache (negative where it costs more)"""
     conditions: dict[str, Any]
 
-    @property
-    def chosen(self) -> Choice:
-        """The choice of the first method that can be used."""
-        return self.choices[0]
-
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
         data = {field.name: getattr(self, field.name) for field in dc.fields(self)}
-        data["choices"] = [
-            {**dc.asdict(c), "longest_run": c.longest_run, "cache_bytes_saved": self.saved(c)} for c in self.choices
-        ]
-        data["agreements"] = [dc.asdict(a) for a in self.agreements]
+        chosen = data.pop("chosen")
+        data["choices"] = [{**dc.asdict(chosen), "longest_run": chosen.longest_run, "cache_bytes_saved": self.saved()}]
         data["teacher"], data["nothing"] = dc.asdict(self.teacher), dc.asdict(self.nothing)
         return {**data, "folder": str(self.folder)}
 
-    def saved(self, choice: Choice) -> int:
-        """Bytes of cache that one sequence of `cache_length` tokens saves with this choice."""
-        return sum(saved for i, saved in enumerate(self.cache_bytes_saved) if i not in choice.kept)
+    def saved(self) -> int:
+        """Bytes of cache that one sequence of `cache_length` tokens saves."""
+        return sum(saved for i, saved in enumerate(self.cache_bytes_saved) if i not in self.chosen.kept)
 
     def lines(self) -> list[str]:
         """The result for a person, and what to do with it."""
@@ -80,15 +70,13 @@ class SelectReport:
             f"wrote {self.folder}: keep {what} {self.names(self.chosen.kept)} ({self.chosen.method}), {FRAGMENT}, "
             f"{SCORES}, {REPORT}",
             f"recall: {self.recall}",
-            *(f"{name} left out: it ranks layers by recall, which has weight 0 here" for name in self.left_out),
             *table(
                 ("kept", "by", "text loss", "text KL", "recall loss", "recalled", "longest run", "cost", "seconds"),
-                [*self._rows(), *self._bounds()],
+                self._rows(),
             ),
             f"no training yet: replaced layers are {format_mixer(self.stand_in)}; cost in tokens read; "
-            f"the choice saves {format_bytes(self.saved(self.chosen))} of cache at {self.cache_length:,} tokens",
+            f"the choice saves {format_bytes(self.saved())} of cache at {self.cache_length:,} tokens",
             *self._length_lines(),
-            *self._agreement_lines(),
         ]
 
     def names(self, kept: Iterable[int]) -> str:
@@ -97,16 +85,11 @@ class SelectReport:
         return " ".join(str(layer) if self.span == 1 else f"{layer}:{head}" for layer, head in pairs)
 
     def _rows(self) -> list[tuple[object, ...]]:
+        c = self.chosen
         return [
-            (self.names(c.kept), c.method, *_figures(c.measured), c.longest_run, c.tokens, c.seconds)
-            for c in self.choices
-        ]
-
-    def _bounds(self) -> list[tuple[object, ...]]:
-        layers = len(self.teacher.kept)
-        return [
+            (self.names(c.kept), c.method, *_figures(c.measured), c.longest_run, c.tokens, c.seconds),
             ("all", "(teacher)", *_figures(self.teacher), 0, None, None),
-            ("none", "", *_figures(self.nothing), layers, None, None),
+            ("none", "", *_figures(self.nothing), len(self.teacher.kept), None, None),
         ]
 
     def _length_lines(self) -> list[str]:
@@ -116,12 +99,6 @@ class SelectReport:
             return []
         reach = "" if context is None else f" of the teacher's {context:,} positions"
         return [f"chosen on rows of {length:,}{reach}: other layers may find what lies farther back (--length)"]
-
-    def _agreement_lines(self) -> list[str]:
-        if not self.agreements:
-            return []
-        rows = [(a.first, a.second, f"{a.common} of {self.keep}", a.rank_correlation) for a in self.agreements]
-        return table(("method", "and", "layers in common", "rank correlation"), rows)
 
     def write(self) -> None:
         """Write the three files, replacing earlier ones.
@@ -134,15 +111,13 @@ class SelectReport:
         write_json(self.folder / REPORT, self.to_dict())
 
     def scores_csv(self) -> str:
-        """One row per method and layer; tokens and seconds are those of the whole method."""
-        stream = io.StringIO()
+        """One row per layer; tokens and seconds are those of the whole choice."""
+        stream, c = io.StringIO(), self.chosen
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(("method", "layer", "kept", "score", "tokens", "seconds", "cache_bytes_saved"))
-        for choice in self.choices:
-            for layer, saved in enumerate(self.cache_bytes_saved):
-                score = choice.scores.get(layer, "")
-                kept, name = int(layer in choice.kept), self.names([layer])
-                writer.writerow((choice.method, name, kept, score, choice.tokens, choice.seconds, saved))
+        for layer, saved in enumerate(self.cache_bytes_saved):
+            score, kept = c.scores.get(layer, ""), int(layer in c.kept)
+            writer.writerow((c.method, self.names([layer]), kept, score, c.tokens, c.seconds, saved))
         return stream.getvalue()
 
     def fragment(self) -> str:

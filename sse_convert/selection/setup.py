@@ -2,7 +2,7 @@
 
 import dataclasses as dc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,14 @@ from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, WindowMixer, mixer
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.greedy import greedy
-from sse_convert.selection.kl_restore import kl_restore
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.probe import Probe, make_probe
-from sse_convert.selection.recall_ratio import recall_ratio
 from sse_convert.selection.retrieval import retrieval
-from sse_convert.selection.sensitivity import sensitivity
 from sse_convert.selection.team import ALONE, Team
-from sse_convert.selection.uniform import uniform
 from sse_convert.training.stage_record import refuse_changes
 
-METHODS: dict[str, Callable[[Meter, int], Choice]] = {
-    "greedy": greedy,
-    "kl-restore": kl_restore,
-    "sensitivity": sensitivity,
-    "recall-ratio": recall_ratio,
-    "retrieval": retrieval,
-    "uniform": uniform,
-}
-BY_RECALL = ("recall-ratio", "retrieval")
-"""methods whose score is 0 or noise where recall says nothing; the others then go by text alone"""
+METHODS: dict[str, Callable[[Meter, int], Choice]] = {"greedy": greedy, "retrieval": retrieval}
 WINDOWS = 4
 """that a row must hold at least, so that there is something they do not see"""
 SHORTEST_ROW = 64
@@ -58,8 +45,8 @@ class SelectSettings:
     """what is chosen from: these layers, or numbers of their heads (`recipe.pattern.OpenChoice`); None for layers"""
     span: int = 1
     """of those numbers"""
-    methods: tuple[str, ...] = ("greedy",)
-    """the first that can be used decides"""
+    method: str = "greedy"
+    """of `METHODS`"""
     stand_in: str = "sliding"
     """mixer that replaces layers while choosing, untrained"""
     tokens: int = 8192
@@ -146,21 +133,18 @@ def run_method(method: str, meter: Meter, keep: int) -> Choice:
     )
 
 
-def usable(methods: Sequence[str], recall_weight: float) -> tuple[str, ...]:
-    """The methods that can choose: where recall has weight 0, not those that rank by it.
+def check_recall(method: str, recall_weight: float) -> None:
+    """Make sure that there is recall for what ranks by it.
 
     Raises:
-        UsageError: none is left.
+        UsageError: heads are to be chosen, and recall has weight 0.
     """
-    left = tuple(method for method in methods if recall_weight > 0 or method not in BY_RECALL)
-    if not left:
-        others = [method for method in METHODS if method not in BY_RECALL]
+    if method == "retrieval" and recall_weight == 0:
         raise UsageError(
-            f"method is {methods[0]!r}, which ranks layers by recall, and recall has weight 0: text alone decides",
-            expected=f"one of {', '.join(others)}",
-            fix=f"choose with --method {others[0]}",
+            "heads are ranked by recall, and recall has weight 0: text alone decides",
+            expected="a teacher that recalls something, and a weight of recall above 0",
+            fix="choose layers instead, with select: {by: layers} in the recipe",
         )
-    return left
 
 
 def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: tuple[int, ...]) -> Mixer:
@@ -175,10 +159,6 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
     known = known_mixers(recipe)
     if settings.stand_in not in known:
         raise UsageError(f"stand-in is {settings.stand_in!r}", expected=f"one of {', '.join(known)}")
-    if unknown := [method for method in settings.methods if method not in METHODS]:
-        raise UsageError(f"method is {unknown[0]!r}", expected=f"one of {', '.join(METHODS)}")
-    if not settings.methods or len(set(settings.methods)) < len(settings.methods):
-        raise UsageError(f"methods are {list(settings.methods)}", expected="at least one, each once")
     stand_in = known[settings.stand_in]
     windows = WINDOWS * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 0
     shortest = max(SHORTEST_ROW, windows)
@@ -203,7 +183,7 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
         raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
     if settings.recall_weight < 0:
         raise UsageError(f"recall_weight is {settings.recall_weight}", expected="0 or more")
-    usable(settings.methods, settings.recall_weight)
+    check_recall(settings.method, settings.recall_weight)
     return stand_in
 
 
@@ -243,7 +223,7 @@ def _sources(recipe: Recipe, text: Path | None) -> list[Source]:
 def _inputs(
     recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype, span: int
 ) -> dict[str, Any]:
-    """All that a measurement depends on; methods and their settings are not among it."""
+    """All that a measurement depends on; the method and its settings are not among it."""
     recurrent = not isinstance(stand_in, SlidingMixer)
     return {
         "model": checkpoint_identity(recipe.model, recipe.revision),

@@ -135,7 +135,6 @@ def test_a_command_takes_its_options_and_words_from_the_api():
     assert found["top_p"] == (["--top-p"], 1.0)
     found = shown("select")
     assert found["out"][0] == ["--out", "-o"]
-    assert found["methods"][1] is None  # of several, none is given
     assert [name for name in ("controls", "as_json") if name not in shown("run")] == []
 
 

@@ -247,7 +247,7 @@ def _weight_cases(root: Path) -> st.SearchStrategy[Any]:
 NUMBERED = {
     "generate": (["generate", "qwen3", "w5"], ("max-new-tokens", "temperature", "top-p", "seed", "device")),
     "select": (
-        ["select", "recipe.yaml", "1", "-o", "made", "-m", "uniform"],
+        ["select", "recipe.yaml", "1", "-o", "made"],
         ("tokens", "length", "samples", "recall-weight", "stand-in"),
     ),
     "convert": (["convert", "recipe.yaml", "-o", "made"], ("link",)),

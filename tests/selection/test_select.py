@@ -31,7 +31,6 @@ from tests.surgery.models import save_source
 
 SMALL = {"text": TEXT, "stand_in": "sliding", "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
 WINDOW = ["mixers.sliding.window=32"]
-METHODS = ["greedy", "kl-restore", "sensitivity", "recall-ratio", "uniform"]
 
 
 def choose(out, keep=1, source=TEACHER, overrides=WINDOW, **changes):
@@ -41,17 +40,15 @@ def choose(out, keep=1, source=TEACHER, overrides=WINDOW, **changes):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("select") / "out"
-    return out, choose(out, methods=METHODS)
+    return out, choose(out)
 
 
-def test_every_method_finds_the_layer_that_retrieves(done):
+def test_the_layer_that_retrieves_is_found(done):
     _, report = done
-    kept = {choice.method: choice.kept for choice in report.choices}
-    assert kept == {**dict.fromkeys(METHODS, (RETRIEVES,)), "uniform": (5,)}
-    by_method = {choice.method: choice.measured for choice in report.choices}
-    assert by_method["greedy"].recall_accuracy == report.teacher.recall_accuracy == 1.0
-    assert by_method["uniform"].recall_accuracy < 0.5
-    assert by_method["greedy"].text_kl < by_method["uniform"].text_kl < report.nothing.text_kl
+    assert (report.chosen.method, report.chosen.kept) == ("greedy", (RETRIEVES,))
+    assert report.chosen.measured.recall_accuracy == report.teacher.recall_accuracy == 1.0
+    assert report.nothing.recall_accuracy < 0.5
+    assert report.chosen.measured.text_kl < report.nothing.text_kl
 
 
 def test_heads_are_chosen_and_kept(tmp_path):
@@ -60,7 +57,7 @@ def test_heads_are_chosen_and_kept(tmp_path):
     data["mixers"] = {"sliding": {"window": 32}}
     asked = recipe_from_dict({**data, "layers": {"select": {"keep": 1, "by": "heads"}}})
     report = choose(tmp_path / "heads", keep=None, source=asked, overrides=None)
-    (choice,) = report.choices
+    choice = report.chosen
     layer, head = divmod(choice.kept[0], 3)
     assert (choice.method, layer) == ("retrieval", RETRIEVES)
     assert choice.measured.recall_accuracy == report.teacher.recall_accuracy == 1.0
@@ -78,15 +75,13 @@ def test_files(done, tmp_path):
     assert {path.suffix for path in out.iterdir()} == {".csv", ".json", ".yaml"}
     with (out / "scores.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == len(METHODS) * 6
+    assert len(rows) == 6
     assert all(int(r["cache_bytes_saved"]) == report.cache_bytes_saved[0] > 0 for r in rows)
-    assert all(int(r["tokens"]) > 0 and float(r["seconds"]) > 0 for r in rows if r["method"] != "uniform")
+    assert all(int(r["tokens"]) > 0 and float(r["seconds"]) > 0 for r in rows)
     data = json.loads((out / "selection.json").read_text())
     assert data["choices"][0]["kept"] == [RETRIEVES]
-    assert len(data["agreements"]) == 10
     text = "\n".join(report.lines())
     assert f"keep layers {RETRIEVES} (greedy)" in text
-    assert "rank correlation" in text
     reach, rest = " of the teacher's 2,048 positions", ": other layers may find what lies farther back (--length)"
     assert f"chosen on rows of 256{reach}{rest}" in report.lines()
     whole = dc.replace(report, conditions={**report.conditions, "length": 2048})
@@ -107,12 +102,8 @@ def test_the_fragment_is_a_recipe_s_layers(done, tmp_path):
 def test_a_finished_run_needs_no_model(done, monkeypatch):
     out, report = done
     monkeypatch.setattr(setup, "load_model", None)
-    again = choose(out, methods=["sensitivity", "uniform"])
-    before = {choice.method: choice for choice in report.choices}
-    for choice in again.choices:
-        assert choice.kept == before[choice.method].kept
-        assert choice.scores == before[choice.method].scores
-        assert choice.tokens == before[choice.method].tokens
+    again, before = choose(out).chosen, report.chosen
+    assert (again.kept, again.scores, again.tokens) == (before.kept, before.scores, before.tokens)
 
 
 def test_an_interrupted_run_goes_on(done, tmp_path, monkeypatch):
@@ -128,13 +119,13 @@ def test_an_interrupted_run_goes_on(done, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Meter, "_measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        choose(out, methods=["sensitivity"])
+        choose(out)
     assert len((out / "measurements.csv").read_text().splitlines()) == 1 + 5
     measured.clear()
     monkeypatch.setattr(Meter, "_measure", lambda m, kept: measured.append(kept) or real(m, kept))
-    found = choose(out, methods=["sensitivity"]).chosen
-    assert len(measured) == 6 + 2 + 1 - 5  # single layers, all and none, the choice; without the five
-    assert found.scores == next(c.scores for c in report.choices if c.method == "sensitivity")
+    found = choose(out).chosen
+    assert len(measured) == 6 + 2 - 5  # each layer alone kept, all and none; without the five
+    assert found.scores == report.chosen.scores
 
 
 @pytest.mark.parametrize(
@@ -147,7 +138,7 @@ def test_changed_inputs_are_refused(done, changes, key):
 
 
 def test_untrained_sse_can_stand_in(tmp_path):
-    smaller = {"methods": ["sensitivity"], "overrides": ["mixers.sse.qk_rank=4"], "tokens": 256, "samples": 2}
+    smaller = {"overrides": ["mixers.sse.qk_rank=4"], "tokens": 256, "samples": 2}
     report = choose(tmp_path / "out", stand_in="sse", **smaller)
     assert report.stand_in["qk_rank"] == 4
     assert report.chosen.measured.loss(1.0) < report.nothing.loss(1.0)  # text and recall, by which it was chosen
@@ -168,22 +159,15 @@ def test_a_teacher_without_recall_is_told_so(random_teacher, tmp_path):
     assert "Text alone decides" in report.recall
 
 
-def test_without_recall_no_method_ranks_by_it(random_teacher, tmp_path):
-    out, asked = tmp_path / "out", ["recall-ratio", "sensitivity", "kl-restore"]
-    report = choose(out, methods=asked, **random_teacher)
-    assert [report.left_out, report.chosen.method] == [["recall-ratio"], "sensitivity"]
-    assert [choice.method for choice in report.choices] == asked[1:]
-    assert [(a.first, a.second) for a in report.agreements] == [("sensitivity", "kl-restore")]
-    assert "recall-ratio left out: it ranks layers by recall, which has weight 0 here" in report.lines()
-    assert "recall-ratio" not in (out / "scores.csv").read_text()
-    assert json.loads((out / "selection.json").read_text())["left_out"] == ["recall-ratio"]
-    with pytest.raises(UsageError, match="method is 'recall-ratio', which ranks layers by recall") as caught:
-        choose(out, methods=["recall-ratio"], **random_teacher)
-    assert caught.value.expected == "one of greedy, kl-restore, sensitivity, uniform"
+def test_without_recall_no_heads_are_ranked(random_teacher, tmp_path):
+    asked = {"recipe_version": 1, "model": str(random_teacher["source"]), "export": {"dir": str(tmp_path / "x")}}
+    asked["mixers"] = {"sliding": {"window": 8}}
+    asked = recipe_from_dict({**asked, "layers": {"select": {"keep": 1, "by": "heads"}}})
+    with pytest.raises(UsageError, match="heads are ranked by recall, and recall has weight 0"):
+        choose(tmp_path / "out", **{**random_teacher, "source": asked, "keep": None, "overrides": None})
 
 
-@pytest.mark.parametrize("methods", [["greedy", "recall-ratio"], ["kl-restore", "sensitivity"], ["uniform"]])
-def test_the_bar_ends_where_the_work_does(random_teacher, tmp_path, monkeypatch, methods):
+def test_the_bar_ends_where_the_work_does(random_teacher, tmp_path, monkeypatch):
     """Though a teacher that recalls nothing is asked in every form first."""
     bars = []
     real = Bar.update
@@ -194,16 +178,16 @@ def test_the_bar_ends_where_the_work_does(random_teacher, tmp_path, monkeypatch,
         bars.append(bar)
 
     monkeypatch.setattr(Bar, "update", update)
-    choose(tmp_path / "out", methods=methods, keep=2, **random_teacher)
+    choose(tmp_path / "out", keep=2, **random_teacher)
     assert bars[-1]._done == bars[-1]._total
 
 
 def test_weight_zero_leaves_recall_out_though_the_teacher_recalls(done, tmp_path):
-    out, report = done
-    assert report.left_out == []
-    again = choose(shutil.copytree(out, tmp_path / "out"), methods=["recall-ratio", "uniform"], recall_weight=0.0)
+    out, _ = done
+    again = choose(shutil.copytree(out, tmp_path / "out"), recall_weight=0.0)
     assert again.recall.startswith("needles")
-    assert [again.left_out, again.chosen.method, again.agreements] == [["recall-ratio"], "uniform", []]
+    saved = again.nothing.text_kl - again.chosen.measured.text_kl
+    assert again.chosen.scores[again.chosen.kept[0]] == pytest.approx(saved + again.nothing.text_kl)
 
 
 @pytest.fixture
@@ -233,7 +217,7 @@ def test_copies_stand_in_for_needles(meter_of):
     why, nothing = settle_recall(meter, 1.0)
     assert why.startswith("copies of random tokens: the teacher answers 0% of needles, ")
     assert nothing.probe == "copy"
-    assert setup.METHODS["sensitivity"](meter, 1).kept == (RETRIEVES,)
+    assert setup.METHODS["greedy"](meter, 1).kept == (RETRIEVES,)
 
 
 def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
@@ -242,7 +226,7 @@ def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
     why, nothing = settle_recall(meter, 1.0)
     assert why.startswith("needles, answered at 0.0")
     assert (nothing.probe, meter.recall_weight) == ("needle", 1.0)
-    assert setup.METHODS["sensitivity"](meter, 1).kept == (RETRIEVES,)
+    assert setup.METHODS["greedy"](meter, 1).kept == (RETRIEVES,)
 
 
 @pytest.mark.parametrize(
@@ -250,15 +234,12 @@ def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
     [
         ({"keep": 6}, UsageError, "keep is 6"),
         ({"keep": 0}, UsageError, "keep is 0"),
-        ({"methods": ["best"]}, UsageError, "method is 'best'"),
-        ({"methods": ["greedy", "greedy"]}, UsageError, "methods are"),
         ({"stand_in": "mamba"}, UsageError, "stand-in is 'mamba'"),
         ({"length": 100}, UsageError, "length is 100"),
         ({"length": 10**6}, UsageError, "length is 1000000"),
         ({"tokens": 100}, UsageError, "tokens is 100"),
         ({"samples": 0}, UsageError, "samples is 0"),
         ({"recall_weight": -1.0}, UsageError, "recall_weight is -1.0"),
-        ({"methods": ["recall-ratio"], "recall_weight": 0.0}, UsageError, "recall has weight 0: text alone decides"),
         ({"text": None}, DataError, "no text to choose layers by"),
         ({"keep": None}, UsageError, "how many layers stay softmax attention is not said"),
         ({"stand_in": None, "length": 63}, UsageError, "length is 63"),
@@ -315,7 +296,7 @@ def test_command_with_a_recipe(tmp_path, capsys):
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     arguments = ["select", str(tmp_path / "recipe.yaml"), "--keep", "1", "-o", str(tmp_path / "out"), "--json"]
-    arguments += ["-m", "sensitivity", "--stand-in", "narrow", "--length", "256", "--tokens", "256", "--samples", "3"]
+    arguments += ["--stand-in", "narrow", "--length", "256", "--tokens", "256", "--samples", "3"]
     assert run_app(app, arguments) == 0
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["choices"][0]["kept"] == [RETRIEVES]
