@@ -89,14 +89,14 @@ def measure(recipe: Recipe, work: Path, options: argparse.Namespace) -> dict[str
 
 @torch.inference_mode()
 def judged(teacher: str, student: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """KL from the teacher at 2K tokens, needles by task and length, bytes of the cache of one row at 8K."""
+    """KL from the teacher at 2K and 8K tokens, needles by task and length, bytes of the cache of one row at 8K."""
     own = Judge(teacher, options.books, options.device)
-    ids = own.passages(own.judging, 2048, 16)
-    expected = own.expected(ids)
+    texts = [own.passages(own.judging, length, count) for length, count in ((2048, 16), (8192, 6))]
+    expected = [own.expected(ids) for ids in texts]
     judge = Judge(str(student), options.books, options.device)
-    longest = judge.model(input_ids=ids[:1].repeat(1, 4), use_cache=True, logits_to_keep=1)
+    longest = judge.model(input_ids=texts[-1][:1], use_cache=True, logits_to_keep=1)
     return {
-        "kl": {2048: round(judge.kl(ids, expected), 4)},
+        "kl": {ids.shape[1]: round(judge.kl(ids, logs), 4) for ids, logs in zip(texts, expected, strict=True)},
         "needles": judge.needles(options.lengths, options.samples),
         "cache_bytes": {8192: allocated_cache_bytes(longest.past_key_values)},
     }

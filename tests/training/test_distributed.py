@@ -59,7 +59,8 @@ CONTEXT = {
     ],
 }
 BF16 = {
-    "layers": {"pattern": ["sse+sliding", "sliding", "full"]},  # that of the packaged recipes
+    # that of the packaged recipes, and heads that stay softmax
+    "layers": {"pattern": ["sse+sliding", "sliding", "full"], "overrides": {0: {"full_heads": [1]}}},
     "mixers": {"sse+sliding": {"window": 8, "sinks": 1}, "sliding": {"window": 8, "sinks": 1}},
     "train": {"mixed_precision": "bf16"},
     "stages": [
