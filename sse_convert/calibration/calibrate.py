@@ -1,6 +1,6 @@
 """Set the new tensors of a converted checkpoint from what the teacher does on a few rows: decay and output scale.
 
-Only `sse_*` tensors change: the folder gets a new version of the added shard, and the teacher's shards linked again.
+Only `sse_*` tensors change: the folder gets new versions of shards that hold any, and the others linked again.
 Follows Taylor-Calibrate in setting decays by the mean attention distance; output scales are set last, by what the
 layers with these decays give.
 """
@@ -45,7 +45,6 @@ from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
-from sse_convert.surgery.convert import NEW_SHARD
 from sse_convert.surgery.guessing_teacher import guesses_of
 
 _LEFT = "their decays and scales stay as convert set them"
@@ -290,9 +289,11 @@ def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[d
 
 
 def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe: Recipe) -> None:
-    """The checkpoint again with some new tensors replaced; other shards are linked, small files copied."""
+    """The checkpoint again with some new tensors replaced; shards without any are linked, small files copied."""
+    rewritten = {files.tensors[name].shard for name in changed}
+    others = files.shard_bytes.keys() - rewritten
     with new_folder(out) as folder:
-        for shard in files.shard_bytes.keys() - {NEW_SHARD}:
+        for shard in others:
             place(files.folder / shard, folder / shard, "hard")
         if (index := files.folder / INDEX).is_file():
             shutil.copyfile(index, folder / INDEX)
@@ -300,12 +301,15 @@ def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_remote_code(folder)
         copy_auxiliary_files(files.folder, folder)
-        if NEW_SHARD in files.shard_bytes:
-            header = read_header(files.folder / NEW_SHARD)
+        for shard in rewritten:
+            header = read_header(files.folder / shard)
             layout = {name: (info.dtype, info.shape) for name, info in header.items()}
-            tensors = ((name, changed.get(name, read_tensor(files.folder, info))) for name, info in header.items())
-            data = ((name, tensor_bytes(tensor.to(TORCH_DTYPES[layout[name][0]]))) for name, tensor in tensors)
-            write_shard(folder / NEW_SHARD, layout, data)
+            tensors = (
+                (name, changed[name] if name in changed else read_tensor(files.folder, info))
+                for name, info in header.items()
+            )
+            data = ((name, tensor_bytes(tensor.to(TORCH_DTYPES[header[name].dtype]))) for name, tensor in tensors)
+            write_shard(folder / shard, layout, data)
         if (provenance := read_provenance(files.folder)) is not None:
             dc.replace(provenance, stage="calibrate", recipe_hash=recipe_hash(recipe)).write(folder)
-        write_manifest(folder, inherited_records(files.folder, files.shard_bytes.keys() - {NEW_SHARD}))
+        write_manifest(folder, inherited_records(files.folder, others))

@@ -15,6 +15,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.guessing_teacher import guesses_of
+from sse_convert.surgery.verify import verify_checkpoint
 from tests.modeling.tiny import VOCAB, tiny_source
 from tests.surgery.models import recipe_data, save_source, save_teacher, tokens
 
@@ -55,6 +56,20 @@ def test_it_sets_what_the_command_sets(
     changed = {name.rpartition("self_attn.")[2] for name in after if not torch.equal(after[name], before[name])}
     assert "sse_out_scale" in {name.rpartition("attn.")[2] for name in changed}
     assert all("sse_" in name for name in changed)
+
+
+def test_what_was_saved_from_memory_is_calibrated_by_the_command(tmp_path: Path) -> None:
+    """Its new tensors are in the shards of the others."""
+    model, rows = hybrid(), tokens(3, 24)
+    model.save_pretrained(tmp_path / "saved", max_shard_size="20KB")
+    settings = {"layers": {"pattern": [MIXER["kind"]], "keep": [0, 3]}, "calibrate": {"rows": 3, "seq_len": 24}}
+    made = recipe_from_dict({**recipe_data(tmp_path, **settings), "mixers": {MIXER["kind"]: MIXER}})
+    batches = [{"input_ids": row[None], "position_ids": torch.arange(24)[None]} for row in rows]
+    calibrate_checkpoint(made, tmp_path / "saved", tmp_path / "calibrated", rows=batches)
+    sse_convert.calibrate(model, rows)
+    found = load_pretrained(tmp_path / "calibrated").state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+    assert all(check.passed for check in verify_checkpoint(tmp_path / "calibrated").checks)
 
 
 def test_the_original_is_made_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
