@@ -15,6 +15,7 @@ import torch
 
 from sse_convert.process_memory import keep_freed_memory
 from tests.kernels.triton import interpreter
+from tests.older_transformers import skip_faults
 
 keep_freed_memory()
 gc.disable()  # what is imported and collected stays: `pytest_collection_finish` enables it
@@ -31,6 +32,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_faults(items)
     reasons = {
         "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
         "shared": None if SHARED.is_dir() else "needs ../shared",
