@@ -1,5 +1,6 @@
 """The router side of an SSE layer: what it remembers of its last forward, the balance loss, health."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from sse_convert.modeling.initialise import NewTensors, PreciseProjection, preci
 
 SAMPLED = 16
 """of so many tokens one is remembered where every head chooses for itself, which has logits for each head"""
+UNREAD = (
+    "a training step left the routers' balance loss out: where a trainer computes the loss itself, as TRL's do, "
+    "add model.sse_balance_loss() to it (page Train on of sse-convert)"
+)
 
 
 class RouterTrace:
@@ -27,6 +32,8 @@ class RouterTrace:
         where keys choose"""
         self.real_T: Tensor | None = None
         """False for what is padding among those tokens after all; None for nothing (see `SequenceLayout.real`)"""
+        self.unread = False
+        """whether nobody has asked for the balance loss of the last training forward"""
 
     def forget(self) -> None:
         """Let go of the last forward's graph, which may in turn hold the whole model and what a forward keeps."""
@@ -90,8 +97,12 @@ class RoutedLayer(NewTensors):
         """
         if traced() and not torch.is_grad_enabled():
             return  # a recorded forward is run again without this code, and its tensors are overwritten
-        if not traced() and in_backward():
-            return  # checkpointing repeats a forward inside the backward pass; the repetition's graph would stay alive
+        if not traced():
+            if in_backward():
+                return  # checkpointing repeats a forward inside the backward pass; its graph would stay alive
+            if self.trace.unread:
+                warnings.warn(UNREAD, stacklevel=2)
+            self.trace.unread = self.training and logits.requires_grad and self.mixer.balance == "aux_loss"
         if self.mixer.router == "keys":
             logits = logits.detach()[::SAMPLED].clone()
             real = None if real is None else real[::SAMPLED]
@@ -111,6 +122,7 @@ class RoutedLayer(NewTensors):
         Raises:
             UsageError: the forward ran under reentrant gradient checkpointing, which cuts the loss off its graph.
         """
+        self.trace.unread = False
         if self.mixer.balance != "aux_loss" or (routing := self.routing()) is None:
             return None
         if torch.is_grad_enabled() and self.sse_router.weight.requires_grad and not routing.gate_TN.requires_grad:

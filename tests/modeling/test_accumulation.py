@@ -1,6 +1,7 @@
 """The balance loss is the same share of a step however trainers cut it, as the model's own loss is."""
 
 import ast
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +41,10 @@ def hugging_face(model: PreTrainedModel, settings: dict[str, Any], data: list[di
     return Trainer(model, TrainingArguments(**settings), train_dataset=data)
 
 
-def trl_sft(model: PreTrainedModel, settings: dict[str, Any], data: list[dict[str, Tensor]]) -> Trainer:
-    """The trainer of the page *Train on*."""
+def trl_sft(
+    model: PreTrainedModel, settings: dict[str, Any], data: list[dict[str, Tensor]], name: str = "HybridSFTTrainer"
+) -> Trainer:
+    """The trainer of the page *Train on*, or TRL's own."""
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     page = (PAGES / "guide" / "train-on.md").read_text()
@@ -54,7 +57,7 @@ def trl_sft(model: PreTrainedModel, settings: dict[str, Any], data: list[dict[st
     own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None, "gradient_checkpointing": False}
     made = datasets.Dataset.from_list([{name: value.tolist() for name, value in row.items()} for row in data])
     options = {"args": trl.SFTConfig(**settings, **own, bf16=False), "processing_class": tokenizer}
-    return names["HybridSFTTrainer"](model, train_dataset=made, **options)
+    return names[name](model, train_dataset=made, **options)
 
 
 def trained(
@@ -85,6 +88,11 @@ def test_a_step_is_the_same_in_any_number_of_micro_batches(tmp_path: Path, make:
     expected, routers = trained(tmp_path, ROWS, data)
     for size in (1, 2, 4, ROWS) if make is trl_sft else (1, 2, 4):
         assert_same(*trained(tmp_path, size, data, make), expected, routers)
+
+
+def test_trl_s_own_trainer_leaves_it_out_and_is_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="left the routers' balance loss out"):
+        trained(tmp_path, 2, rows(equal=True), functools.partial(trl_sft, name="SFTTrainer"))
 
 
 def assert_same(loss: float, routers: dict[str, Tensor], expected: float, others: dict[str, Tensor]) -> None:

@@ -97,6 +97,41 @@ def test_training_loss_includes_the_balance_loss() -> None:
     torch.testing.assert_close(out.loss - plain, 0.01 * expected, atol=1e-12, rtol=0)
 
 
+def own_loss(model: PreTrainedModel, *, asks: bool = False) -> None:
+    """A step of a trainer that computes the loss itself."""
+    loss = model(prompts()[0]).logits.logsumexp(-1).sum()
+    (loss + model.sse_balance_loss() if asks else loss).backward()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_balance_loss_that_nobody_asks_for_is_warned_of(checkpointed: bool) -> None:
+    model = tiny_model("llama").train()
+    if checkpointed:
+        checkpoint(model, reentrant=False)
+    own_loss(model)
+    with pytest.warns(UserWarning, match="left the routers' balance loss out"):
+        own_loss(model)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_nothing_is_said_where_it_is_asked_for_or_there_is_none(
+    checkpointed: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = tiny_model("llama").train()
+    if checkpointed:
+        checkpoint(model, reentrant=False)
+    ids, _ = prompts()
+    for _ in range(2):
+        own_loss(model, asks=True)
+        model(ids, labels=ids).loss.backward()
+        with torch.no_grad():
+            model(ids)
+    other = tiny_model("llama", mixers=FLAT).train()
+    own_loss(other)
+    own_loss(other)
+    assert not [warning for warning in recwarn if "balance loss" in str(warning.message)]
+
+
 def test_the_balance_loss_reaches_the_router_alone() -> None:
     model = tiny_model("qwen3", ("full", "full", "full", "sse")).train()
     model(prompts((20,))[0])
