@@ -85,6 +85,16 @@ class FakeHub:
 
     def answer(self, handler):
         """Serve one request."""
+        status, headers, content = self.reply(handler)
+        handler.send_response(status)
+        for key, value in {"Content-Length": str(len(content)), **headers}.items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(content)
+
+    def reply(self, handler):
+        """Status, headers and content of the answer to a request."""
         path, _, query = handler.path.partition("?")
         path = urllib.parse.unquote(path)
         body = _body(handler)
@@ -101,12 +111,7 @@ class FakeHub:
         if isinstance(content, dict | list):
             content = json.dumps(content).encode()
             headers = {"Content-Type": "application/json", **headers}
-        handler.send_response(status)
-        for key, value in {"Content-Length": str(len(content)), **headers}.items():
-            handler.send_header(key, value)
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(content)
+        return status, headers, content
 
     def _user(self, handler):
         token = (handler.headers.get("Authorization") or "").removeprefix("Bearer ")

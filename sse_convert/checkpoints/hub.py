@@ -3,16 +3,18 @@
 Access tokens are the library's business: they are neither read nor printed here.
 """
 
+import contextlib
 import dataclasses as dc
 import fnmatch
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sse_convert.checkpoints.safetensors_io import TensorInfo, checked_tensors
-from sse_convert.errors import CheckpointError, HubError
+from sse_convert.errors import CheckpointError, HubError, SSEConvertError
+from sse_convert.process_memory import lacks_memory
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _PART = r"(?!.*(?:--|\.\.))[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"{_PART}(?:/{_PART})?(?<!\.git)", re.ASCII)
+ANSWER_SECONDS = 10.0
+"""to wait for an answer of the hub"""
 MOST_OF_AN_ID = 96
 """characters"""
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
@@ -161,15 +165,15 @@ def headers(files: Listing, shards: list[str]) -> dict[str, TensorInfo]:
                 f"{where} is missing", expected="every shard the index names", fix="use another revision"
             )
 
-        def request(shard: str = shard) -> Any:
-            return api.parse_safetensors_file_metadata(files.repo_id, shard, revision=files.commit)
+        def request(shard: str = shard, where: str = where) -> Any:
+            try:
+                return api.parse_safetensors_file_metadata(files.repo_id, shard, revision=files.commit)
+            except SafetensorsParsingError as error:
+                raise CheckpointError(
+                    f"{where} is not a valid safetensors file: {error}", fix="use another revision"
+                ) from error
 
-        try:
-            header = _asking(files.repo_id, files.commit, request)
-        except SafetensorsParsingError as error:
-            raise CheckpointError(
-                f"{where} is not a valid safetensors file: {error}", fix="use another revision"
-            ) from error
+        header = _asking(files.repo_id, files.commit, request)
         entries = {
             name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": list(tensor.data_offsets)}
             for name, tensor in header.tensors.items()
@@ -184,41 +188,85 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
     from huggingface_hub import errors
 
     where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
+    with hub_errors(where), _answering_soon():
+        try:
+            return request()
+        except errors.GatedRepoError as error:
+            raise HubError(
+                f"{where} is gated{_source(error)}",
+                expected="access granted to your account",
+                fix="accept its terms on the hub, then `hf auth login`",
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise HubError(
+                f"{repo_id} has no revision {revision or 'main'}{_source(error)}",
+                expected="a branch, tag or commit",
+                fix="correct revision:",
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise HubError(
+                f"{repo_id} is neither a local folder nor a model on the hub{_source(error)}",
+                expected="a folder with config.json, or a hub id such as Qwen/Qwen3-0.6B",
+                fix="correct the name; for a private model, `hf auth login` first",
+            ) from error
+        except errors.HFValidationError as error:
+            raise HubError(
+                f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
+            ) from error
+
+
+@contextlib.contextmanager
+def _answering_soon() -> Iterator[None]:
+    """Let no request of the hub's library wait for ever, as those for lists and headers do."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    session = get_session()
+    before, session.timeout = session.timeout, ANSWER_SECONDS
     try:
-        return request()
-    except errors.GatedRepoError as error:
+        yield
+    finally:
+        session.timeout = before
+
+
+@contextlib.contextmanager
+def hub_errors(what: str, doing: Literal["read", "write to"] = "read") -> Iterator[None]:
+    """Turn whatever the hub's library raises into errors a user can act on. The server's own text is not repeated.
+
+    A server may answer anything, so all is taken but what the machine lacks and errors of ours.
+
+    Args:
+        what: repository that is asked for.
+        doing: what is done with it.
+
+    Raises:
+        HubError: the hub refused, cannot be reached, or does not answer as a hub does.
+    """
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
+    except SSEConvertError:
+        raise
+    except errors.LocalTokenNotFoundError as error:
+        raise HubError("not logged in to the hub", expected="a token with write access", fix=LOG_IN) from error
+    except UnicodeEncodeError as error:
         raise HubError(
-            f"{where} is gated",
-            expected="access granted to your account",
-            fix="accept its terms on the hub, then `hf auth login`",
+            "the hub's token has other characters than ASCII", expected="a valid token", fix=LOG_IN
         ) from error
-    except errors.RevisionNotFoundError as error:
-        raise HubError(
-            f"{repo_id} has no revision {revision}", expected="a branch, tag or commit", fix="correct revision:"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise HubError(
-            f"{repo_id} is neither a local folder nor a model on the hub",
-            expected="a folder with config.json, or a hub id such as Qwen/Qwen3-0.6B",
-            fix="correct the name; for a private model, `hf auth login` first",
-        ) from error
-    except errors.HFValidationError as error:
-        raise HubError(
-            f"{repo_id} is not a valid hub id: {error}", expected="owner/name", fix="correct model:"
-        ) from error
-    except UnicodeError as error:
-        raise token_error() from error
-    except (network_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
+    except (network_error(), errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         if (answer := _answer(error)) is not None:
-            raise refusal(where, answer, "read") from error
+            raise _refusal(what, answer, doing) from error
         raise HubError(
-            f"the hub cannot be reached for {where} ({type(error).__name__})",
-            expected="a network connection, or the model in the local cache",
-            fix="check the connection; if a folder is meant, there is none of that name here",
+            f"the hub cannot be reached for {what} at {constants.ENDPOINT} ({type(error).__name__})",
+            expected="a network connection" + (", or the model in the local cache" if doing == "read" else ""),
+            fix="check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, then run the same command again"
+            + ("; if a folder is meant, there is none of that name here" if doing == "read" else ""),
         ) from error
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # a proxy's page, another server
+    except Exception as error:
+        if lacks_memory(error) or (isinstance(error, OSError) and error.errno is not None):
+            raise
         raise HubError(
-            f"the answer for {where} is none of the hub's ({type(error).__name__})",
+            f"what {constants.ENDPOINT} answers for {what} is none of the hub's ({type(error).__name__})",
             expected="the Hugging Face hub, or what answers as it does",
             fix="check HF_ENDPOINT, and proxies between here and there",
         ) from error
@@ -233,37 +281,34 @@ def _answer(error: BaseException | None) -> "HfHubHTTPError | None":
     return error
 
 
-def refusal(what: str, error: "HfHubHTTPError", doing: str) -> HubError:
-    """The error for an answer of the hub that is none of success.
+def _source(error: "HfHubHTTPError") -> str:
+    """Status and address of an answer, without what an address may hold of a token."""
+    return f" ({error.response.status_code} from {str(error.response.url).partition('?')[0]})"
 
-    Args:
-        what: repository that was asked for.
-        error: what its library raised.
-        doing: what was done with it: read, write to.
-    """
-    status = error.response.status_code if error.response is not None else None
-    match status:
+
+def _refusal(what: str, error: "HfHubHTTPError", doing: str) -> HubError:
+    """The error for an answer of the hub that is none of success."""
+    source = _source(error)
+    match error.response.status_code:
         case 401:
-            return HubError("the hub does not accept the token (401)", expected="a valid token", fix=LOG_IN)
+            return HubError(f"the hub does not accept the token{source}", expected="a valid token", fix=LOG_IN)
         case 403:
             return HubError(
-                f"the token may not {doing} {what} (403)",
+                f"the token may not {doing} {what}{source}",
                 expected="a token with access to that namespace",
                 fix="choose your own namespace, or log in with another token",
             )
         case 404:
-            return HubError(f"{what} or the revision was not found (404)", fix="check the name, and who may see it")
+            return HubError(f"{what} or the revision was not found{source}", fix="check the name, and who may see it")
         case 409 if doing != "read":
-            return HubError(f"{what} exists already (409)", expected="a new name", fix="choose another name")
+            return HubError(f"{what} exists already{source}", expected="a new name", fix="choose another name")
         case 429:
-            return HubError("the hub asks to slow down (429)", fix="wait, then run the same command again")
+            return HubError(f"the hub asks to slow down{source}", fix="wait, then run the same command again")
         case _:
-            return HubError(f"the hub failed with status {status}", fix="wait, then run the same command again")
-
-
-def token_error() -> HubError:
-    """The error for a token that cannot be sent."""
-    return HubError("the hub's token has other characters than ASCII", expected="a valid token", fix=LOG_IN)
+            return HubError(
+                f"the hub failed{source}",
+                fix="wait, then run the same command again; if it stays so, check HF_ENDPOINT and proxies",
+            )
 
 
 def network_error() -> type[Exception]:

@@ -2,11 +2,12 @@
 
 import functools
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.hub import network_error, token_error
+from sse_convert.checkpoints.hub import ANSWER_SECONDS, hub_errors
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import made_once, stamp_of
@@ -18,8 +19,6 @@ HASHED_EXAMPLES = 4096
 """that are hashed at a time"""
 SHUFFLE_BUFFER = 1000
 """examples a streamed dataset is shuffled over; its shards are shuffled as well"""
-ANSWER_SECONDS = 10.0
-"""to wait for the hub to say whether it has a dataset"""
 
 
 def check_datasets(names: Iterable[str]) -> None:
@@ -34,11 +33,12 @@ def check_datasets(names: Iterable[str]) -> None:
 
     for name in dict.fromkeys(names):
         try:
-            HfApi().dataset_info(name, timeout=ANSWER_SECONDS)
-        except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+            with hub_errors(name):
+                HfApi().dataset_info(name, timeout=ANSWER_SECONDS)
+        except HubError as error:
+            if not isinstance(error.__cause__, errors.RepositoryNotFoundError | errors.HFValidationError):
+                return
             raise _unknown(name) from error
-        except (network_error(), ConnectionError):
-            return
 
 
 def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStream":
@@ -54,18 +54,20 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
         HubError: the hub cannot be reached.
     """
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
-    try:
-        data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
-    except DatasetNotFoundError as error:
-        raise _unknown(source.path) from error
-    except UnicodeError as error:
-        raise token_error() from error
-    except ValueError as error:  # unknown configuration or split, with the known ones in the message
-        raise DataError(f"dataset {source.path}: {error}", fix="correct `name` or `split` in the source") from error
-    except OSError as error:  # requests' and httpx's connection errors, and a full disk
-        raise HubError(f"dataset {source.path} cannot be fetched: {error}", fix="check the connection") from error
+    with hub_errors(f"dataset {source.path}"):
+        try:
+            data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
+        except DatasetNotFoundError as error:
+            raise _unknown(source.path) from error
+        except (json.JSONDecodeError, UnicodeError):  # no words of the library's own
+            raise
+        except (ValueError, DatasetsError) as error:  # such as an unknown configuration, with the known ones named
+            raise DataError(
+                f"dataset {source.path}: {error}",
+                fix="correct `name` or `split`, or take another dataset",
+            ) from error
     if data.column_names is not None and field not in data.column_names:
         raise DataError(
             f"dataset {source.path}: no column {field!r}",

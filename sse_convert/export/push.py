@@ -3,15 +3,14 @@
 import dataclasses as dc
 import fnmatch
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints import manifest, provenance
 from sse_convert.checkpoints.auxiliary_files import auxiliary_files, stays_inside
 from sse_convert.checkpoints.foreign import read_object
-from sse_convert.checkpoints.hub import LOG_IN, MOST_OF_AN_ID, refusal, token_error
+from sse_convert.checkpoints.hub import LOG_IN, MOST_OF_AN_ID, hub_errors
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
@@ -105,7 +104,7 @@ def push_folder(
     _check_name(repo_id)
     if dry_run:
         return PushReport(repo_id=repo_id, private=private, dry_run=True, files=files, remarks=remarks)
-    with _hub_errors(repo_id):
+    with hub_errors(repo_id, "write to"):
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -304,24 +303,3 @@ def _prepare(api: "HfApi", repo_id: str, *, private: bool, revision: str | None,
     if revision not in (None, "main"):
         api.create_branch(repo_id, branch=str(revision), exist_ok=True)
     return repo_id
-
-
-@contextmanager
-def _hub_errors(repo_id: str) -> Iterator[None]:
-    """Turn what the hub libraries raise into errors a user can act on. The server's own text is not repeated."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.LocalTokenNotFoundError as error:
-        raise HubError("not logged in to the hub", expected="a token with write access", fix=LOG_IN) from error
-    except errors.HfHubHTTPError as error:
-        raise refusal(repo_id, error, "write to") from error
-    except UnicodeError as error:
-        raise token_error() from error
-    except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # httpx or httpx2
-        raise HubError(
-            f"the hub cannot be reached ({type(error).__name__})",
-            expected="a network connection",
-            fix="check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, then run the same command again",
-        ) from error

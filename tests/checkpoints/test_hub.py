@@ -188,14 +188,15 @@ def test_what_can_be_a_hub_id(text, can_be):
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 418, 429, 451, 500, 502, 503])
 @pytest.mark.parametrize("asked", ["listing", "file"])
 def test_whatever_the_hub_answers(status, asked):
-    answer = HfHubHTTPError("no", response=SimpleNamespace(status_code=status, headers={}, request=None))
+    asked_of = {"url": "http://hub/api?token=secret", "headers": {}, "request": None}
+    answer = HfHubHTTPError("no", response=SimpleNamespace(status_code=status, **asked_of))
 
     def request():
         if asked == "listing":
             raise answer
         raise LocalEntryNotFoundError("not here") from answer
 
-    with pytest.raises(HubError, match=rf"\({status}\)|status {status}") as caught:
+    with pytest.raises(HubError, match=rf"\({status} from http://hub/api\)") as caught:
         hub._asking("a/b", None, request)
     assert ("log in" in caught.value.fix) == (status in (401, 403))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sse_convert.recipe.schema import Scorer
 from tests.fuzz import judges, reading
+from tests.fuzz.answers import answer_cases, answered
 from tests.fuzz.documents import text_files, yaml_documents
 from tests.fuzz.outcome import Outcome, run_command
 from tests.fuzz.places import FAMILIES, copied, recipe
@@ -399,4 +400,5 @@ CLASSES = (
     FuzzClass("paths", _path_cases, _paths),
     FuzzClass("templates", lambda root: st.lists(st.sampled_from(TEMPLATE), max_size=6), _template),
     FuzzClass("prompts", _prompt_cases, _prompt),
+    FuzzClass("answers", lambda root: answer_cases(), answered),
 )

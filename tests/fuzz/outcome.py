@@ -39,13 +39,16 @@ class HangError(BaseException):
     """A case took too long; no `except Exception` swallows it."""
 
 
-def run_command(arguments: Sequence[str], judge: Judge, commands: typer.Typer = app) -> Outcome:
+def run_command(
+    arguments: Sequence[str], judge: Judge, commands: typer.Typer = app, refusal: Judge = lambda error: None
+) -> Outcome:
     """Run a command with `--json`, as `sse-convert` does.
 
     Args:
         arguments: of the command.
         judge: says what is wrong with the result of a command that succeeded.
         commands: those of `sse-convert`, or others.
+        refusal: says what is wrong with the error of one that failed.
     """
     out, err = _Stream("strict"), _Stream("backslashreplace")  # as Python opens the two
     try:
@@ -55,10 +58,10 @@ def run_command(arguments: Sequence[str], judge: Judge, commands: typer.Typer = 
         return Outcome(1, f"ran longer than {CPU_SECONDS:.0f} s")
     except BaseException as error:
         return Outcome(1, f"{type(error).__name__} left the command: {error}")
-    return _outcome(code, out.written(), err.written(), judge)
+    return _outcome(code, out.written(), err.written(), judge, refusal)
 
 
-def _outcome(code: int, out: str, err: str, judge: Judge) -> Outcome:
+def _outcome(code: int, out: str, err: str, judge: Judge, refusal: Judge) -> Outcome:
     if "Traceback" in err or code == 1:
         what = json.loads(out)["error"]["what"] if out else err.strip().splitlines()[-1]
         return Outcome(1, f"internal error: {what[:300]}")
@@ -75,7 +78,7 @@ def _outcome(code: int, out: str, err: str, judge: Judge) -> Outcome:
         return Outcome(code, f"no clear error: {error}"[:300])
     if len(err) > MOST_TEXT:
         return Outcome(code, f"a message of {len(err)} characters")
-    return Outcome(code)
+    return Outcome(code, refusal(error))
 
 
 def _no_constant(name: str) -> None:
