@@ -26,6 +26,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 OF_HYBRID = ("config.json", "sse_convert.json", INDEX)
 DTYPES = ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64", "F8_E4M3", "F4", "f32")
 VALUES = odd_values(JSON_ONLY)
+OTHER_TYPES = (None, [], {}, 3, "x", True)
+KEY_COMMANDS = {
+    "generate": ["generate", "hybrid", "w5", "--max-new-tokens", "1"],
+    "eval": ["eval", "recipe.yaml", "-c", "hybrid"],
+    "export": ["export", "recipe.yaml", "-c", "hybrid", "-o", "made"],
+    "verify": ["verify", "hybrid"],
+}
+"""what reads the small files of a checkpoint"""
 
 
 @dc.dataclass(frozen=True)
@@ -204,6 +212,22 @@ def _converted_cases(root: Path) -> st.SearchStrategy[Any]:
             inner = changed(base["sse"], VALUES).map(lambda sse, base=base: {**base, "sse": sse})
             ways += [st.tuples(st.sampled_from(("inspect", "verify")), st.just(name), inner)]
     return st.one_of(*ways)
+
+
+def _key(root: Path, case: tuple[str, tuple[str, tuple[Any, ...]], Any]) -> Outcome:
+    """A value of another type under one key of a small file of a converted checkpoint."""
+    command, (name, place), value = case
+    with copied(root, "qwen3", "hybrid", "recipe.yaml") as folder:
+        data = json.loads((folder / "hybrid" / name).read_text())
+        functools.reduce(lambda inner, key: inner[key], place[:-1], data)[place[-1]] = value
+        (folder / "hybrid" / name).write_text(json.dumps(data))
+        return run_command(KEY_COMMANDS[command], judges.no_number_missing, refusal=judges.names(name, place))
+
+
+def _key_cases(root: Path) -> st.SearchStrategy[Any]:
+    files = {path.name: json.loads(path.read_text()) for path in sorted((root / "hybrid").glob("*.json"))}
+    ways = [st.tuples(st.just(name), st.sampled_from(places(data))) for name, data in files.items() if places(data)]
+    return st.tuples(st.sampled_from(sorted(KEY_COMMANDS)), st.one_of(*ways), st.sampled_from(OTHER_TYPES))
 
 
 def _weights(root: Path, case: tuple[dict[int, str], str, list[int]]) -> Outcome:
@@ -395,6 +419,7 @@ CLASSES = (
     FuzzClass("questions", _question_cases, _question_file),
     FuzzClass("text", lambda root: text_files(), _text),
     FuzzClass("converted", _converted_cases, _converted),
+    FuzzClass("keys", _key_cases, _key),
     FuzzClass("weights", _weight_cases, _weights),
     FuzzClass("arguments", _argument_cases, _arguments),
     FuzzClass("paths", _path_cases, _paths),

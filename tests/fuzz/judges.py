@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,16 @@ def _wrong(value: Any, key: str) -> str | None:
     if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < LARGEST):
         return f"{key} is {value}"
     return None
+
+
+def names(file: str, place: tuple[Any, ...]) -> Callable[[dict[str, Any]], str | None]:
+    """Of an error: it names the file or one of the keys that lead to what is wrong."""
+
+    def judge(error: dict[str, Any]) -> str | None:
+        said = f"{error['what']} {error['expected']} {error['fix']}"
+        return None if any(str(word) in said for word in (file, *place)) else f"neither file nor key: {error}"
+
+    return judge
 
 
 def one_token(result: dict[str, Any]) -> str | None:

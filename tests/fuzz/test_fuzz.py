@@ -12,7 +12,7 @@ from tests.fuzz.classes import CLASSES
 LONG_RUN = Path(__file__).resolve().parents[2] / "tools" / "fuzz.json"
 CASES = 80
 """of a class; `python tools/fuzz.py` tries 2,000 by hand"""
-FEWER = {"converted": 40, "weights": 40, "tokenizer": 40, "paths": 40, "prompts": 40, "answers": 40}
+FEWER = {"converted": 40, "weights": 40, "tokenizer": 40, "paths": 40, "prompts": 40, "answers": 40, "keys": 40}
 """of classes that load a model in many cases"""
 SEED = 20260
 
