@@ -15,7 +15,12 @@ NEWEST_VENV ?= .venv-newest
 SERVING_TESTS ?= tests/serving/vllm
 WORKERS ?= 2
 TESTS ?= tests
-QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recipe surgery)
+# a test for each way through the house: recipe to step, tensor to export, q to kernel, number to page; text to row is in data
+WAYS = training/test_pipeline.py::test_a_run_does_everything_once \
+	export/test_export.py::test_round_trip_is_equal_to_the_bit \
+	'kernels/triton/test_dispatch.py::test_a_layer_trains_on_triton_as_on_torch[paper]' \
+	pages/test_run_page.py::test_a_finished_run
+QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recipe surgery $(WAYS))
 PY := $(VENV)/bin/python
 export PYTHON VENV
 

@@ -43,6 +43,14 @@ def test_its_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
+def test_quick_names_tests_that_exist():
+    ways = (ROOT / "Makefile").read_text().partition("\nWAYS = ")[2].partition("\nQUICK")[0]
+    named = re.findall(r"'?([a-z_/]+\.py)::(\w+)", ways)
+    assert len(named) == 4
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), name
+
+
 def test_the_tree_is_that_of_the_folders():
     """Every package stands in it, in the order in which they may import each other, and nothing that does not exist."""
     section = CONTRIBUTING.partition("\n## The code\n")[2].partition("\n## ")[0]

@@ -235,13 +235,13 @@ def test_tied_embeddings_are_stored_once(train, name):
 
 @pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
 def test_accumulation_is_exact(make, train, tmp_path, name):
-    """12 x 1, 4 x 3, 3 x 4 and 1 x 12 rows give one curve to 6 digits in float32, with ragged numbers of targets.
+    """12 x 1, 4 x 3 and 1 x 12 rows give one curve to 6 digits in float32, with ragged numbers of targets.
 
     Without the balance loss, whose product of means over a forward pass is not a sum over tokens.
     """
     mixers = {"sse": {**MIXERS["sse"], "balance": "none"}, "sliding": MIXERS["sliding"]}
     curves = []
-    for micro_batch in (12, 4, 3, 1):
+    for micro_batch in (12, 4, 1):
         recipe = make((name, {"tokens": 1152, "batch_tokens": 384, "micro_batch": micro_batch}), mixers=mixers)
         if not curves:
             convert_checkpoint(recipe, tmp_path / "unbalanced")

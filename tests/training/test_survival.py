@@ -27,13 +27,22 @@ from tests.training.conftest import losses
 from tests.training.test_resume import Killed, same, steps_then
 
 
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory):
+    """Where the work folder of a killed stage is kept, once there is one."""
+    return tmp_path_factory.mktemp("killed") / "stopped.work"
+
+
 @pytest.fixture
-def killed(train, monkeypatch, tmp_path):
+def killed(train, killed_once, monkeypatch, tmp_path):
     """A stage killed in its fifth step, with checkpoints of steps 3 and 4."""
+    if killed_once.exists():
+        return shutil.copytree(killed_once, tmp_path / "stopped.work")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_gradients", steps_then(loop._gradients, 4, Killed()))
         with pytest.raises(Killed):
             train("uptrain", "stopped", checkpoint_steps=1)
+    shutil.copytree(tmp_path / "stopped.work", killed_once)
     return tmp_path / "stopped.work"
 
 
