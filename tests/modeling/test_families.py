@@ -16,8 +16,8 @@ from sse_convert.modeling.layout import row_layout
 from tests.modeling.test_generate import greedy_by_full_forward, greedy_with_cache, rows
 from tests.modeling.tiny import ENTRIES, exact, prompts, spec_for, tiny_model, tiny_source
 
-NEW = 4
-"""tokens"""
+NEW = 2
+"""tokens: what the prompt gives, and what a step from the cache does"""
 
 
 class Spy:
