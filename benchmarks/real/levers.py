@@ -60,6 +60,7 @@ LEVERS: dict[str, tuple[str, ...]] = {
             "windows of 320 alone": (*WINDOWS, "mixers.sliding.window=320"),
             "one state": ONE,
             "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
+            "one state, windows of 320": (*ONE, f"{MIXER}.window=320"),
         }.items()
     },
     **{
