@@ -318,6 +318,13 @@ def _class_of(kind: Any) -> type[Mixer]:
     return type(BUILT_IN[kind])
 
 
+def _retired(name: str, value: Any, left: str) -> ValueError:
+    return ValueError(
+        f"{name} is {value!r:.80}, which was retired ({left}): load it with its own code, "
+        "AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True), without sse_convert"
+    )
+
+
 def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     """Rebuild a mixer from the plain dict that a config.json, a report or a recipe stores.
 
@@ -334,10 +341,9 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     values.pop("advanced", None)
     for name in RETIRED.keys() & values.keys():
         if (value := values.pop(name)) != RETIRED[name]:
-            raise ValueError(
-                f"{name} is {value!r:.80}, which was retired (only {RETIRED[name]!r} is left): load it with its own "
-                "code, AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True), without sse_convert"
-            )
+            raise _retired(name, value, f"only {RETIRED[name]!r} is left")
+    if values.get("balance") == "bias":
+        raise _retired("balance", "bias", "'aux_loss' and 'none' are left")
     if isinstance(values.get(BY_LAYER), list):
         values[BY_LAYER] = tuple(values[BY_LAYER])
     known = {f.name for f in dc.fields(cls)}

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, logging
 
 from sse_convert import api
+from sse_convert.mixers import recipe_entry
 
 CASES = Path(__file__).with_name("compared_checkpoints.yaml")
 
@@ -79,7 +80,8 @@ def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
     tiny_source(case.family, seed=seed, **case.options).save_pretrained("teacher")
     recipe = Path("recipe.yaml")
     data = {
-        "recipe_version": 1, "model": "teacher", "layers": {"pattern": case.layers}, "mixers": case.mixers,
+        "recipe_version": 1, "model": "teacher", "layers": {"pattern": case.layers},
+        "mixers": {kind: recipe_entry(settings) for kind, settings in case.mixers.items()},
         "calibrate": {"seq_len": 64}, "export": {"dir": "exported"}, **case.recipe,
     }  # fmt: skip
     recipe.write_text(yaml.safe_dump(data), encoding="utf-8")

@@ -35,3 +35,8 @@ def test_a_checkpoint_is_read_where_layers_do_the_same(name):
     assert mixer_from_dict({**stored, name: RETIRED_OF_MIXERS[name]}) == BUILT_IN["sse"]
     with pytest.raises(ValueError, match=f"{name} is 77, which was retired .* with its own code"):
         mixer_from_dict({**stored, name: 77})
+
+
+def test_a_checkpoint_that_trained_with_a_retired_value_says_what_to_do():
+    with pytest.raises(ValueError, match=r"balance is 'bias', which was retired .* with its own code"):
+        mixer_from_dict({**mixer_to_dict(BUILT_IN["sse"]), "balance": "bias"})
