@@ -62,7 +62,7 @@ wheel: setup-dev
 	$(PY) -m build --outdir dist .
 
 docs:
-	@tools/setup.sh dev,train,docs
+	@tools/setup.sh dev,docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 setup:
@@ -70,7 +70,7 @@ setup:
 
 .PHONY: setup-dev
 setup-dev:
-	@tools/setup.sh dev,train,eval
+	@tools/setup.sh dev,eval
 
 clean:
 	rm -rf $(VENV) $(SERVING_VENV) $(QUANTISED_VENV) $(NEWEST_VENV) dist build site .pytest_cache .ruff_cache .mypy_cache
