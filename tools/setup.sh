@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the virtual environment .venv with pinned versions. Needs only Python 3.11 or newer and pip. Quick when nothing changed.
 #   tools/setup.sh            what the demo needs
-#   tools/setup.sh dev,docs  plus these extras of pyproject.toml
+#   tools/setup.sh dev,docs   plus these extras of pyproject.toml
 # PYTHON chooses the interpreter, VENV the folder, TORCH_INDEX an index to take torch from.
 set -eu
 cd "$(dirname "$0")/.."
