@@ -132,7 +132,7 @@ def test_a_warm_process_is_a_process_of_its_own(tmp_path: Path) -> None:
         "python -m benchmarks.kernels.delta_rule --out there  # a comment",
         "python -m benchmarks.real.heads model books out.json --samples 3",
         "COMMIT=1 make demo",
-        "pip install '.[eval,train]'",
+        "pip install '.[eval,docs]'",
         "sse-convert plan qwen3-0.6b 2>&1 | sed 1q",
     ],
 )
