@@ -41,20 +41,19 @@ def none_kept() -> str:
 
 def mixed() -> str:
     """Needles and KL of trainings that keep some heads, by what was kept and what the other heads are."""
-    return _mixed(LENGTHS, sorted(_pooled(), key=lambda trial: trial["kl"]))
+    return _mixed(LENGTHS)
 
 
 def first_page() -> str:
-    """The same at the shortest and the longest rows, without what only the page needs."""
-    shown = [trial for trial in _pooled() if "320" not in trial["lever"]]
-    return _mixed((LENGTHS[0], LENGTHS[-1]), sorted(shown, key=lambda trial: trial["kl"]))
+    """The same at the shortest and the longest rows."""
+    return _mixed((LENGTHS[0], LENGTHS[-1]))
 
 
-def _mixed(lengths: Sequence[int], trials: Sequence[Entry]) -> str:
+def _mixed(lengths: Sequence[int]) -> str:
     report = _load("mixed_smollm2.json")
     whole = report["teacher"]["cache_bytes"]["8192"]
     lines = [("the teacher", f"{whole / 1e6:.0f} MB", *_found(_teacher(), lengths), "0")]
-    for trial in trials:
+    for trial in sorted(_pooled(), key=lambda trial: trial["kl"]):
         cache, seeds = trial["cache_bytes"]["8192"], trial["seeds"]
         words = f"{trial['lever']}, {seeds} seeds" if seeds > 1 else trial["lever"]
         size = f"{cache / 1e6:.0f} MB, {cache / whole:.0%}"
