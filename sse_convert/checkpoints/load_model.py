@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+GENERATION = "generation_config.json"
+DOWNLOAD_AGAIN = "correct generation_config.json and config.json, or download them again"
 MPS_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 """with 1, torch computes on the CPU what Apple's GPUs cannot"""
 
@@ -77,8 +79,13 @@ def load_model(
     """
     place = pick_device(device)
     folder = download(open_checkpoint(source, revision)).folder
+    from transformers import GenerationConfig
+
     from sse_convert.modeling.auto import load_pretrained
 
+    if (folder / GENERATION).is_file():
+        with refusing(f"{folder / GENERATION} cannot be used", expected="settings of generate", fix=DOWNLOAD_AGAIN):
+            GenerationConfig.from_pretrained(folder)
     model = load_pretrained(folder, dtype=dtype, device=place)
     _check_token_ids(model, source)
     return model
@@ -98,7 +105,7 @@ def _check_token_ids(model: Any, source: str | Path) -> None:
                 raise CheckpointError(
                     f"{name} of {source} is {shortened(repr(value))}",
                     expected="a token id, or a list of them",
-                    fix="correct generation_config.json and config.json, or download them again",
+                    fix=DOWNLOAD_AGAIN,
                 )
 
 

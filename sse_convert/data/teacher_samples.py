@@ -55,7 +55,7 @@ class SamplingTeacher:
         """
         import torch
         from accelerate import PartialState
-        from transformers import AutoConfig
+        from transformers import AutoConfig, GenerationConfig
 
         from sse_convert.checkpoints.weights import require_finite
         from sse_convert.modeling.auto import auto_class
@@ -64,7 +64,11 @@ class SamplingTeacher:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         config = AutoConfig.from_pretrained(self.model, revision=self.revision, trust_remote_code=trusts_code())
         model: Any = auto_class(config.model_type).from_pretrained(
-            self.model, revision=self.revision, dtype=dtype, trust_remote_code=trusts_code()
+            self.model,
+            revision=self.revision,
+            dtype=dtype,
+            trust_remote_code=trusts_code(),
+            generation_config=GenerationConfig(),  # its own penalties and forbidden tokens are no part of its text
         )
         frozen: PreTrainedModel = model.eval().requires_grad_(False).to(device)
         require_finite(frozen, self.model)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sse_convert.inference.sampling import Sampling
+from sse_convert.inference.sampling import Sampling, as_asked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,8 +22,7 @@ def continue_rows(
     """New token ids after each prompt, up to and with the model's end token.
 
     Rows are as if each had been continued alone: exactly in float64; in lower precision a batch of another shape rounds
-    otherwise, which can tip a choice. The model's own settings of beams, sampling and penalties of repetition do
-    not count.
+    otherwise, which can tip a choice. The model's own settings, its end tokens aside, do not count.
 
     Args:
         model: causal language model in evaluation mode.
@@ -43,19 +42,13 @@ def continue_rows(
     if sampling.temperature > 0:
         seeds = [sampling.seed] * len(prompts) if seeds is None else seeds
         choices.append(SeededChoice(sampling, seeds, width, rows.device))
-    with graphed(model, slots=width + sampling.max_new_tokens):
+    with as_asked(model), graphed(model, slots=width + sampling.max_new_tokens):
         out = model.generate(  # type: ignore[operator]
             rows,
             attention_mask=mask,
             max_new_tokens=sampling.max_new_tokens,
             logits_processor=choices,
             do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
             pad_token_id=min(ends, default=0),
         )
     return [_up_to_end(row, ends) for row in out[:, width:].tolist()]

@@ -11,7 +11,7 @@ from sse_convert.checkpoints.load_model import context_limit, load_model, load_t
 from sse_convert.data.documents import rendered
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.files import text_from
-from sse_convert.inference.sampling import Sampling
+from sse_convert.inference.sampling import Sampling, as_asked
 from sse_convert.report import FieldsReport
 
 if TYPE_CHECKING:
@@ -273,13 +273,13 @@ def _continue(
             if write is not None:
                 write(text)
 
-    choice: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    choice: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
         choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
     row = torch.tensor([ids], device=model.device)
     devices = [] if model.device.type == "cpu" else [model.device]
     rng = torch.random.fork_rng(devices, device_type=model.device.type if devices else "cuda")
-    with rng, graphed(model, slots=len(ids) + sampling.max_new_tokens):
+    with rng, as_asked(model), graphed(model, slots=len(ids) + sampling.max_new_tokens):
         torch.manual_seed(seed)
         model.generate(  # type: ignore[operator]
             row,

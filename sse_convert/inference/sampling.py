@@ -1,8 +1,17 @@
 """How the next token is chosen."""
 
+import contextlib
 import dataclasses as dc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from sse_convert.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""the settings of a model's generation that say where texts begin and end, not how they are written"""
 
 SMALLEST = 1e-4
 """temperature; below it logits divided by it are no longer finite"""
@@ -31,3 +40,16 @@ class Sampling:
         for bad, what, expected in checks:
             if bad:
                 raise UsageError(what, expected=expected)
+
+
+@contextlib.contextmanager
+def as_asked(model: "PreTrainedModel") -> Iterator[None]:
+    """In this block, what `generate` is given chooses tokens: of the model's own settings only `TOKENS` count."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    model.generation_config = GenerationConfig(**{name: getattr(own, name) for name in TOKENS})
+    try:
+        yield
+    finally:
+        model.generation_config = own

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 
 import huggingface_hub
 import numpy as np
@@ -15,7 +16,7 @@ from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.hub_datasets import HubTable
 from sse_convert.data.packing import IGNORED, Cursor, Packer
 from sse_convert.data.rows import check_sources
-from sse_convert.data.teacher_samples import cache_folder
+from sse_convert.data.teacher_samples import CACHE_VARIABLE, cache_folder
 from sse_convert.data.text_files import TextFiles, find_files
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
@@ -252,6 +253,18 @@ def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monk
     (cache,) = (cache_folder() / "teacher-samples").glob("*.npz")
     cache.write_bytes(cache.read_bytes()[:-30])
     assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))  # sampled anew
+
+
+def test_teacher_text_is_what_the_model_says_whatever_it_would_forbid(tokenizer, teacher_folder, tmp_path, monkeypatch):
+    """Tokens that its own settings keep out are part of its distribution; settings that make no sense cost nothing."""
+    source, texts = Source(kind="teacher", rows=5, length=24), []
+    for settings in ({}, {"suppress_tokens": list(range(2, 90))}, {"max_new_tokens": "x"}):
+        folder = shutil.copytree(teacher_folder, tmp_path / str(len(texts)))
+        (folder / "generation_config.json").write_text(json.dumps(settings))
+        monkeypatch.setenv(CACHE_VARIABLE, str(folder / "cache"))
+        texts.append(take(source, tokenizer, 6, teacher=SamplingTeacher(str(folder))))
+    assert all(map(same, texts[0], texts[1]))
+    assert all(map(same, texts[0], texts[2]))
 
 
 def test_teacher_text_differs_between_training_and_held_out(tokenizer, teacher_folder):

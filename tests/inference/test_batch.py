@@ -9,6 +9,8 @@ from sse_convert.inference.seeded_choice import SeededChoice
 from tests.modeling.tiny import HEADS, LAYOUT, tiny_model, tiny_source
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [20] * 11, [30]]
+OWN = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "num_beams": 2, "suppress_tokens": list(range(2, 60))}
+"""settings of a model's generation that change what it writes"""
 SAMPLED = Sampling(max_new_tokens=9, temperature=1.0, top_p=0.7)
 
 
@@ -48,9 +50,9 @@ def test_rows_end_with_their_end_token(model, monkeypatch):
     assert stopped[0] == free[: free.index(free[3]) + 1]
 
 
-def test_the_models_own_penalties_and_beams_do_not_count(model, monkeypatch):
+def test_the_model_s_own_settings_do_not_count(model, monkeypatch):
     free = continue_rows(model, PROMPTS, Sampling(max_new_tokens=9))
-    for name, value in {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "num_beams": 2}.items():
+    for name, value in OWN.items():
         monkeypatch.setattr(model.generation_config, name, value)
     assert continue_rows(model, PROMPTS, Sampling(max_new_tokens=9)) == free
 

@@ -1,4 +1,6 @@
 import itertools
+import json
+import shutil
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.inference import generate as generation
 from sse_convert.inference.generate import Conversation
 from sse_convert.inference.sampling import Sampling
+from tests.inference.test_batch import OWN
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -103,6 +106,33 @@ def test_bad_requests_are_named(checkpoint, tmp_path):
         generation.generate_text(tmp_path / "absent", "hello")
     with pytest.raises(UsageError, match="no chat template"):
         generation.chat_in_terminal(checkpoint, system="Be brief.")
+
+
+@pytest.fixture
+def own_settings(checkpoint, tmp_path):
+    """A copy of the checkpoint with a generation_config.json of these settings."""
+
+    def written(settings):
+        folder = shutil.copytree(checkpoint, tmp_path / "own")
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, **settings}))
+        return folder
+
+    return written
+
+
+@pytest.mark.parametrize("settings", [OWN, {"bad_words_ids": 3}, {"no_repeat_ngram_size": "x"}], ids=str)
+def test_how_tokens_are_chosen_is_not_the_model_s_affair(checkpoint, own_settings, settings):
+    texts = {
+        generation.generate_text(folder, "Once upon", sampling=Sampling(max_new_tokens=12), device="cpu").text
+        for folder in (checkpoint, own_settings(settings))
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": []}, {"suppress_tokens": 3}, {"pad_token_id": "x"}], ids=str)
+def test_settings_that_transformers_cannot_read_are_named(own_settings, settings):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be used: "):
+        generation.generate_text(own_settings(settings), "Once upon", device="cpu")
 
 
 def talk(model, tokenizer, messages, **settings):
