@@ -119,6 +119,19 @@ class ParquetFiles:
             first += len(column)
 
 
+def parquet_columns(path: Path) -> dict[str, bool]:
+    """Columns of a file, and whether each holds text.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    import pyarrow as pa
+
+    with _reading(str(path)):
+        schema = _open(path).schema_arrow
+    return {field.name: pa.types.is_string(field.type) or pa.types.is_large_string(field.type) for field in schema}
+
+
 def _open(path: Path, dictionaries: list[str] | None = None) -> Any:
     import pyarrow.parquet as pq
 

@@ -160,7 +160,8 @@ class RowReader:
     """Opens sources and yields rows.
 
     Row i draws its source by weight, and whether it carries needles, from (seed, i) alone; each source is packed in its
-    own seeded order. Held-out text (role valid) is read once, source after source, in file order and without needles.
+    own seeded order. Held-out text (role valid) is read once, a row of each source in turn, in file order and without
+    needles.
 
     Args:
         sources: where text comes from.
@@ -257,9 +258,12 @@ class RowReader:
         )
 
     def _once(self) -> Iterator[Row]:
-        index = 0
-        for i in range(len(self._corpora)):
-            for packed in packed_rows(self._packer(i, Cursor())):
+        index, turns = (
+            0,
+            itertools.zip_longest(*(packed_rows(self._packer(i, Cursor())) for i in range(len(self._corpora)))),
+        )
+        for packed in itertools.chain.from_iterable(turns):
+            if packed is not None:
                 index += 1
                 yield self._row(packed, {"row": index, "sources": []})
         if index == 0:

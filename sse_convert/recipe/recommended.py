@@ -78,16 +78,17 @@ def budgets(parameters: int) -> tuple[int, int]:
     return first, second
 
 
-def step_tokens(stage: Stage, tokens: int, seq_len: int) -> int:
+def step_tokens(stage: Stage, tokens: int, seq_len: int, least: int = LEAST_ROWS) -> int:
     """Tokens of an optimizer step.
 
     Args:
         stage: of the measured recipe.
         tokens: that are trained on.
         seq_len: tokens of a row.
+        least: rows of a step.
     """
     wanted = stage.batch_tokens * math.sqrt(tokens / stage.tokens)
-    return max(1 << round(math.log2(wanted)), LEAST_ROWS * seq_len)
+    return max(1 << round(math.log2(wanted)), least * seq_len)
 
 
 def row_lengths(positions: int, longest: int = LONGEST_ROW) -> tuple[int, int]:
@@ -101,24 +102,29 @@ def row_lengths(positions: int, longest: int = LONGEST_ROW) -> tuple[int, int]:
     return max(1, min(SHORT_ROW, second // 4)), second
 
 
-def recommended_stages(sizes: ModelSizes, longest: int = LONGEST_ROW) -> list[dict[str, Any]]:
+def recommended_stages(
+    sizes: ModelSizes, longest: int = LONGEST_ROW, share: float = 1.0, least: int = LEAST_ROWS
+) -> list[dict[str, Any]]:
     """The training stages, as a recipe writes them.
 
     Args:
         sizes: of the model.
         longest: tokens of a row that the machine holds.
+        share: of the rule's tokens, for which there is text and time.
+        least: rows of a step.
     """
     stages = measured().stages
-    planned = zip(stages, budgets(sizes.parameters), row_lengths(sizes.positions, longest), strict=True)
+    wanted = [_rounded(share * tokens, 2) for tokens in budgets(sizes.parameters)]
+    planned = zip(stages, map(int, wanted), row_lengths(sizes.positions, longest), strict=True)
     return [
         {
             "name": stage.name,
             "loss": stage.loss,
-            "tokens": max(tokens, step_tokens(stage, tokens, seq_len)),
+            "tokens": max(tokens, step_tokens(stage, tokens, seq_len, least)),
             "seq_len": seq_len,
             "train": stage.train,
             "lr": scaled_rates(stage, sizes.width),
-            "batch_tokens": step_tokens(stage, tokens, seq_len),
+            "batch_tokens": step_tokens(stage, tokens, seq_len, least),
             **({"optimizer": stage.optimizer} if stage.optimizer != "adamw" else {}),
             "warmup": stage.warmup,
             "min_lr": stage.min_lr,

@@ -195,7 +195,7 @@ class Data:
     train: list[Source] = dc.field(default_factory=list)
     """training sources"""
     valid: list[Source] = dc.field(default_factory=list)
-    """held-out sources; the first `eval.tokens` tokens are used"""
+    """held-out sources, a row of each in turn; the first `eval.tokens` tokens are used"""
     needles: Needles = dc.field(default_factory=Needles)
     """planted retrieval rows"""
     seed: Seed = 0

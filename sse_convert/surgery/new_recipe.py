@@ -9,45 +9,38 @@ from typing import Any
 
 from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.data.rows import is_local
-from sse_convert.data.text_files import find_files
-from sse_convert.errors import DataError
 from sse_convert.files import write_text
 from sse_convert.mixers import FULL
 from sse_convert.recipe import Recipe, recipe_from_dict, resolve
 from sse_convert.recipe.choosing import draft_recipe
 from sse_convert.recipe.presets import recipe_target
 from sse_convert.recipe.recommended import (
+    LEAST_ROWS,
     LONGEST_ROW,
     MEASURED,
     MEASURED_WIDTH,
     MIXER,
     STATE_HEADS,
     ModelSizes,
+    budgets,
     measured,
     recommended_layers,
     recommended_mixer,
     recommended_stages,
 )
-from sse_convert.recipe.schema import Source
 from sse_convert.recipe.units import format_count
-from sse_convert.report import TextReport, format_flow, time_in_words
+from sse_convert.report import TextReport, format_flow, format_number, time_in_words
 from sse_convert.surgery.costs import StageCost, Way, way_on
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan, StageRow
+from sse_convert.surgery.recipe_text import MOST_PASSES, WEB_TEXT, RecipeText, recipe_text
 
+SHORTEST_HELD_OUT = 256
+"""tokens of a row that is measured on; less text than that is refused by `run`"""
 SHORTEST_ROW = 2048
 """of the second stage, below which a smaller machine is not helped"""
-HUB_TRAIN = (
-    {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT", "streaming": True, "weight": 0.8},
-    {"path": "emozilla/pg19", "streaming": True, "weight": 0.2},
-)
-"""web pages, and books: documents longer than the context"""
-HUB_VALID = ({"path": "Salesforce/wikitext", "name": "wikitext-103-raw-v1", "split": "validation"},)
-
-
 MOST_GPUS = 8
 """that share the rows of a step"""
 
@@ -73,10 +66,8 @@ class Wanted:
     """of the model"""
     command: str
     """how commands name the recipe"""
-    train: tuple[dict[str, Any], ...] = HUB_TRAIN
-    """sources of training text"""
-    valid: tuple[dict[str, Any], ...] = HUB_VALID
-    """held-out sources"""
+    text: RecipeText = WEB_TEXT
+    """to train on, and to measure on"""
     license: str | None = None
     note: str = ""
     """a line of the header"""
@@ -129,7 +120,7 @@ def _of_every_row(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> 
     """With rows of full length, then of half of it each time, without text."""
     sizes, longest = sizes_of(teacher), LONGEST_ROW
     while longest >= SHORTEST_ROW:
-        data = _data(wanted, sizes, longest)
+        data = _data(wanted, sizes, longest, LEAST_ROWS if machine is None else machine.gpus)
         recipe = recipe_from_dict(data, wanted.command)
         plan = make_plan(recipe, teacher=teacher)
         way = fewest_gpus(plan.costs) if machine is None else _way_on(machine, recipe, teacher)
@@ -143,12 +134,10 @@ def write_new_recipe(
     """Write the recipe of a model to a file. Arguments and errors as of `api.recipes_new`."""
     title = Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
     target = recipe_target(to, title.lower(), overwrite=overwrite)
-    wanted = Wanted(model=model, name=title.lower(), title=title, command=shlex.quote(str(target)))
-    if text or held_out:
-        valid = _text_sources(held_out) or ({"kind": "teacher"},)
-        wanted = dc.replace(wanted, train=_text_sources(text) or HUB_TRAIN, valid=valid)
-    here = machine_here()
-    made = new_recipe(open_for_planning(model), wanted, here)
+    teacher, here = open_for_planning(model), machine_here()
+    found = recipe_text(teacher, text, held_out)
+    wanted = Wanted(model=model, name=title.lower(), title=title, command=shlex.quote(str(target)), text=found)
+    made = new_recipe(teacher, wanted, here)
     write_text(target, made.text)
     choice = made.plan.choice
     assert choice is not None
@@ -159,30 +148,10 @@ def write_new_recipe(
     elif made.way is None:
         gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
         lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
+    lines += [*_text_lines(wanted, made.recipe, teacher), *found.remarks]
     way = None if made.way is None else dc.asdict(made.way)
     data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
     return TextReport(data, [*lines, f"next: sse-convert plan {wanted.command}"])
-
-
-def _text_sources(paths: Sequence[Path | str]) -> tuple[dict[str, Any], ...]:
-    """Sources of a recipe.
-
-    Raises:
-        DataError: one is neither here nor a name that a hub could have, or a folder without text.
-    """
-    found: list[dict[str, Any]] = []
-    for path in map(str, paths):
-        here = is_local(Source(path=path))
-        if here and not Path(path).expanduser().exists():
-            raise DataError(
-                f"{path} does not exist",
-                expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
-                fix="correct the path",
-            )
-        if here:
-            find_files(Path(path))
-        found.append({"path": path.rstrip("/") or "/"} if here else {"path": path, "streaming": True})
-    return tuple(found)
 
 
 def machine_here() -> Machine | None:
@@ -211,10 +180,20 @@ def _way_on(machine: Machine, recipe: Recipe, teacher: Teacher) -> Way | None:
     return way_on(recipe, teacher, geometry_of(teacher), mixers, layers, gpus=machine.gpus, gib=machine.gib)
 
 
-def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
-    """The recipe as plain data."""
-    own, stages = measured(), recommended_stages(sizes, longest)
-    lengths = [stage["seq_len"] for stage in stages]
+def _data(wanted: Wanted, sizes: ModelSizes, longest: int, least: int) -> dict[str, Any]:
+    """The recipe as plain data.
+
+    Args:
+        wanted: names and text.
+        sizes: of the model.
+        longest: tokens of a row that the machine holds.
+        least: rows of a step.
+    """
+    own, text = measured(), wanted.text
+    share = min(1.0, text.most_tokens / sum(budgets(sizes.parameters)))
+    stages = recommended_stages(sizes, longest, share, least)
+    if text.chats:
+        stages = [{**stage, "loss_mask": "assistant"} for stage in stages]
     calibrated = min(own.calibrate.seq_len, sizes.positions)
     return {
         "recipe_version": 1,
@@ -223,10 +202,22 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int) -> dict[str, Any]:
         "mixers": {MIXER: recommended_mixer(sizes.positions)},
         "calibrate": {"rows": own.calibrate.rows, "seq_len": calibrated},
         "stages": stages,
-        "data": {"train": list(wanted.train), "valid": list(wanted.valid)},
-        "eval": {"lengths": lengths, "tokens": 131072, "needle": {"lengths": lengths, "samples": 500}},
+        "data": {"train": list(text.train), "valid": list(text.valid)},
+        "eval": _eval([stage["seq_len"] for stage in stages], text.held_out),
         "export": {"dir": f"out/{wanted.name}-sse", **({"license": wanted.license} if wanted.license else {})},
     }
+
+
+def _eval(lengths: list[int], held_out: int | None) -> dict[str, Any]:
+    """What is measured, in rows that the held-out text fills.
+
+    Args:
+        lengths: tokens of training rows.
+        held_out: tokens of the text, about; None for enough.
+    """
+    most = max(SHORTEST_HELD_OUT, 1 << (held_out * 3 // 4).bit_length() - 1) if held_out else max(lengths)
+    lengths = list(dict.fromkeys(min(length, most) for length in lengths))
+    return {"lengths": lengths, "tokens": 131072, "needle": {"lengths": lengths, "samples": 500}}
 
 
 def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
@@ -246,9 +237,23 @@ def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
         "       training of converted layers alone, AdamW, two stages of KL.",
         f"By rule from there: {ruled}.",
         f"Not measured: this model, its share of layers, its text and tokens, state_heads: {STATE_HEADS}.",
+        *(line[0].upper() + line[1:] + "." for line in _text_lines(wanted, made.recipe, teacher)),
         *([wanted.note] if wanted.note else []),
     ]
     return [f"# {line}" for line in lines]
+
+
+def _text_lines(wanted: Wanted, recipe: Recipe, teacher: Teacher) -> list[str]:
+    """How much text there is, and how often the recipe reads it."""
+    text, tokens = wanted.text, sum(stage.tokens for stage in recipe.stages)
+    if text.tokens is None:
+        return []
+    of_rule, passes = sum(budgets(teacher.files.parameters)), text.passes(tokens)
+    read = f"{passes:.0f} times" if passes >= 1.5 else "once" if passes >= 0.75 else f"{passes:.0%} of it"
+    told = f"text: about {format_number(text.tokens)} tokens in the files, read {read} ({format_number(tokens)} tokens"
+    if text.passes(of_rule) <= MOST_PASSES:
+        return [f"{told})"]
+    return [f"{told}; the rule's {format_number(of_rule)} would read it {text.passes(of_rule):,.0f} times)"]
 
 
 def _takes(way: Way | None, choosing: float) -> str:

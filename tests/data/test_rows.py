@@ -427,3 +427,17 @@ def test_no_sources_and_short_held_out_text(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("the keeper")
     with pytest.raises(DataError, match="shorter than one row of 64"):
         take(Source(path=str(tmp_path / "a.txt")), tokenizer, 1, role="valid")
+
+
+def test_held_out_sources_are_read_in_turn(tokenizer, tmp_path):
+    """So that the first tokens are of all of them; what the shorter lacks comes from the longer."""
+    for name, letter, count in (("a.txt", "a", 200), ("b.txt", "b", 500)):
+        (tmp_path / name).write_text(f"{letter} " * count)
+    sources = [Source(path=str(tmp_path / name)) for name in ("a.txt", "b.txt")]
+    alone = [[row.input_ids for row in RowReader([one], tokenizer, T, 0, role="valid").rows()] for one in sources]
+    both = [row.input_ids for row in RowReader(sources, tokenizer, T, 0, role="valid").rows()]
+    first, second = alone
+    assert 1 < len(first) < len(second)
+    expected = [ids for pair in zip(first, second, strict=False) for ids in pair] + second[len(first) :]
+    assert all(map(np.array_equal, both, expected))
+    assert len(both) == len(expected)

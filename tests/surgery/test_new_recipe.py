@@ -17,6 +17,7 @@ from sse_convert.surgery import new_recipe as module
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe, sizes_of
+from sse_convert.surgery.recipe_text import RecipeText
 from sse_convert.surgery.speed import nearest_speed
 from tests.model_configs import config_path, model_config
 from tests.surgery.synthetic import teacher_from_config
@@ -33,7 +34,7 @@ def made(name, machine=None, **more):
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gpt-oss-20b"])
 def test_what_is_written_is_what_was_planned(name, tmp_path):
-    teacher, new = made(name, train=({"path": "it's: [odd], #1.txt"},))
+    teacher, new = made(name, text=RecipeText(train=({"path": "it's: [odd], #1.txt"},)))
     (tmp_path / "recipe.yaml").write_text(new.text)
     assert load_recipe(tmp_path / "recipe.yaml") == new.recipe
     assert [stage.tokens for stage in new.recipe.stages] == [s["tokens"] for s in recommended_stages(sizes_of(teacher))]

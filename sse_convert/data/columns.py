@@ -1,0 +1,61 @@
+"""What a file of text holds: running text, records with a column of text, or conversations."""
+
+import json
+from pathlib import Path
+
+from sse_convert.data.parquet_files import parquet_columns
+from sse_convert.data.text_files import LARGEST_RECORD
+from sse_convert.errors import DataError
+from sse_convert.recipe.problems import shortened
+
+RECORDS = (".jsonl", ".parquet")
+
+
+def source_keys(path: Path, *, chats: bool) -> dict[str, str]:
+    """What a recipe's source says of a file beside its path: `kind: chat`, or the `field` of its text.
+
+    Args:
+        path: of `find_files`.
+        chats: whether the model has a chat template; else conversations cannot be read.
+
+    Raises:
+        DataError: its records are damaged, or have neither a column of text nor conversations that can be read.
+    """
+    if path.suffix not in RECORDS:
+        return {}
+    found = parquet_columns(path) if path.suffix == ".parquet" else _jsonl_columns(path)
+    if "messages" in found and chats:
+        return {"kind": "chat"}
+    texts = [name for name, is_text in found.items() if is_text]
+    if "text" in texts:
+        return {}
+    if len(texts) == 1 and "messages" not in found:
+        return {"field": texts[0]}
+    if "messages" in found:
+        raise DataError(
+            f"{path} holds conversations (column messages), and the model has no chat template",
+            expected="plain text, or a model with a chat template",
+            fix="name the instruct model, add a chat_template.jinja to the model's folder, or give other text",
+        )
+    raise DataError(
+        f"{path} has no column text or messages, but {shortened(', '.join(found)) or 'none at all'}",
+        expected="records with text, or with messages: a list of role and content",
+        fix="rename the column that is to be read",
+    )
+
+
+def _jsonl_columns(path: Path) -> dict[str, bool]:
+    """Columns of the first record, and whether each holds text."""
+    with path.open("rb") as file:
+        line = next((found for found in iter(lambda: file.readline(LARGEST_RECORD), b"") if not found.isspace()), b"")
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: the first record is not JSON ({shortened(str(error))})",
+            expected="one JSON object on each line",
+            fix="correct or remove the line",
+        ) from error
+    if not isinstance(record, dict):
+        raise DataError(f"{path}: the first record is a JSON {type(record).__name__}", expected="a JSON object")
+    return {name: isinstance(value, str) for name, value in record.items()}
