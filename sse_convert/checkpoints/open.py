@@ -14,6 +14,7 @@ from sse_convert.recipe.ranges import PlainText
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _PICKLE_PATTERNS = ("pytorch_model*.bin", *hub.PICKLE_PATTERNS)
 
 
@@ -134,7 +135,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_object(path)
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{path} has no model_type", expected='for example "model_type": "qwen3"', fix="add it")
+    if (flag := _flag_for_number(config)) is not None:
+        raise CheckpointError(
+            f"{path}: {flag} is true or false", expected="a number", fix="correct it, or download the file again"
+        )
     return config
+
+
+def _flag_for_number(data: dict[str, Any]) -> str | None:
+    """A number of positions, at any depth, that is true or false: transformers looks at types in the first level alone,
+    and computes with 1 or 0."""
+    inner = [value for value in data.values() if isinstance(value, dict)]
+    own = (name for name in _NUMBERS if isinstance(data.get(name), bool))
+    return next(own, None) or next(filter(None, map(_flag_for_number, inner)), None)
 
 
 def _open_folder(
@@ -193,12 +206,17 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    weight_map = read_object(path).get("weight_map")
+    index = read_object(path)
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
         raise CheckpointError(
             f"{path} has no usable weight_map",
             expected='"weight_map": {tensor name: file name in the same folder}',
             fix="download it again",
+        )
+    if not isinstance(metadata := index.get("metadata", {}), dict):  # transformers looks into it
+        raise CheckpointError(
+            f"{path}: metadata is {shortened(repr(metadata))}", expected="a JSON object", fix="download it again"
         )
     return dict(weight_map)
 

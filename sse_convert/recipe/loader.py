@@ -91,6 +91,10 @@ def _find(path: FilePath | str) -> FilePath:
     if file.is_dir():
         fix = new_recipe_command(path) if (file / "config.json").is_file() else "name the .yaml file in it"
         raise RecipeError(f"{path} is a folder", expected="a recipe file (YAML)", fix=fix)
+    if file.exists():
+        raise RecipeError(
+            f"{path} is no regular file", expected="a recipe file (YAML)", fix="write the recipe to a file first"
+        )
     return preset_path(str(path))
 
 

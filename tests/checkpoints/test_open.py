@@ -127,6 +127,14 @@ def test_unusable_index(tmp_path, content):
         open_checkpoint(folder)
 
 
+def test_an_index_whose_metadata_is_no_object(tmp_path):
+    folder = synthetic.checkpoint(tmp_path / "m", shards=2)
+    index = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps({**index, "metadata": []}))
+    with pytest.raises(CheckpointError, match=r"index\.json: metadata is \[\]"):
+        open_checkpoint(folder)
+
+
 def test_empty_index(tmp_path):
     folder = synthetic.checkpoint(tmp_path / "m", shards=2)
     (folder / INDEX).write_text('{"weight_map": {}}')

@@ -91,6 +91,8 @@ def test_config_that_transformers_refuses(folder, changes, reason):
         ({"vocab_size": True}, "vocab_size: expected a whole number, got True"),
         ({"architectures": 1}, "is a 1"),
         ({"rope_parameters": {"rope_type": 3}}, "config.json"),
+        ({"rope_parameters": {"rope_theta": True}}, r"config\.json: rope_theta is true or false"),
+        ({"rope_scaling": {"full_attention": {"factor": False}}}, r"config\.json: factor is true or false"),
         ({"hidden_act": "nothing"}, "config.json"),
     ],
 )

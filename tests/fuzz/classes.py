@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from sse_convert.recipe.schema import Scorer
 from tests.fuzz import judges, reading
@@ -227,6 +228,8 @@ def _key(root: Path, case: tuple[str, tuple[str, tuple[Any, ...]], Any]) -> Outc
 def _key_cases(root: Path) -> st.SearchStrategy[Any]:
     files = {path.name: json.loads(path.read_text()) for path in sorted((root / "hybrid").glob("*.json"))}
     ways = [st.tuples(st.just(name), st.sampled_from(places(data))) for name, data in files.items() if places(data)]
+    settings = [(name,) for name in sorted(vars(GenerationConfig()))]  # most of them are in no file as it is written
+    ways.append(st.tuples(st.just("generation_config.json"), st.sampled_from(settings)))
     return st.tuples(st.sampled_from(sorted(KEY_COMMANDS)), st.one_of(*ways), st.sampled_from(OTHER_TYPES))
 
 

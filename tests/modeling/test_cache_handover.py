@@ -267,5 +267,7 @@ def test_training_that_repeats_layers_needs_no_word_about_caches(layers: tuple[s
     model.gradient_checkpointing_enable()
     for given in ({}, {"use_cache": True}, {"use_cache": False}):
         torch.testing.assert_close(model(IDS, labels=IDS, **given).loss, expected)
+    written = model.generate(IDS, max_new_tokens=4, do_sample=False)
+    assert torch.equal(written, model.generate(IDS, max_new_tokens=4, do_sample=False, use_cache=False))
     with pytest.raises(UsageError, match=r"received no cache|has seen 0 tokens"):
         model(IDS, labels=IDS, **{CACHE: DynamicCache(config=model.config)})

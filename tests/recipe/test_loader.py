@@ -344,6 +344,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for path, message in (
         (binary, "is not UTF-8 text"),
         (tmp_path, "is a folder"),
+        ("/dev/null", "/dev/null is no regular file"),
         ("nope.yaml", "'nope.yaml' does not exist"),
     ):
         with pytest.raises(RecipeError, match=message):
