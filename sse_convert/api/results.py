@@ -9,6 +9,7 @@ from sse_convert.doctor import DoctorReport, diagnose
 
 if TYPE_CHECKING:
     from sse_convert.export.export import ExportReport
+    from sse_convert.export.join import JoinReport
     from sse_convert.export.push import PushReport
     from sse_convert.inference.generate import ChatReport, GenerationReport
     from sse_convert.pages.compare import CompareReport
@@ -174,6 +175,7 @@ def export(
     *,
     overrides: Sequence[str] | None = None,
     evaluation: Path | None = None,
+    delta: bool = False,
 ) -> "ExportReport":
     """Write the finished model: safetensors, model card, recipe.
 
@@ -183,6 +185,8 @@ def export(
         out: the folder to make.
         overrides: `a.b=c` assignments (for a file or a name).
         evaluation: report of `evaluate` for the model card; unset looks for `evaluation.json` in the checkpoint.
+        delta: write only tensors that are new or changed against the teacher, which is fetched when the model is
+            loaded; `join` makes it whole.
 
     Raises:
         RecipeError: the recipe is malformed or describes another conversion.
@@ -193,7 +197,25 @@ def export(
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.export.export import export_checkpoint
 
-    return export_checkpoint(recipe, checkpoint, Path(out), evaluation=evaluation)
+    return export_checkpoint(recipe, checkpoint, Path(out), evaluation=evaluation, delta=delta)
+
+
+def join(checkpoint: Path | str, out: Path | str, *, teacher: Path | None = None) -> "JoinReport":
+    """Make a whole checkpoint of a small one, which `export` wrote with `--delta`, and its teacher.
+
+    Args:
+        checkpoint: the small checkpoint, folder or hub id.
+        out: the folder to make.
+        teacher: folder of the teacher; unset takes it from the hub, or by its name beside the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is whole or damaged, or the teacher is not at hand, or another.
+        HubError: the hub refused or cannot be reached.
+        OutputError: `out` exists or cannot be written; nothing is left behind.
+    """
+    from sse_convert.export.join import join_checkpoint
+
+    return join_checkpoint(checkpoint, Path(out), teacher)
 
 
 def push(

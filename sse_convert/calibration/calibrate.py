@@ -23,7 +23,7 @@ from sse_convert.calibration.initial_values import branch_windows, decay_values,
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.manifest import inherited_records, write_manifest
-from sse_convert.checkpoints.open import CONFIG, INDEX, CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.open import CONFIG, INDEX, CheckpointFiles, whole_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, place
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.safetensors_io import read_header, write_shard
@@ -104,7 +104,7 @@ def calibrate_checkpoint(
     """
     out = Path(out)
     check_output(out)
-    files = open_checkpoint(checkpoint)
+    files = whole_checkpoint(checkpoint)
     teacher = source_view(files)
     mixers = _check_input(recipe, files, limit=teacher.text.max_position_embeddings if rows is None else None)
     device = pick_device()

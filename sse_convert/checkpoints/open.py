@@ -1,6 +1,7 @@
 """Open a checkpoint, local or on the hub, by its config and safetensors headers. No tensor is loaded."""
 
 import dataclasses as dc
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from sse_convert.checkpoints import hub
 from sse_convert.checkpoints.foreign import read_object
 from sse_convert.checkpoints.safetensors_io import TensorInfo, read_header
 from sse_convert.errors import CheckpointError, HubError
+from sse_convert.modeling.arch_spec import DELTA
 from sse_convert.recipe.problems import shortened
 from sse_convert.recipe.ranges import PlainText
 
@@ -55,6 +57,12 @@ class CheckpointFiles:
         return str(self.config["model_type"])
 
     @property
+    def small(self) -> bool:
+        """Whether the teacher has the rest of the tensors."""
+        sse = self.config.get("sse")
+        return isinstance(sse, dict) and DELTA in sse
+
+    @property
     def parameters(self) -> int:
         """Elements of all stored tensors (tied weights are stored once)."""
         return sum(info.numel for info in self.tensors.values())
@@ -91,6 +99,23 @@ def open_checkpoint(
             fix="correct the path (model: or teacher: of a recipe); it starts at the folder that the command runs in",
         )
     return _open_hub(str(source), revision, allow_pickle, config_enough)
+
+
+def whole_checkpoint(source: str | Path, revision: str | None = None) -> CheckpointFiles:
+    """Open a checkpoint that holds all of its tensors.
+
+    Raises:
+        CheckpointError: it is a small one; or see `open_checkpoint`.
+        HubError: see `open_checkpoint`.
+    """
+    files = open_checkpoint(source, revision)
+    if files.small:
+        raise CheckpointError(
+            f"{source} is a small checkpoint, which leaves to its teacher what it shares with it",
+            expected="one that holds all of its tensors",
+            fix=f"make it whole: sse-convert join {shlex.quote(str(source))} --out WHOLE",
+        )
+    return files
 
 
 def source_path(source: str | Path) -> Path:

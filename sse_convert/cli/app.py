@@ -85,6 +85,7 @@ _add(
     tasks=Shorthand("eval.lm_eval.tasks", "lm-eval tasks (eval.lm_eval.tasks): names with commas, or paper."),
 )
 _add("export", after_interrupt=NOTHING_LEFT)
+_add("join", after_interrupt=NOTHING_LEFT)
 _add("push", after_interrupt="run the same command again; finished files are not sent twice")
 _add("generate", to_stdout=True)
 _add("chat")

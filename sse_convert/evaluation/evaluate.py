@@ -27,7 +27,7 @@ from sse_convert.console import Bar, progress
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
 from sse_convert.evaluation.generation import AnswerFile, GenerationScore, generation_score, slots_at_once
-from sse_convert.evaluation.launched import found_by_all, join
+from sse_convert.evaluation.launched import found_by_all, meet_others
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss
 from sse_convert.evaluation.plot import plot as draw
@@ -76,7 +76,7 @@ def evaluate_checkpoint(
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)
-    main = join(recipe)
+    main = meet_others(recipe)
     answers = out.with_name(f"{out.stem}.{ANSWERS}") if out and main else None
     evaluator = Evaluator(recipe, device, answers=answers)
     report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))

@@ -10,7 +10,7 @@ from sse_convert.recipe.schema import Recipe
 T = TypeVar("T")
 
 
-def join(recipe: Recipe) -> bool:
+def meet_others(recipe: Recipe) -> bool:
     """Meet the other processes that were launched, if there are any.
 
     Returns:

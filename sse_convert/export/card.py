@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card_metadata import base_model, card_metadata
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SlidingMixer, SSESlidingMixer, mixer_from_dict, mixer_to_dict
+from sse_convert.modeling.arch_spec import LENT_FILE, TEACHER_VARIABLE
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.report import format_bytes, format_number, format_rate
+
+if TYPE_CHECKING:
+    from sse_convert.modeling.loading import Lent
 
 CARD = "README.md"
 EVALUATION = "evaluation.json"
@@ -37,6 +41,7 @@ def model_card(
     teacher_card: Path | None = None,
     *,
     chats: bool = False,
+    lent: "Lent | None" = None,
 ) -> str:
     """The README.md of an exported model.
 
@@ -49,12 +54,14 @@ def model_card(
         pictures: path in the model's folder and description of each figure.
         teacher_card: the teacher's README.md, None where it is not at hand.
         chats: whether the tokenizer has a chat template, in which the example asks.
+        lent: what a small checkpoint takes from its teacher.
     """
     images = _sees_images(config)
     sections = [
         f"# {name}",
         _introduction(config, recipe, parameters),
         _loading(name, images=images, chats=chats),
+        "" if lent is None else small_note(lent),
         "## Layers\n\n" + _table(("layers", "kind", "settings"), list(_layer_rows(config["sse"]))),
         _results(report),
         _training(recipe),
@@ -131,6 +138,18 @@ def _loading(name: str, *, images: bool, chats: bool) -> str:
 
 Only `torch` and `transformers` are needed. Where `sse-convert` is installed, `import sse_convert` registers the model
 and brings kernels for GPUs, and `trust_remote_code` is not needed."""
+
+
+def small_note(lent: "Lent") -> str:
+    """The section that a whole checkpoint's card lacks."""
+    where = f"`{lent.teacher}`, a folder: put it beside this one, or set `{TEACHER_VARIABLE}` to it"
+    if lent.revision:
+        where = f"{_linked(f'{lent.teacher}@{lent.revision}')}: loading downloads it, and takes it from the cache later"
+    return f"""## A small checkpoint
+
+This folder holds what differs from the original model. The rest comes from {where}. Each tensor's SHA-256 must be the
+one in `{LENT_FILE}`. vLLM and other tools that read weight files want a whole checkpoint, as
+`sse-convert join` makes it."""
 
 
 def _layer_rows(sse: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses as dc
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,28 @@ import yaml
 
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, has_chat_template
 from sse_convert.checkpoints.foreign import parse_json
-from sse_convert.checkpoints.manifest import FileRecord, write_manifest
-from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.manifest import write_manifest
+from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, download, whole_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.provenance import EXPORT, Provenance, read_provenance
-from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES, TensorInfo, write_shard
-from sse_convert.checkpoints.teacher import open_teacher, refuse_quantised
-from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
-from sse_convert.console import progress
+from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES
+from sse_convert.checkpoints.teacher import Teacher, open_teacher, refuse_quantised
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION, model_card
 from sse_convert.export.card_figures import write_pictures
+from sse_convert.export.lending import in_teachers_words, lend, without_lent
 from sse_convert.export.published import paths_in, published
-from sse_convert.modeling.configuration import entry_points
+from sse_convert.export.shards import SHARD_BYTES, assigned, write_weights
+from sse_convert.files import write_json
+from sse_convert.modeling.arch_spec import LENT_FILE
+from sse_convert.modeling.configuration import entry_points, small_entry
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, format_bytes, format_number
 from sse_convert.surgery.compatibility import match_recipe
-from sse_convert.surgery.convert import write_index
 
-SHARD_BYTES = 5 * 10**9
-"""of the largest shard"""
 _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
 
 
@@ -59,6 +57,8 @@ class ExportReport(FieldsReport):
     """whether the card has figures"""
     chats: bool
     """whether the tokenizer has a chat template"""
+    lent: int
+    """tensors that are left to the teacher"""
     destroyed: bool
     """whether those figures say that the model is not fit to be published"""
 
@@ -68,9 +68,11 @@ class ExportReport(FieldsReport):
         out = shlex.quote(str(self.out))
         asking = f"generate {out} 'Once upon a time'"
         push = "" if self.destroyed else f", or sse-convert push {out} USER/NAME"
+        left = [f"{self.lent} tensors are left to the teacher; `sse-convert join {out} --out WHOLE` takes them in"]
         return [
             f"wrote {self.out}: {format_number(self.parameters)} parameters, {self.dtype}, {size} in "
             f"{len(self.shards)} shard{'s' if len(self.shards) > 1 else ''}",
+            *(left if self.lent else []),
             "the model card has " + ("the figures of the evaluation" if self.evaluated else "no figures yet"),
             f"next: sse-convert {f'chat {out}' if self.chats else asking}{push}",
         ]
@@ -84,6 +86,7 @@ def export_checkpoint(
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     evaluation: dict[str, Any] | Path | None = None,
+    delta: bool = False,
 ) -> ExportReport:
     """Write the final folder of a converted checkpoint. Other arguments and errors as of `api.export`.
 
@@ -93,17 +96,26 @@ def export_checkpoint(
     """
     out = Path(out)
     check_output(out)
-    files = download(open_checkpoint(checkpoint))
+    files = download(whole_checkpoint(checkpoint))
     _check(files, recipe)
-    target, dtypes = _target_dtypes(files, recipe, dtype or recipe.export.dtype)
-    shards = _assign(files.tensors, dtypes, shard_bytes)
+    choice = dtype or recipe.export.dtype
+    teacher = open_teacher(recipe.model, recipe.revision) if choice == "keep" or delta else None
+    if small := delta and teacher:
+        files = in_teachers_words(files, small)
+    target, dtypes = _target_dtypes(files, teacher, choice)
+    lent = lend(files, small, recipe.model, dtypes) if small else None
+    own = files if lent is None else without_lent(files, lent)
+    shards = assigned(own.tensors, dtypes, shard_bytes)
     places = {*paths_in(recipe.to_dict()), str(files.folder), str(out)}
     told = published(recipe.to_dict())
     figures = published(_figures(files.folder, evaluation), places)
     with new_folder(out) as folder:
-        check_space(out, sum(info.numel * ITEM_BYTES[dtypes[name]] for name, info in files.tensors.items()))
-        records = _write_weights(files, folder, shards, dtypes)
+        check_space(out, sum(info.numel * ITEM_BYTES[dtypes[name]] for name, info in own.tensors.items()))
+        records = write_weights(own, folder, shards, dtypes)
         config = published(_config(files, recipe, target), places)
+        if lent is not None:
+            config["sse"] = small_entry(config["sse"])
+            write_json(folder / LENT_FILE, dc.asdict(lent))
         _write_json(folder / CONFIG, config)
         write_remote_code(folder)
         for name in copy_auxiliary_files(files.folder, folder):
@@ -117,7 +129,9 @@ def export_checkpoint(
         origin = read_provenance(files.folder)
         trained = {**told, "stages": origin.took_place(told["stages"]) if origin else told["stages"]}
         chats = has_chat_template(folder)
-        card = model_card(out.name, config, trained, figures, files.parameters, pictures, teacher_card, chats=chats)
+        card = model_card(
+            out.name, config, trained, figures, files.parameters, pictures, teacher_card, chats=chats, lent=lent
+        )
         (folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(folder, records)
     return ExportReport(
@@ -128,6 +142,7 @@ def export_checkpoint(
         files=sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()),
         evaluated=figures is not None,
         chats=chats,
+        lent=len(files.tensors) - len(own.tensors),
         destroyed=figures is not None and model_verdict(figures).destroyed,
     )
 
@@ -143,65 +158,16 @@ def _check(files: CheckpointFiles, recipe: Recipe) -> None:
         )
 
 
-def _target_dtypes(files: CheckpointFiles, recipe: Recipe, choice: str) -> tuple[str, dict[str, str]]:
+def _target_dtypes(files: CheckpointFiles, teacher: Teacher | None, choice: str) -> tuple[str, dict[str, str]]:
     """The torch name of the model's type, and the stored type of each tensor; integers stay what they are."""
     stored = {name: info.dtype for name, info in files.tensors.items()}
     floats = {name for name, kind in stored.items() if kind in FLOAT_DTYPES}
-    if choice != "keep":
+    if choice != "keep" or teacher is None:
         if choice not in _STORED:
             raise RecipeError(f"dtype is {choice!r}", expected=f"keep, {', '.join(sorted(_STORED))}")
         return choice, {**stored, **dict.fromkeys(floats, _STORED[choice])}
-    teacher = open_teacher(recipe.model, recipe.revision)
     theirs = {name: teacher.files.tensors[name].dtype for name in floats & teacher.files.tensors.keys()}
     return FLOAT_DTYPES[teacher.dtype], {**stored, **dict.fromkeys(floats, teacher.dtype), **theirs}
-
-
-def _assign(tensors: dict[str, TensorInfo], dtypes: dict[str, str], limit: int) -> dict[str, list[str]]:
-    """Shard to tensor names, in the checkpoint's order, none larger than `limit` bytes unless it is a single tensor."""
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name, info in tensors.items():
-        nbytes = info.numel * ITEM_BYTES[dtypes[name]]
-        if groups[-1] and size + nbytes > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += nbytes
-    if len(groups) == 1:
-        return {SINGLE: groups[0]}
-    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}
-
-
-def _write_weights(
-    files: CheckpointFiles, folder: Path, shards: dict[str, list[str]], dtypes: dict[str, str]
-) -> dict[str, FileRecord]:
-    """Write the shards and their index, in pieces; the shards' records."""
-
-    def converted(names: list[str]) -> Iterator[tuple[str, bytes | memoryview]]:
-        for name in names:
-            for piece in named_chunks(files.folder, name, files.tensors[name], dtypes[name]):
-                _require_finite(piece[1], name, dtypes[name], files.name)
-                yield piece
-            bar.update()
-
-    records = {}
-    with progress("writing weights", len(files.tensors)) as bar:
-        for shard, names in shards.items():
-            layout = {name: (dtypes[name], files.tensors[name].shape) for name in names}
-            sha256 = write_shard(folder / shard, layout, converted(names))
-            records[shard] = FileRecord((folder / shard).stat().st_size, sha256)
-    if len(shards) > 1:
-        write_index(folder, list(shards))
-    return records
-
-
-def _require_finite(data: bytes | memoryview, name: str, dtype: str, checkpoint: str) -> None:
-    if data and nonfinite(memoryview(data), dtype):
-        raise CheckpointError(
-            f"tensor {name} of {checkpoint} is NaN or infinite as {dtype}",
-            expected="finite weights",
-            fix="export with dtype bfloat16 or float32, or use an earlier checkpoint",
-        )
 
 
 def _config(files: CheckpointFiles, recipe: Recipe, dtype: str) -> dict[str, Any]:

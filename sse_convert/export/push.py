@@ -2,6 +2,7 @@
 
 import dataclasses as dc
 import fnmatch
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION
 from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.published import is_absolute, paths_in
+from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe.source import parse
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
 """files of an older upload that this one replaces as a whole"""
-OWN_FILES = (CARD, CONFIG, INDEX, EVALUATION, RECIPE, provenance.FILE, manifest.FILE)
+OWN_FILES = (CARD, CONFIG, INDEX, LENT_FILE, EVALUATION, RECIPE, provenance.FILE, manifest.FILE)
 """what `export` writes beside weights, code, pictures and the teacher's small files"""
 EMPTY_REPOSITORY = {".gitattributes", "README.md"}
 
@@ -153,6 +155,8 @@ def check_folder(folder: Path) -> dict[str, int]:
             f"{folder} has no model card", expected="README.md", fix="make it with `sse-convert export`"
         )
     _check_places(folder)
+    if checkpoint.small:
+        _check_lender(folder)
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if pickles := [name for name in found if any(fnmatch.fnmatch(name, pattern) for pattern in PICKLES)]:
         raise CheckpointError(
@@ -169,9 +173,21 @@ def check_folder(folder: Path) -> dict[str, int]:
     return {name: path.stat().st_size for name, path in found.items() if _is_sent(name, path, folder, allowed)}
 
 
+def _check_lender(folder: Path) -> None:
+    """Refuse a small checkpoint whose teacher nobody could fetch."""
+    from sse_convert.modeling.loading import read_lent
+
+    if (lent := read_lent(folder / LENT_FILE)).revision is None:
+        raise CheckpointError(
+            f"{folder} is small, and its teacher {lent.teacher} is a folder of this machine",
+            expected="a teacher on the hub, which whoever loads the model can fetch",
+            fix=f"make it whole, and push that: sse-convert join {shlex.quote(str(folder))} --out WHOLE",
+        )
+
+
 def _check_places(folder: Path) -> None:
     """Refuse files that tell where a machine keeps its own, as earlier exports did."""
-    for name in (CONFIG, provenance.FILE, EVALUATION, RECIPE):
+    for name in (CONFIG, LENT_FILE, provenance.FILE, EVALUATION, RECIPE):
         if not (folder / name).is_file():
             continue
         if name == RECIPE:

@@ -5,6 +5,12 @@ from typing import Any, Literal
 
 SSE_PREFIX = "sse_"
 """prefix of a converted model's model_type, and of every new tensor"""
+DELTA = "delta"
+"""entry of the field `sse` of a small checkpoint, whose teacher holds the rest: the name of the file that says what"""
+LENT_FILE = "sse_delta.json"
+"""that file"""
+TEACHER_VARIABLE = "SSE_TEACHER"
+"""environment variable that names the teacher's folder, for small checkpoints that do not find it"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,11 +13,12 @@ from transformers import DynamicCache
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.kernels.torch_modes import traced
 from sse_convert.mixers import SlidingMixer, WindowMixer
+from sse_convert.modeling.arch_spec import DELTA
 from sse_convert.modeling.architectures import further_tokens, source_spec
 from sse_convert.modeling.attention_dims import attention_dims, heads_problem
 from sse_convert.modeling.cache import check_pasts, counting_layer, install, one_cache
 from sse_convert.modeling.compat import CACHE, CACHE_NAMES
-from sse_convert.modeling.configuration import layer_mixers
+from sse_convert.modeling.configuration import hand_down, layer_mixers, whole_entry
 from sse_convert.modeling.context import check_part, current_shard
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.initialise import reset_sse_parameters
@@ -31,7 +32,7 @@ from sse_convert.modeling.layout import (
     sequence_layout,
     text_positions,
 )
-from sse_convert.modeling.parallel import refuse_parallel_load, refuse_sharded
+from sse_convert.modeling.loading import refuse_parallel_load, refuse_sharded, with_teacher
 from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.modeling.tried import warn_of_newer
 from sse_convert.modeling.window.masks import document_masks
@@ -50,16 +51,33 @@ class SSEMixin(_Source):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the source's; refuses tensor, context and sequence parallelism, picks kernels for learned sinks, and warns
-        of libraries that are newer than the tried ones."""
+        """As the source's; joins a small checkpoint with its teacher, refuses tensor, context and sequence parallelism,
+        picks kernels for learned sinks, and warns of libraries that are newer than the tried ones."""
         warn_of_newer()
         refuse_parallel_load(kwargs)
         given = kwargs.get("config")
         asked = kwargs.get("attn_implementation") or getattr(given, "_attn_implementation", None)
         made = super().from_pretrained(*args, **kwargs)
+        model = made[0] if isinstance(made, tuple) else made
+        if DELTA in model.config.sse:
+            raise CheckpointError(
+                "this way of loading leaves a small checkpoint without its teacher",
+                expected="from_pretrained of a tried version of transformers",
+                fix="make a whole checkpoint of it: `sse-convert join`",
+            )
         if asked is None:
-            use_kernels(made[0] if isinstance(made, tuple) else made)
+            use_kernels(model)
         return made
+
+    @classmethod
+    def _load_pretrained_model(cls, model: Any, state_dict: Any, files: Any, load: Any, *more: Any) -> Any:
+        """As transformers'. Of a small checkpoint it found the new tensors; the teacher's come beside them."""
+        if DELTA in model.config.sse:
+            if state_dict is None:
+                state_dict, load = with_teacher(files, load)
+            model.config.sse = whole_entry(model.config.sse)
+            hand_down(model.config)
+        return super()._load_pretrained_model(model, state_dict, files, load, *more)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:

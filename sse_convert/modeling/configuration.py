@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from sse_convert.errors import CheckpointError
 from sse_convert.mixers import FULL, Mixer, mixer_from_dict
-from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
+from sse_convert.modeling.arch_spec import DELTA, LENT_FILE, SSE_PREFIX, ArchSpec, decoder_config
 from sse_convert.modeling.architectures import (
     ARCHITECTURES,
     GUARD,
@@ -27,6 +27,8 @@ _Source: Any = object
 """what the mixin is put in front of; to a type checker, a class with any attribute"""
 FORMAT = 2
 """of the field `sse`"""
+SMALL_FORMAT = 3
+"""of a small checkpoint's, which versions that know no such ones must not load"""
 _GUARD_TEXT = "this checkpoint has SSE layers: load it with {}, not as its source class"
 
 
@@ -161,7 +163,7 @@ def checked_sse(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> 
     problems: list[str] = []
     if not isinstance(sse, dict):
         problems.append("is missing")
-    elif sse.get("format") != FORMAT:
+    elif sse.get("format") != (SMALL_FORMAT if DELTA in sse else FORMAT):
         problems.append(f"has format {sse.get('format')!r}, expected 1 or {FORMAT}")
     elif missing := {"source_model_type", "layers", "mixers"} - sse.keys():
         problems.append(f"lacks {sorted(missing)}")
@@ -179,6 +181,16 @@ def checked_sse(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> 
             fix="convert the model again, or upgrade sse-convert",
         )
     return sse
+
+
+def small_entry(sse: dict[str, Any]) -> dict[str, Any]:
+    """The field `sse` of a small checkpoint, from that of a whole one."""
+    return {**sse, "format": SMALL_FORMAT, DELTA: LENT_FILE}
+
+
+def whole_entry(sse: dict[str, Any]) -> dict[str, Any]:
+    """The field `sse` of a whole checkpoint, from that of a small one."""
+    return {**{key: value for key, value in sse.items() if key != DELTA}, "format": FORMAT}
 
 
 def spec_of(config: Any) -> ArchSpec:

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.open import whole_checkpoint
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, source_view
 from sse_convert.mixers import FULL
@@ -85,7 +85,7 @@ class InspectReport(FieldsReport):
 
 def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> InspectReport:
     """Look at a checkpoint, converted or not. Arguments and errors as of `api.inspect`."""
-    files = open_checkpoint(checkpoint, revision)
+    files = whole_checkpoint(checkpoint, revision)
     view = source_view(files)
     geometry = geometry_of(view)
     converted = files.model_type.startswith(SSE_PREFIX)

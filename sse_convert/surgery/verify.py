@@ -19,7 +19,7 @@ from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.manifest import FileRecord, added_files, changed_files, read_manifest
 from sse_convert.checkpoints.mapped_model import mapped_model
 from sse_convert.checkpoints.meta_model import skeleton, stored_shapes
-from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, open_checkpoint
+from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, whole_checkpoint
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
@@ -84,7 +84,7 @@ def verify_beside(checkpoint: Path | str, originals: Originals) -> VerifyReport:
         VerificationError, CheckpointError: see `api.verify`.
     """
     try:
-        files = open_checkpoint(checkpoint)
+        files = whole_checkpoint(checkpoint)
         _require_converted(files)
     except CheckpointError as error:
         _require_as_recorded(Path(checkpoint), error)

@@ -24,7 +24,7 @@ from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
-from sse_convert.modeling.parallel import refuse
+from sse_convert.modeling.loading import refuse
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.recipe.stage_teacher import StageTeacher
 from sse_convert.surgery.positions import stretch

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.identity import STAGE_FILE, read_sealed, read_stage_record, write_sealed
 from sse_convert.checkpoints.manifest import write_manifest
-from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.open import whole_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, remove_partial
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.checkpoints.run_lock import LOCK, run_lock
@@ -145,7 +145,7 @@ class _StageRun:
         self.accelerator = make_accelerator(recipe.train)
         self.place = lay_out(self.accelerator, stage)
         check_stage(recipe, stage, self.accelerator)
-        self.files = files = open_checkpoint(checkpoint)
+        self.files = files = whole_checkpoint(checkpoint)
         refuse_quantised(files)
         self.match = match_recipe(recipe, files)
         self.other = other_teacher(recipe, stage, files)

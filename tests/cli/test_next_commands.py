@@ -41,7 +41,7 @@ def test_recipes(place):
 
 def test_export(place):
     for chats, command in ((False, "generate"), (True, "chat")):
-        of_files = {"shards": {}, "files": [], "evaluated": False, "destroyed": False}
+        of_files = {"shards": {}, "files": [], "evaluated": False, "lent": 0, "destroyed": False}
         report = ExportReport(out=place / "done", parameters=1, dtype="bfloat16", chats=chats, **of_files)
         words = typed(report.lines()[-1].partition(", or ")[0])
         assert words[:3] == ["sse-convert", command, str(place / "done")]

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from sse_convert.checkpoints.provenance import Provenance
 from sse_convert.errors import CheckpointError, OutputError, RecipeError
 from sse_convert.export import export as exporting
+from sse_convert.export import shards
 from sse_convert.export.export import export_checkpoint
 from sse_convert.export.published import published
 from sse_convert.export.push import check_folder
@@ -264,7 +265,7 @@ def test_output_troubles(recipe, trained, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exporting, "write_shard", full)
+    monkeypatch.setattr(shards, "write_shard", full)
     with pytest.raises(OutputError, match="disk is full"):
         export_checkpoint(recipe, trained, tmp_path / "full")
     assert not [p for p in tmp_path.iterdir() if "full" in p.name]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.errors import HardwareError, UsageError
 from sse_convert.kernels.routing import balance_loss, route
-from sse_convert.modeling.parallel import refuse_parallel_plan
+from sse_convert.modeling.loading import refuse_parallel_plan
 from tests.modeling.tiny import BASELINES, BESIDE, HEADS, LAYOUT, MIXERS, SSE, prompts, tiny_model
 
 FLAT = {

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 
 from sse_convert.errors import UsageError
 from sse_convert.mixers import BY_LAYER, Mixer, SSEMixer
+from sse_convert.modeling.arch_spec import DELTA
 from sse_convert.modeling.attention_dims import LINEAR, AttentionDims, attention_dims
 from sse_convert.modeling.configuration import layer_mixers, spec_of
 from sse_convert.serving.head_slices import check_choices, local_dims
@@ -112,8 +113,14 @@ def check_model(config: Any) -> None:
     """Refuse what cannot be served.
 
     Raises:
-        UsageError: naming the family or the kind of layer.
+        UsageError: the checkpoint is small; or naming the family or the kind of layer.
     """
+    if DELTA in config.sse:
+        raise UsageError(
+            f"{config.name_or_path} is a small checkpoint, which leaves to its teacher what it shares with it",
+            expected="one that holds all of its tensors, since vLLM reads weight files itself",
+            fix=f"serve what this makes: sse-convert join {config.name_or_path} --out WHOLE",
+        )
     spec = spec_of(config)
     if spec.model_type not in SERVED:
         raise UsageError(

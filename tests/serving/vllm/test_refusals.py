@@ -1,5 +1,6 @@
 """What is not built is refused by name, before an engine starts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from sse_convert.errors import UsageError
+from sse_convert.modeling.configuration import small_entry
 from tests.serving.vllm.engine import checkpoint
 
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
@@ -64,3 +66,13 @@ def test_what_vllm_is_told(model: Path) -> None:
     config = configured(model)
     assert config.model_config.is_hybrid
     assert config.model_config.hf_config.layer_types == ["linear_attention", "full_attention"]
+
+
+def test_a_small_checkpoint_with_the_command_that_makes_it_whole(tmp_path: Path) -> None:
+    checkpoint(tmp_path, ["sse", "full"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["sse"] = small_entry(config["sse"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="is a small checkpoint") as caught:
+        configured(tmp_path)
+    assert caught.value.fix == f"serve what this makes: sse-convert join {tmp_path} --out WHOLE"
