@@ -26,6 +26,8 @@ from sse_convert.training.stage import run_stage
 MIXER = "mixers.sse+sliding"
 ONE = (f"{MIXER}.num_partitions=1", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
 KEYS = (f"{MIXER}.advanced.router=keys", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
+THREE = (f"{MIXER}.num_partitions=3", f"{MIXER}.state_heads=kv", f"{MIXER}.advanced.shared_partition=false")
+"""as many bytes as one state per query head, where three query heads share a KV head"""
 WINDOWS = ("layers.pattern=[sliding]", "calibrate.enabled=false")
 BEST = ((7, 2), (18, 2), (17, 1), (23, 0), (20, 1), (15, 2), (21, 2), (20, 2), (23, 2), (14, 1), (14, 0), (8, 0))
 """(layer, KV head) of SmolLM2 that `heads.py` names: its refined six, then what its refined nine and twelve add"""
@@ -60,7 +62,11 @@ LEVERS: dict[str, tuple[str, ...]] = {
             "windows of 320 alone": (*WINDOWS, "mixers.sliding.window=320"),
             "one state": ONE,
             "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
+            "one state, windows of 256": (*ONE, f"{MIXER}.window=256"),
             "one state, windows of 320": (*ONE, f"{MIXER}.window=320"),
+            "one GDN state": (*ONE, f"{MIXER}.advanced.decay=scalar"),
+            "one GLA state": (*ONE, f"{MIXER}.update=gla", f"{MIXER}.k_feature_map=silu"),
+            "3 partitions per KV head": THREE,
         }.items()
     },
     **{

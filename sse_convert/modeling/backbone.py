@@ -35,6 +35,7 @@ from sse_convert.modeling.layout import (
 from sse_convert.modeling.loading import refuse_parallel_load, refuse_sharded, with_teacher
 from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.modeling.tried import warn_of_newer
+from sse_convert.modeling.window.head_order import HeadOrder, head_order
 from sse_convert.modeling.window.masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
 from sse_convert.modeling.window.window_branch import attention_layer
@@ -108,7 +109,7 @@ class SSEBaseMixin(SSEMixin):
             raise CheckpointError("config.json has add_cross_attention", expected="a decoder-only model")
         self._sse_indices: list[int] = []
         self._sse_windows: dict[int, tuple[int, int]] = {}
-        self._sse_full: set[int] = set()
+        self._sse_orders: dict[int, HeadOrder] = {}
         self._sse_layer_kinds: list[str] = []
         for index, mixer in enumerate(layer_mixers(config)):
             self._sse_layer_kinds.append(
@@ -121,34 +122,31 @@ class SSEBaseMixin(SSEMixin):
             handing = None if spec.hands_on else HandOn(layer)
             if isinstance(mixer, WindowMixer):
                 self._sse_windows[index] = mixer.window, mixer.sinks
-                self._sse_keep_heads(index, mixer.full_heads)
+                self._sse_check_heads(index, mixer.full_heads)
             if handing is not None and isinstance(mixer, SlidingMixer):
                 handing.reach(attention)
             if isinstance(mixer, SlidingMixer):
-                make_sliding(attention, index, mixer)
+                order = head_order(mixer.full_heads, attention_dims(config, index).kv_heads)
+                make_sliding(attention, index, mixer, order)
             else:
                 backend = config.sse.get("backend", "auto")
                 new = attention_layer(attention, config, index, spec=spec, mixer=mixer, backend=backend)
+                order = new.order
                 setattr(layer, spec.attention, new)
                 if handing is not None:
                     handing.reach(new)
                 self._sse_indices.append(index)
+            if order is not None:
+                self._sse_orders[index] = order
 
-    def _sse_keep_heads(self, index: int, heads: tuple[int, ...]) -> None:
-        """Note that a layer has heads that see the whole row.
-
-        Raises:
-            CheckpointError: it cannot have them.
-        """
-        if not heads:
-            return
-        if problem := heads_problem(self.config, index, heads):
+    def _sse_check_heads(self, index: int, heads: tuple[int, ...]) -> None:
+        """Refuse heads that see the whole row where a layer cannot have them, by a CheckpointError."""
+        if heads and (problem := heads_problem(self.config, index, heads)):
             raise CheckpointError(
                 f"layer {index} has full_heads {list(heads)}, and {problem}",
                 expected="heads that can be told apart by key-value head, and one of them at least with a mixer",
                 fix="convert the model again, with other layers.overrides",
             )
-        self._sse_full.add(index)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -268,7 +266,7 @@ class SSEBaseMixin(SSEMixin):
             running = self.config.num_hidden_layers
             states = [index for index in self._sse_indices if index < running]
             owner = "; ".join(self._sse_layer_kinds[:running])
-            install(cache, self.config, states, self._sse_running_windows(), self._sse_full, owner)
+            install(cache, self.config, states, self._sse_running_windows(), self._sse_orders, owner)
 
     def _sse_masks(
         self,
@@ -295,6 +293,8 @@ class SSEBaseMixin(SSEMixin):
         """
         if not self._sse_lays_out():
             return {}
+        for order in self._sse_orders.values():
+            order.place(device)
         layout = sequence_layout(shape, device, mask=mask, starts=starts, offsets=offsets, cache=cache)
         kind = self.config._attn_implementation
         sees = sliding_masks(self._sse_running_windows(), cache, attention_mask, mask, starts, shape, device, weights)

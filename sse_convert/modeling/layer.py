@@ -38,6 +38,7 @@ from sse_convert.modeling.state_cache import Replay, SSECacheLayer
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep, takes_steps
+from sse_convert.modeling.window.head_order import HeadOrder
 
 
 class SSEAttention(RoutedLayer):
@@ -57,6 +58,8 @@ class SSEAttention(RoutedLayer):
 
     cache_argument = CACHE
     """what the family calls the cache among this module's arguments"""
+    order: HeadOrder | None = None
+    """where some heads see the whole row: which"""
     sse_out_scale: nn.Parameter
     sse_k_scale: nn.Parameter
     sse_delta_q_down: NewProjection

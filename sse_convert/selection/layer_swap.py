@@ -21,6 +21,7 @@ from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
+from sse_convert.modeling.window.head_order import HeadOrder
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
 from sse_convert.modeling.window.window_attention import ByHeads, Sees, use_window_attention
 from sse_convert.modeling.window.window_branch import attention_layer
@@ -36,25 +37,25 @@ class Window:
     Args:
         softmax: the attention's forward.
         mask: of the window.
-        heads: key-value heads that see the whole row all the same.
+        order: which key-value heads see the whole row all the same; None for none.
     """
 
-    def __init__(self, softmax: Forward, mask: "WindowMask", heads: tuple[int, ...] = ()) -> None:
+    def __init__(self, softmax: Forward, mask: "WindowMask", order: HeadOrder | None = None) -> None:
         self.softmax = softmax
         self.mask = mask
-        self.heads = heads
+        self.order = order
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """As the layer's attention, whatever mask it was given."""
         hidden = _hidden(args, kwargs)
         sees = self.mask((hidden.shape[0], hidden.shape[1]))
         whole = kwargs.get("attention_mask")
-        kwargs["attention_mask"] = ByHeads(self.heads, whole, sees, None) if self.heads else sees
+        kwargs["attention_mask"] = ByHeads(self.order, whole, sees, None) if self.order else sees
         return self.softmax(*args, **kwargs)
 
-    def keeping(self, heads: tuple[int, ...]) -> "Window":
+    def keeping(self, order: HeadOrder) -> "Window":
         """The same but for some heads, which see the whole row."""
-        return Window(self.softmax, self.mask, heads)
+        return Window(self.softmax, self.mask, order)
 
 
 class WindowMask:
@@ -146,7 +147,9 @@ class Swap:
         replaced = {layer: own for layer, own in heads.items() if len(own) < counts[layer]}
         for layer, own in replaced.items():
             stand_in = self.stand_ins[layer]
-            self.attention[layer].forward = stand_in.keeping(own) if own and isinstance(stand_in, Window) else stand_in
+            if own and isinstance(stand_in, Window):
+                stand_in = stand_in.keeping(HeadOrder(own, counts[layer]))
+            self.attention[layer].forward = stand_in
         try:
             yield self.model
         finally:

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.attention_dims import heads_problem
-from sse_convert.modeling.window.window_attention import join_heads, other_heads, take_heads
+from sse_convert.modeling.window.head_order import HeadOrder
 from tests.modeling.tiny import FAMILIES, MIXERS, exact, prompts, tiny_config, tiny_model
 
 SPLIT = tuple(name for name in FAMILIES if heads_problem(tiny_config(name), 2, (0,)) is None)
@@ -16,9 +16,17 @@ SPLIT = tuple(name for name in FAMILIES if heads_problem(tiny_config(name), 2, (
 def test_heads_are_taken_apart_and_joined() -> None:
     x = torch.arange(2 * 12 * 3).view(2, 12, 3)
     for heads in ((0,), (1, 2), (0, 3), (0, 2), (5,)):
-        apart = take_heads(x, heads, 6, 1), take_heads(x, other_heads(heads, 6), 6, 1)
-        assert apart[0].shape[1] == 2 * len(heads)
-        assert torch.equal(join_heads(*apart, heads, 1), x)
+        order = HeadOrder(heads, 6)
+        full, others = order.apart(x, 1)
+        assert torch.equal(full, torch.cat([x[:, 2 * head : 2 * head + 2] for head in heads], 1))
+        assert torch.equal(order.joined(full, others, 1), x)
+
+
+def test_gradients_go_back_to_their_heads() -> None:
+    x = torch.randn(2, 12, 3, dtype=torch.float64, requires_grad=True)
+    order = HeadOrder((0, 3), 6)
+    assert torch.autograd.gradcheck(lambda x: order.apart(x, 1), x)
+    assert torch.autograd.gradcheck(lambda x: order.joined(x[:, :4], x[:, 4:], -2), x)
 
 
 @torch.no_grad()
@@ -37,13 +45,13 @@ def converted(model_type: str, name: str, heads: list[int]) -> PreTrainedModel:
     return tiny_model(model_type, ("full", "full", name, "full"), mixers, dtype=torch.float64)
 
 
-def same_weights(model: PreTrainedModel, like: PreTrainedModel, heads: tuple[int, ...], of: int) -> None:
-    """Give a model the weights of another; of new tensors those of its own heads."""
-    own, found = other_heads(heads, of), {}
+def same_weights(model: PreTrainedModel, like: PreTrainedModel, order: HeadOrder) -> None:
+    """Give a model the weights of another; of new tensors those of heads that do not see the whole row."""
+    found = {}
     for name, tensor in model.state_dict().items():
         whole = like.state_dict()[name]
         dims = [dim for dim, size in enumerate(tensor.shape) if size != whole.shape[dim]]
-        found[name] = take_heads(whole, own, of, dims[0]) if dims else whole
+        found[name] = order.apart(whole, dims[0])[1] if dims else whole
     model.load_state_dict(found)
 
 
@@ -52,16 +60,17 @@ def same_weights(model: PreTrainedModel, like: PreTrainedModel, heads: tuple[int
 def test_each_head_is_that_of_a_layer_of_its_kind(model_type: str, name: str) -> None:
     """Softmax heads those of the teacher, the others those of a converted layer, in padded rows and in packed ones."""
     every, teacher = converted(model_type, name, []), tiny_model(model_type, ("full",) * 4, dtype=torch.float64)
-    same_weights(teacher, every, (), 1)
+    teacher.load_state_dict({name: every.state_dict()[name] for name in teacher.state_dict()})
     of = getattr(teacher.config, "num_key_value_heads", None) or teacher.config.num_attention_heads
     heads = (1,) if of == 2 else (1, 3)
     mixed = converted(model_type, name, list(heads))
-    same_weights(mixed, every, heads, of)
+    order = HeadOrder(heads, of)
+    same_weights(mixed, every, order)
     ids, mask = prompts((23, 7))
     packed = torch.cat([torch.arange(8), torch.arange(15)])[None].expand(2, -1)
     for inputs in ({"attention_mask": mask}, {"position_ids": packed}):
         found, full, rest = (heads_of(model, 2, ids, **inputs) for model in (mixed, teacher, every))
-        expected = join_heads(take_heads(full, heads, of, 2), take_heads(rest, other_heads(heads, of), of, 2), heads, 2)
+        expected = order.joined(order.apart(full, 2)[0], order.apart(rest, 2)[1], 2)
         real = mask.bool() if "attention_mask" in inputs else mask >= 0
         torch.testing.assert_close(found[real], expected[real], **exact(model_type))
         assert not torch.allclose(found[real], rest[real])

@@ -14,9 +14,16 @@ from sse_convert.training import compiling
 from sse_convert.training.compiling import COMPILED, LateCompiling, kept_code
 from sse_convert.training.distill import Distill
 from sse_convert.training.model_objective import Student
-from tests.modeling.tiny import VOCAB, tiny_model, tiny_source
+from tests.modeling.tiny import MIXERS, VOCAB, tiny_model, tiny_source
 
 LAYERS = ("full", "sse+sliding", "sse+sliding", "full")
+HEADS = ("full", "sse+sliding@0", "sse+sliding@1", "full")
+"""as many heads of two layers see the whole row, but not the same"""
+ONE_STATE = {
+    **MIXERS["sse+sliding"],
+    **{"update": "delta", "k_feature_map": "l2", "num_partitions": 1, "top_k": 1, "state_heads": "query"},
+    **{"shared_partition": False, "balance": "none", "qk_rank": 0},
+}
 ROW = 20
 STARTS = [
     ([5, 12], []),
@@ -55,9 +62,10 @@ def flash_attention(q, k, v, offsets, longest, scaling, window):
     return torch.einsum("hts,shd->thd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
 
 
-def objective(compiled, backend, **settings):
+def objective(compiled, backend, layers, **settings):
     """Distillation of a tiny model."""
-    student = tiny_model("llama", LAYERS)
+    mixers = {f"sse+sliding@{head}": {**ONE_STATE, "full_heads": [head]} for head in (0, 1)}
+    student = tiny_model("llama", layers, {**MIXERS, **mixers})
     teacher = tiny_source("llama").requires_grad_(False)
     for layer in student.sse_layers().values():
         layer.backend = backend
@@ -87,8 +95,9 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("layers", [LAYERS, HEADS])
 @pytest.mark.parametrize(("backend", "settings"), [("triton", {}), ("auto", {"gradient_checkpointing": True})])
-def test_layouts_of_documents_compile_once(traced, monkeypatch, backend, settings):
+def test_layouts_of_documents_compile_once(traced, monkeypatch, backend, settings, layers):
     """At most four programs: a layer of the teacher, of those before the first that is trained, a converted one, the
     last; with the kernels of a GPU, and with masks and recomputed activations."""
     kernels = Kernels()
@@ -99,7 +108,7 @@ def test_layouts_of_documents_compile_once(traced, monkeypatch, backend, setting
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(document_attention, "_has_kernel", lambda q: True)
         monkeypatch.setattr(document_attention, "varlen_attention", flash_attention)
-    compiled, eager = (objective(on, backend, **settings) for on in (True, False))
+    compiled, eager = (objective(on, backend, layers, **settings) for on in (True, False))
     made = []
     for starts in STARTS:
         found = gradients(compiled, starts)

@@ -17,6 +17,7 @@ from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.layout import LAYOUT, handed_cache
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
+from sse_convert.modeling.window.head_order import HeadOrder
 from sse_convert.modeling.window.masks import Columns, all_keys, in_blocks
 from sse_convert.modeling.window.window_attention import ByHeads, Sees, WindowBlocks, use_window_attention
 from sse_convert.modeling.window_cache import SlidingCacheLayer
@@ -38,20 +39,23 @@ def mask_key(window: int, sinks: int) -> str:
 class SlidingHook:
     """Forward pre-hook that hands an attention module its window mask. An object, so that models can be pickled."""
 
-    def __init__(self, layer_idx: int, mixer: WindowMixer, cache_argument: str) -> None:
+    def __init__(self, layer_idx: int, mixer: WindowMixer, cache_argument: str, order: HeadOrder | None) -> None:
         self.layer_idx = layer_idx
         self.mixer = mixer
         self.cache_argument = cache_argument
+        self.order = order
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace `attention_mask`; an error if the masks did not arrive, or another cache than the forward's."""
         handed_cache(kwargs, self.cache_argument, kwargs.get(LAYOUT), self.layer_idx)
-        return args, with_window(kwargs, self.layer_idx, self.mixer, self.cache_argument)
+        return args, with_window(kwargs, self.layer_idx, self.mixer, self.cache_argument, self.order)
 
 
-def with_window(kwargs: dict[str, Any], layer_idx: int, mixer: WindowMixer, cache_argument: str) -> dict[str, Any]:
+def with_window(
+    kwargs: dict[str, Any], layer_idx: int, mixer: WindowMixer, cache_argument: str, order: HeadOrder | None
+) -> dict[str, Any]:
     """The arguments of an attention module with its window's mask as `attention_mask`; where some heads see the whole
     row, with the masks of both kinds, and the layer of the cache, which keeps them apart.
 
@@ -66,18 +70,18 @@ def with_window(kwargs: dict[str, Any], layer_idx: int, mixer: WindowMixer, cach
         )
     rest = {name: value for name, value in kwargs.items() if name != MASKS}
     sees = kwargs[MASKS][mask_key(mixer.window, mixer.sinks)]
-    if not mixer.full_heads:
+    if order is None:
         return {**rest, "attention_mask": sees}
     cache = rest.get(cache_argument)
     kept = None if cache is None else cache.layers[layer_idx]
-    by_heads = ByHeads(mixer.full_heads, kwargs.get("attention_mask"), sees, kept)
+    by_heads = ByHeads(order, kwargs.get("attention_mask"), sees, kept)
     return {**rest, cache_argument: None, "attention_mask": by_heads}
 
 
-def make_sliding(attention: nn.Module, layer_idx: int, mixer: WindowMixer) -> None:
+def make_sliding(attention: nn.Module, layer_idx: int, mixer: WindowMixer, order: HeadOrder | None) -> None:
     """Limit a softmax attention module to a window with sinks, but for heads that see the whole row."""
     use_window_attention(attention)
-    hook = SlidingHook(layer_idx, mixer, cache_argument(type(attention)))
+    hook = SlidingHook(layer_idx, mixer, cache_argument(type(attention)), order)
     attention.register_forward_pre_hook(hook, with_kwargs=True)
 
 

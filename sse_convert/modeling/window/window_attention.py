@@ -23,6 +23,7 @@ from sse_convert.modeling.context import (
     softmax_attention,
     to_attention,
 )
+from sse_convert.modeling.window.head_order import HeadOrder
 
 WINDOW_ATTENTION = "sse_window"
 """name under which transformers finds `window_attention`"""
@@ -53,8 +54,8 @@ Sees = Tensor | WindowBlocks
 class ByHeads:
     """Who sees whom where some heads see the whole row and the others a window."""
 
-    full: tuple[int, ...]
-    """key-value heads that see the whole row"""
+    order: HeadOrder
+    """which see the whole row"""
     whole: Tensor | None
     """their mask, as the family makes it for its own layers"""
     window: Sees | None
@@ -143,17 +144,15 @@ def _by_heads(
 ) -> Tensor:
     """Attention of heads that see the whole row, and of the others to their window: [B, T, Hq, D]."""
     config: Any = module.config
-    of, kept = key.shape[1], sees.kept
-    q, k, v = (take_heads(x, sees.full, of, 1) for x in (query, key, value))
+    kept = sees.kept
+    (q, own_q), (k, own_k), (v, own_v) = (sees.order.apart(x, 1) for x in (query, key, value))
     if kept is not None:
         k, v = kept.whole.update(k, v)
+        own_k, own_v = kept.update(own_k, own_v)
     whole = ALL_ATTENTION_FUNCTIONS.get_interface(config.model._attn_implementation, config.eager)
     full = (whole if current_shard() is None else context_attention)(module, q, k, v, sees.whole, **kwargs)[0]
-    q, k, v = (take_heads(x, other_heads(sees.full, of), of, 1) for x in (query, key, value))
-    if kept is not None:
-        k, v = kept.update(k, v)
-    others = window_attention(module, q, k, v, sees.window, join, **kwargs)[0]
-    return join_heads(full, others, sees.full, 2)
+    others = window_attention(module, own_q, own_k, own_v, sees.window, join, **kwargs)[0]
+    return sees.order.joined(full, others, 2)
 
 
 def _in_blocks(
@@ -191,49 +190,3 @@ def _apart(x: Tensor, blocks: int) -> Tensor:
 
 
 AttentionInterface.register(WINDOW_ATTENTION, window_attention)
-
-
-def other_heads(heads: tuple[int, ...], of: int) -> tuple[int, ...]:
-    """The key-value heads among `of` that are not named, ascending."""
-    return tuple(head for head in range(of) if head not in heads)
-
-
-def take_heads(x: Tensor, heads: tuple[int, ...], of: int, dim: int) -> Tensor:
-    """What of x belongs to some heads.
-
-    Args:
-        x: any tensor with a dimension of heads.
-        heads: key-value heads, ascending.
-        of: how many key-value heads that dimension covers.
-        dim: which dimension it is.
-    """
-    each = x.shape[dim] // of
-    parts = [x.narrow(dim, first * each, count * each) for first, count in _runs(heads)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def join_heads(named: Tensor, others: Tensor, heads: tuple[int, ...], dim: int) -> Tensor:
-    """The whole of what `take_heads` took apart.
-
-    Args:
-        named: what belongs to `heads`.
-        others: what belongs to the other heads.
-        heads: key-value heads, ascending, at least one.
-        dim: the dimension of heads.
-    """
-    each = named.shape[dim] // len(heads)
-    of = len(heads) + others.shape[dim] // each
-    first = {head: named.narrow(dim, i * each, each) for i, head in enumerate(heads)}
-    rest = {head: others.narrow(dim, i * each, each) for i, head in enumerate(other_heads(heads, of))}
-    return torch.cat([(first | rest)[head] for head in range(of)], dim)
-
-
-def _runs(heads: tuple[int, ...]) -> list[tuple[int, int]]:
-    """First and number of heads of each run of neighbours."""
-    runs: list[tuple[int, int]] = []
-    for head in heads:
-        if runs and sum(runs[-1]) == head:
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((head, 1))
-    return runs

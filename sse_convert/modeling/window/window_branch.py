@@ -27,8 +27,9 @@ from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_fold import PLAIN_ATTENTION
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep
+from sse_convert.modeling.window.head_order import head_order
 from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
-from sse_convert.modeling.window.window_attention import other_heads, take_heads, use_window_attention
+from sse_convert.modeling.window.window_attention import use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
 """attribute by which transformers knows modules whose weights are set; those of the new tensors are not yet"""
@@ -106,6 +107,7 @@ class SSESlidingAttention(SSEAttention):
         backend: str = "auto",
     ) -> None:
         super().__init__(source, config, layer_idx, spec=spec, mixer=mixer, backend=backend)
+        self.order = head_order(self.mixer.full_heads, self.source_dims.kv_heads)
         use_window_attention(source)
         for name in vars(source).keys() - vars(self).keys() - {_INITIALISED}:
             setattr(self, name, getattr(source, name))
@@ -130,7 +132,9 @@ class SSESlidingAttention(SSEAttention):
             projected = self._own(projections(source, self.spec, self.source_dims, hidden_states.flatten(0, 1)))
         packed, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, precise, projected)
         heads = layout.unpack(packed, *hidden_states.shape[:2])
-        kwargs = with_window({**kwargs, LAYOUT: sse_layout}, self.layer_idx, self.mixer, self.cache_argument)
+        kwargs = with_window(
+            {**kwargs, LAYOUT: sse_layout}, self.layer_idx, self.mixer, self.cache_argument, self.order
+        )
         if position_embeddings is not None:
             kwargs["position_embeddings"] = position_embeddings
         join = functools.partial(self._join, heads)
@@ -143,10 +147,9 @@ class SSESlidingAttention(SSEAttention):
 
     def _own(self, projected: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """What of the projections belongs to heads that SSE has."""
-        if not self.mixer.full_heads:
+        if self.order is None:
             return projected
-        own = other_heads(self.mixer.full_heads, self.source_dims.kv_heads)
-        q, k, v = (take_heads(flat, own, self.source_dims.kv_heads, -1) for flat in projected)
+        q, k, v = (self.order.apart(flat, -1)[1] for flat in projected)
         return q, k, v
 
     def _step_of_both(
@@ -185,7 +188,7 @@ class SSESlidingAttention(SSEAttention):
     def _is_plain(self) -> bool:
         """Whether the family's attention is what `_window_of` computes."""
         known = self.spec.model_type in PLAIN_ATTENTION and not self.training
-        known = known and not self.mixer.full_heads and self.config.model._attn_implementation == "sdpa"
+        known = known and self.order is None and self.config.model._attn_implementation == "sdpa"
         return known and current_shard() is None
 
     def _window_of(self, heads: TokenHeads, kept: Any) -> Tensor:
