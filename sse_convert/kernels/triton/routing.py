@@ -138,8 +138,9 @@ def _table_lengths(chunks: int, groups: int) -> dict[str, int]:
 
 def _carve(memory: Tensor, lengths: dict[str, int]) -> dict[str, Tensor]:
     """Vectors in one allocation, each at a multiple of 256 bytes."""
-    sizes = [size for length in lengths.values() for size in (length, -length % 64)]
-    return dict(zip(lengths, memory.split(sizes)[::2], strict=True))
+    # rests between vectors would be tensors too: torch.compile makes a program for those of no element, another for one
+    parts = memory.split([_ceil(length, 64) * 64 for length in lengths.values()])
+    return {name: part[:length] for part, (name, length) in zip(parts, lengths.items(), strict=True)}
 
 
 def _memory(lengths: dict[str, int], like: Tensor) -> Tensor:
