@@ -17,15 +17,24 @@ Entry = Mapping[str, Any]
 
 
 def heads() -> str:
-    """Needles and KL by what sees the whole row."""
-    report, lines = _load("heads_smollm2.json"), []
+    """Needles and KL of SmolLM2 by what sees the whole row."""
+    return _heads("heads_smollm2.json", LENGTHS)
+
+
+def heads_of_two() -> str:
+    """The same of a teacher with two KV heads a layer."""
+    return _heads("heads_coder.json", (1024, 4096, 8192))
+
+
+def _heads(name: str, lengths: Sequence[int]) -> str:
+    report, lines = _load(name), []
     for plan in report["plans"]:
         if plan["choice"] in CHOICES:
             kept = report["kv_heads"] if plan["kept"] is None else len(plan["kept"])
             words = f"{plan['choice']}, {kept} heads" if plan["kept"] else plan["choice"]
             kl = ", ".join(f"{plan['kl'][length]:.3f}" for length in ("2048", "8192"))
-            lines.append((words, f"{kept / report['kv_heads']:.0%}", *_found(plan, LENGTHS), kl))
-    names = (f"{words}, 1K 2K 4K 8K" for words in TASKS.values())
+            lines.append((words, f"{kept / report['kv_heads']:.0%}", *_found(plan, lengths), kl))
+    names = (f"{words}, {_places(lengths)}" for words in TASKS.values())
     return "\n".join(table(("what sees the whole row", "growing cache", *names, "KL, 2K, 8K"), lines))
 
 
@@ -45,21 +54,22 @@ def mixed() -> str:
 
 
 def first_page() -> str:
-    """The same at the shortest and the longest rows."""
-    return _mixed((LENGTHS[0], LENGTHS[-1]))
+    """The same at the shortest and the longest rows, without those of nine heads."""
+    return _mixed((LENGTHS[0], LENGTHS[-1]), without="9 heads")
 
 
-def _mixed(lengths: Sequence[int]) -> str:
+def _mixed(lengths: Sequence[int], without: str = "no lever") -> str:
     report = _load("mixed_smollm2.json")
     whole = report["teacher"]["cache_bytes"]["8192"]
     lines = [("the teacher", f"{whole / 1e6:.0f} MB", *_found(_teacher(), lengths), "0")]
     for trial in sorted(_pooled(), key=lambda trial: trial["kl"]):
+        if trial["lever"].startswith(without):
+            continue
         cache, seeds = trial["cache_bytes"]["8192"], trial["seeds"]
         words = f"{trial['lever']}, {seeds} seeds" if seeds > 1 else trial["lever"]
         size = f"{cache / 1e6:.0f} MB, {cache / whole:.0%}"
         lines.append((words, size, *_found(trial, lengths), f"{trial['kl']:.3f}"))
-    places = " ".join(f"{length // 1024}K" for length in lengths)
-    names = (f"{words}, {places}" for words in TASKS.values())
+    names = (f"{words}, {_places(lengths)}" for words in TASKS.values())
     return "\n".join(table(("what stays softmax; the others", "cache at 8K", *names, "KL, 2K"), lines))
 
 
@@ -100,6 +110,10 @@ def _millions(trial: Entry) -> str:
     return f"{_tokens(trial) / 1e6:.0f}M"
 
 
+def _places(lengths: Sequence[int]) -> str:
+    return " ".join(f"{length // 1024}K" for length in lengths)
+
+
 def _found(entry: Entry, lengths: Sequence[int]) -> list[str]:
     """Needles found in percent, a cell a task with all lengths; a dash where a length was not asked."""
     return [" ".join(_share(entry["needles"].get(f"{task} {length}")) for length in lengths) for task in TASKS]
@@ -116,6 +130,7 @@ def _load(name: str) -> dict[str, Any]:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "real-heads": heads,
+    "real-heads-of-two": heads_of_two,
     "real-none": none_kept,
     "real-mixed": mixed,
     "real-first": first_page,

@@ -35,9 +35,9 @@ from sse_convert.modeling.layout import (
 from sse_convert.modeling.loading import refuse_parallel_load, refuse_sharded, with_teacher
 from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.modeling.tried import warn_of_newer
-from sse_convert.modeling.window.head_order import HeadOrder, head_order
 from sse_convert.modeling.window.masks import document_masks
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, make_sliding, sliding_masks
+from sse_convert.modeling.window.window_attention import HeadOrder, head_order
 from sse_convert.modeling.window.window_branch import attention_layer
 
 _Source: Any = object

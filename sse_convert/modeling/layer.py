@@ -38,7 +38,7 @@ from sse_convert.modeling.state_cache import Replay, SSECacheLayer
 from sse_convert.modeling.tensors import state_heads
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep, takes_steps
-from sse_convert.modeling.window.head_order import HeadOrder
+from sse_convert.modeling.window.window_attention import HeadOrder
 
 
 class SSEAttention(RoutedLayer):

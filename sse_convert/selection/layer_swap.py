@@ -21,9 +21,8 @@ from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.initialise import fresh_sse_tensors
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
-from sse_convert.modeling.window.head_order import HeadOrder
 from sse_convert.modeling.window.sliding import MASKS, attention_mask_for, mask_key, training_sees
-from sse_convert.modeling.window.window_attention import ByHeads, Sees, use_window_attention
+from sse_convert.modeling.window.window_attention import ByHeads, HeadOrder, Sees, use_window_attention
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe.schema import Recipe
 

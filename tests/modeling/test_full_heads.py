@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from sse_convert.modeling.architectures import source_spec
 from sse_convert.modeling.attention_dims import heads_problem
-from sse_convert.modeling.window.head_order import HeadOrder
+from sse_convert.modeling.window.window_attention import HeadOrder
 from tests.modeling.tiny import FAMILIES, MIXERS, exact, prompts, tiny_config, tiny_model
 
 SPLIT = tuple(name for name in FAMILIES if heads_problem(tiny_config(name), 2, (0,)) is None)

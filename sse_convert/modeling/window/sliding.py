@@ -17,9 +17,8 @@ from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.modeling.layout import LAYOUT, handed_cache
 from sse_convert.modeling.sink_attention import SINK_ATTENTION
-from sse_convert.modeling.window.head_order import HeadOrder
 from sse_convert.modeling.window.masks import Columns, all_keys, in_blocks
-from sse_convert.modeling.window.window_attention import ByHeads, Sees, WindowBlocks, use_window_attention
+from sse_convert.modeling.window.window_attention import ByHeads, HeadOrder, Sees, WindowBlocks, use_window_attention
 from sse_convert.modeling.window_cache import SlidingCacheLayer
 
 MASKS = "sse_sliding_masks"

@@ -27,9 +27,8 @@ from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.token_fold import PLAIN_ATTENTION
 from sse_convert.modeling.token_heads import TokenHeads
 from sse_convert.modeling.token_step import LayerStep
-from sse_convert.modeling.window.head_order import head_order
 from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
-from sse_convert.modeling.window.window_attention import use_window_attention
+from sse_convert.modeling.window.window_attention import head_order, use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
 """attribute by which transformers knows modules whose weights are set; those of the new tensors are not yet"""
