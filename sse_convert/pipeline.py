@@ -42,9 +42,8 @@ from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import CheckpointError, OutputError
 from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
-from sse_convert.evaluation.evaluate import ANSWERS, Evaluator, measures, publish
+from sse_convert.evaluation.evaluate import Evaluator, measures, publish
 from sse_convert.evaluation.long_rows import splits_rows
-from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.tasks import check_texts
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
@@ -133,8 +132,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-conve
     with _opened(main):
         recipe = _chosen(recipe, teacher, main)
         runs = {"": recipe, **chosen_controls(recipe, teacher)}
-        make = functools.partial(Evaluator, recipe, answers=main.answers)
-        evaluator = functools.cache(make)  # made when first needed; shared by all runs
+        evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
         for control, chosen in runs.items():
             steps = _Steps(Path(chosen.export.dir), main.accelerator, f"control {control}") if control else main
             folder = _initial(chosen, teacher, steps)
@@ -361,11 +359,6 @@ class _Steps:
             say(f"== {title} -> {self.root}")
         self.done: list[dict[str, Any]] = []
 
-    @property
-    def answers(self) -> Path | None:
-        """File of generated answers, which outlives an unfinished step; of the main process."""
-        return self.root / ANSWERS if self.accelerator.is_main_process else None
-
     def folder(self, name: str) -> Path:
         """That of the next step."""
         return self.root / f"{len(self.done):02d}-{name}"
@@ -475,7 +468,6 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
             "words": recipe.data.needles.words,
         },
         "text": text_digests(recipe.data.valid),
-        **({"questions": file_digests(recipe.eval.generation)} if recipe.eval.generation else {}),
     }
 
 

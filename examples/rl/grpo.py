@@ -38,9 +38,7 @@ from sse_convert.checkpoints.load_model import load_model, load_tokenizer  # noq
 from sse_convert.data.needle import load_words  # noqa: E402
 from sse_convert.evaluation.intervals import wilson  # noqa: E402
 from sse_convert.evaluation.plot import blank_figure  # noqa: E402
-from sse_convert.inference.batch import continue_rows  # noqa: E402
 from sse_convert.inference.cuda_graphs import graphed  # noqa: E402
-from sse_convert.inference.sampling import Sampling  # noqa: E402
 
 DIGITS = 7
 GROUP = 8
@@ -107,8 +105,12 @@ def held_out_score(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[
     training = model.training
     model.eval()
     asked = questions(HELD_OUT, seed=10**6, held_out=True)
-    prompts = [tokenizer(question["prompt"])["input_ids"] for question in asked]
-    new = continue_rows(model, prompts, Sampling(max_new_tokens=tokens, temperature=1.0), range(HELD_OUT))
+    prompts = [question["prompt"] for question in asked]
+    batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(model.device)
+    width = batch["input_ids"].shape[1]
+    with torch.random.fork_rng(), graphed(model, slots=width + tokens):
+        torch.manual_seed(0)
+        new = model.generate(**batch, max_new_tokens=tokens, do_sample=True, top_k=0)[:, width:]
     model.train(training)
     shares = [rising(text) for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
     low, high = wilson(sum(shares), HELD_OUT)

@@ -137,7 +137,7 @@ def evaluate(
 ) -> "EvalReport":
     """Measure a checkpoint beside its teacher as the recipe's `eval` says.
 
-    Held-out loss, predictions, needles, questions, lm-eval, memory and speed, as far as they are asked for.
+    Held-out loss, predictions, needles, lm-eval, memory and speed, as far as they are asked for.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
@@ -151,8 +151,8 @@ def evaluate(
         RecipeError: the recipe is malformed; a length is beyond the teacher's context, unless a stage's `rope`
             stretches the student's; or the checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
-        DataError: there is no usable held-out text, or a question cannot be used.
-        OutputError: the report, the plot or answers cannot be written, or there is a file of another kind.
+        DataError: there is no usable held-out text, or the data of a task cannot be used.
+        OutputError: the report or the plot cannot be written, or there is a file of another kind.
         DependencyError: lm-eval is asked for and the extra `eval` is not installed.
     """
     from sse_convert.files import check_result

@@ -15,7 +15,7 @@ from sse_convert.recipe.controls import CONTROLS, MEANING, TO_BEAT
 from sse_convert.report import json_ready, table
 
 Verdict = Literal["ahead of", "not ahead of", "behind"]
-_COMPARABLE = ("text", "seed", "dtype", "held_out_tokens", "needle_samples", "generation")
+_COMPARABLE = ("text", "seed", "dtype", "held_out_tokens", "needle_samples")
 """conditions that must be alike"""
 
 
@@ -130,14 +130,12 @@ class ControlTable:
 
 
 def _accuracies(report: Mapping[str, Any], model: str) -> dict[str, Accuracy]:
-    """Accuracies by figure: needles pooled by length, questions by file."""
+    """Accuracies by figure: needles pooled by length."""
     pooled: dict[str, list[float]] = {}
     for entry in report[model].get("needles", []):
         hits = pooled.setdefault(f"needles at {entry['length']:,}", [0, 0])
         hits[0] += entry["correct"]
         hits[1] += entry["samples"]
-    for entry in report[model].get("generation", []):
-        pooled[f"avg@{entry['repeats']} of {entry['task']}"] = [entry["correct"], entry["samples"]]
     return {name: Accuracy(correct, int(samples)) for name, (correct, samples) in pooled.items()}
 
 

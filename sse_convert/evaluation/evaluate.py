@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import (
     context_limit,
     device_name,
@@ -26,12 +25,10 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.controls import control_table
-from sse_convert.evaluation.generation import AnswerFile, GenerationScore, generation_score, slots_at_once
 from sse_convert.evaluation.launched import found_by_all, meet_others
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss
 from sse_convert.evaluation.plot import plot as draw
-from sse_convert.evaluation.questions import file_digests
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
 from sse_convert.evaluation.retrieval import needle_score
 from sse_convert.evaluation.tasks import Tasks, check_lengths, make_tasks
@@ -52,8 +49,6 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = {"cpu": 8192}
 """tokens of one forward pass by device type"""
 TOKENS_PER_PASS_ELSEWHERE = 65536
-ANSWERS = "answers.jsonl"
-"""file of generated answers, beside what an evaluation writes"""
 
 
 def evaluate_checkpoint(
@@ -77,8 +72,7 @@ def evaluate_checkpoint(
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)
     main = meet_others(recipe)
-    answers = out.with_name(f"{out.stem}.{ANSWERS}") if out and main else None
-    evaluator = Evaluator(recipe, device, answers=answers)
+    evaluator = Evaluator(recipe, device)
     report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))
     if measures(recipe):
         report = dc.replace(report, controls=control_table(recipe, evaluator.source, report.to_dict(), command))
@@ -98,8 +92,7 @@ def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
 def measures(recipe: Recipe) -> bool:
     """Whether the recipe asks for any measurement."""
     asked = recipe.eval
-    tasks = (asked.needle, asked.generation, asked.lm_eval)
-    return bool(asked.perplexity or asked.throughput or any(tasks))
+    return bool(asked.perplexity or asked.throughput or asked.needle or asked.lm_eval)
 
 
 class Evaluator:
@@ -108,15 +101,13 @@ class Evaluator:
     Args:
         recipe: as for `evaluate`.
         device: as for `evaluate`.
-        answers: file that keeps generated answers as they come, for a restart and for reading; unset keeps none.
 
     Raises:
         RecipeError, CheckpointError, HubError, HardwareError: see `evaluate`.
     """
 
-    def __init__(self, recipe: Recipe, device: str | None = None, *, answers: Path | None = None) -> None:
+    def __init__(self, recipe: Recipe, device: str | None = None) -> None:
         self._recipe = recipe
-        self._answers = answers
         self._place = pick_device(device)
         self.source = open_teacher(recipe.model, recipe.revision)
         self._sizes = geometry_of(self.source)
@@ -140,7 +131,7 @@ class Evaluator:
     def _report(self, checkpoint: str | Path) -> EvalReport:
         if self._tasks is None:
             tokenizer, vocabulary = load_tokenizer(checkpoint), decoder_config(self.source.config).vocab_size
-            self._tasks = make_tasks(self._recipe, tokenizer, vocabulary, self._context)
+            self._tasks = make_tasks(self._recipe, tokenizer, vocabulary)
         tasks = self._tasks
         teacher, mixers, states = self._teacher
         watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
@@ -175,7 +166,6 @@ class Evaluator:
                 tasks,
                 name=str(source),
                 sizes=self._sizes,
-                answers=self._answer_file(source, revision),
                 bar=bar,
                 watchers=watchers,
                 together=self._together,
@@ -184,11 +174,6 @@ class Evaluator:
         del model
         gc.collect()
         return scores, mixers
-
-    def _answer_file(self, source: str | Path, revision: str | None) -> AnswerFile | None:
-        if self._recipe.eval.generation is None:
-            return None
-        return AnswerFile(self._answers, f"{checkpoint_identity(source, revision)} {self._dtype}")
 
 
 def model_mixers(model: "PreTrainedModel") -> Mixers:
@@ -204,7 +189,6 @@ def measure_model(
     *,
     name: str,
     sizes: Geometry,
-    answers: AnswerFile | None = None,
     bar: Bar | None = None,
     watchers: Sequence[TeacherStates | Comparison] = (),
     together: LongRows | None = None,
@@ -216,7 +200,6 @@ def measure_model(
         tasks: from `make_tasks`.
         name: for the report.
         sizes: of the teacher, for the cache formula.
-        answers: generated before, and kept as they come.
         bar: advanced by one per window, sample, timed length and task of the harness.
         watchers: see the hidden states of `tasks.windows`; one each, or none.
         together: windows that several processes read together, each of which calls this.
@@ -236,28 +219,8 @@ def measure_model(
             for windows, watch in watched
         ),
         needles=tuple(needle_score(model, samples, batch_tokens=batch, bar=bar) for samples in tasks.needles),
-        generation=_generation(model, tasks, sizes, answers or AnswerFile(None, name), bar),
         tasks=tasks.harness.score(model, tokenizer, bar) if tasks.harness else (),
         speed=tuple(dc.replace(s, formula_bytes=cache_bytes(sizes, mixers, s.length)) for s in speed),
-    )
-
-
-def _generation(
-    model: "PreTrainedModel", tasks: Tasks, sizes: Geometry, answers: AnswerFile, bar: Bar | None
-) -> tuple[GenerationScore, ...]:
-    """The scores on every set of questions, in batches as large as the cache allows."""
-    settings = tasks.generation
-    if settings is None:
-        return ()
-    prompts = [len(question.token_ids) for asked in tasks.questions for question in asked.questions]
-    longest = max(prompts) + settings.max_new_tokens
-    slots = slots_at_once(model, cache_bytes(sizes, model_mixers(model), longest) / longest)
-    tokenizer: Any = tasks.tokenizer
-    return tuple(
-        generation_score(
-            model, tokenizer, asked, settings, seed=tasks.seed, batch_slots=slots, answers=answers, bar=bar
-        )
-        for asked in tasks.questions
     )
 
 
@@ -280,7 +243,6 @@ def _conditions(
     recipe: Recipe, context: int | None, device: torch.device, dtype: torch.dtype, tasks: Tasks
 ) -> dict[str, Any]:
     settings, harness = recipe.eval.needle, recipe.eval.lm_eval
-    asked = recipe.eval.generation
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -293,6 +255,5 @@ def _conditions(
         "needle_samples": settings.samples if settings else None,
         "teacher_context": context,
         "seed": recipe.data.seed,
-        **({"generation": {**dc.asdict(asked), "files": file_digests(asked)}} if asked else {}),
         **({"lm_eval": {"version": version("lm_eval"), **dc.asdict(harness)}} if harness else {}),
     }

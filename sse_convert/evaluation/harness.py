@@ -69,7 +69,8 @@ class Harness:
     Raises:
         DependencyError: lm-eval is not installed.
         RecipeError: a task is unknown, with suggestions.
-        DataError: `include_path` does not exist, or the data of a task cannot be loaded.
+        DataError: `include_path` does not exist, the data of a task cannot be loaded, or a task runs what the model
+            writes, which nobody allowed.
     """
 
     def __init__(self, settings: LMEval, tokenizer: str) -> None:
@@ -113,6 +114,7 @@ class Harness:
                 apply_chat_template=self._settings.chat_template,
                 gen_kwargs=dict(self._settings.gen_kwargs) or None,
                 bootstrap_iters=BOOTSTRAP,
+                confirm_run_unsafe_code=trusts_code(),
                 log_samples=False,
             )
         if bar is not None:
@@ -147,11 +149,15 @@ class Harness:
                 f"task {name!r} needs a package that is not installed: {error}", fix="pip install 'lm-eval[ruler]'"
             ) from error
         except (OSError, ValueError, AssertionError) as error:
+            if "HF_ALLOW_CODE_EVAL" in str(error):
+                raise _runs_code(name) from error
             raise DataError(
                 f"the data of task {name!r} cannot be loaded: {_first_line(error)}",
                 expected="a network connection, or the data in the cache of Hugging Face datasets",
                 fix="or write a task over a local file and name its folder in eval.lm_eval.include_path",
             ) from error
+        if not trusts_code() and any(getattr(task, "UNSAFE_CODE", False) for task in loaded["tasks"].values()):
+            raise _runs_code(name)
         return [loaded["groups"][name]] if name in loaded["groups"] else list(loaded["tasks"].values())
 
 
@@ -192,6 +198,14 @@ def _refuse_functions(folder: Path) -> None:
                 expected="task files without code",
                 fix=f"read them, then allow it: sse-convert {OPTION} eval ...",
             )
+
+
+def _runs_code(name: str) -> DataError:
+    return DataError(
+        f"task {name!r} runs the programs that the models write",
+        expected="a machine where such programs do no harm, and your permission",
+        fix=f"allow it: HF_ALLOW_CODE_EVAL=1 sse-convert {OPTION} eval ...",
+    )
 
 
 def _scores(results: Any) -> Iterator[TaskScore]:

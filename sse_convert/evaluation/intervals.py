@@ -79,28 +79,6 @@ def newcombe(a: Accuracy, b: Accuracy) -> tuple[float, float]:
     return difference - below, difference + above
 
 
-def best_of(scores: Sequence[float], tries: int) -> float:
-    """The expected best of `tries` answers to a question, estimated without bias from the scores of more answers.
-
-    The mean of the best over all choices of `tries` answers. For hits and misses it is pass@k,
-    1 - C(n - c, k) / C(n, k) with c hits among n answers.
-
-    Args:
-        scores: of n answers.
-        tries: k, 1 to n.
-
-    Raises:
-        ValueError: there are fewer answers.
-
-    Source: M. Chen et al., 2021, Evaluating Large Language Models Trained on Code, arXiv:2107.03374, for hits.
-    """
-    if not 1 <= tries <= len(scores):
-        raise ValueError(f"best of {tries} of {len(scores)} answers is not defined")
-    chosen = math.comb(len(scores), tries)
-    ranked = enumerate(sorted(scores))  # the i-th is the best of those choices that take the others below it
-    return sum(score * (math.comb(i, tries - 1) / chosen) for i, score in ranked)
-
-
 def ratio_standard_error(sums: Sequence[float], counts: Sequence[int]) -> float | None:
     """Standard error of sum(sums) / sum(counts) over independent groups (windows) of possibly unequal size.
 

@@ -3,14 +3,12 @@
 JSON (schema 1), all losses in nats per token, all intervals 95%:
 
     schema, conditions {device, dtype, threads, versions, text, seed ...}
-    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], generation: [...],
-                        agreement: [...], tasks: [...], speed: [...]}
+    teacher, student   {name, parameters, dtype, held_out: [...], needles: [...], agreement: [...],
+                        tasks: [...], speed: [...]}
                        held_out: length, windows, tokens, loss, loss_se, loss_low, loss_high, bits_per_byte,
                                  buckets: [{start, stop, tokens, loss, loss_se, bits_per_byte}]  by tokens of context
                        needles:  kind, keys, length, samples, correct, accuracy, low, high,
                                  depths: [{start, stop, samples, correct, accuracy, low, high}]
-                       generation: task, scorer, repeats (n), samples (questions), correct, accuracy, low, high (avg@n),
-                                 passes: [{k, samples, correct, accuracy, low, high}] (pass@k), tokens (mean), ended
                        agreement (student): length, windows, tokens, kl, kl_se, kl_low, kl_high, top1, top1_se ...,
                                  buckets: [{start, stop, tokens, kl, kl_se, top1, top1_se}]    KL(teacher || student)
                        tasks:    task, metric, value, stderr, samples, higher_is_better       lm-evaluation-harness
@@ -28,13 +26,11 @@ from typing import Any
 
 from sse_convert.evaluation.agreement import Agreement
 from sse_convert.evaluation.comparison import ControlTable
-from sse_convert.evaluation.generation import GenerationScore
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
 from sse_convert.evaluation.tables import (
     agreement_lines,
-    generation_lines,
     interval,
     percent,
     spread,
@@ -61,8 +57,6 @@ class ModelScores:
     """loss, one entry per window length"""
     needles: tuple[NeedleScore, ...] = ()
     """retrieval, one entry per length, kind and number of keys"""
-    generation: tuple[GenerationScore, ...] = ()
-    """questions answered by generation, one entry per file"""
     agreement: tuple[Agreement, ...] = ()
     """KL and top-1 agreement with the teacher, one entry per window length; none for the teacher"""
     tasks: tuple[TaskScore, ...] = ()
@@ -157,7 +151,6 @@ class EvalReport:
             self._context_lines(),
             agreement_lines(self.student.agreement),
             self._needle_lines(),
-            generation_lines(self.teacher.generation, self.student.generation),
             [f"note: {note}" for note in verdict.notes],
             task_lines(self.teacher.tasks, self.student.tasks),
             self._speed_lines(),

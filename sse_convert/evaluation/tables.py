@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from sse_convert.evaluation.agreement import Agreement
-from sse_convert.evaluation.generation import GenerationScore
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
 from sse_convert.report import table
@@ -26,26 +25,6 @@ def agreement_lines(scores: Sequence[Agreement]) -> list[str]:
     ]
     header = ("length", "context", "tokens", "KL(teacher || student)", "+-95%", "same first choice", "+-95%")
     return ["predictions beside the teacher's (nats/token, share)", *table(header, rows)] if rows else []
-
-
-def generation_lines(teacher: Sequence[GenerationScore], student: Sequence[GenerationScore]) -> list[str]:
-    """Questions answered by generation: avg@n and, of several answers, pass@n; what the student's answers are like."""
-    rows = [
-        (
-            s.task,
-            s.scorer,
-            s.mean.samples,
-            s.repeats,
-            *(interval(score.mean) for score in (t, s)),
-            *(interval(score.passes[-1][1]) if score.repeats > 1 else None for score in (t, s)),
-            round(s.tokens),
-            f"{s.ended:.0%}",
-        )
-        for t, s in zip(teacher, student, strict=True)
-    ]
-    averages, best = ("teacher avg@n", "student avg@n"), ("teacher pass@n", "student pass@n")
-    header = ("questions", "check", "count", "n", *averages, *best, "tokens", "ended")
-    return ["questions answered by generation (95% interval over questions)", *table(header, rows)] if rows else []
 
 
 def task_lines(teacher: Sequence[TaskScore], student: Sequence[TaskScore]) -> list[str]:

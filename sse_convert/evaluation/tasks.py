@@ -1,21 +1,19 @@
-"""What every model is asked, made once: held-out text, needles, questions, tasks; and what is wrong with it."""
+"""What every model is asked, made once: held-out text, needles, tasks; and what is wrong with it."""
 
 import dataclasses as dc
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.checkpoints.load_model import context_limit, tokenizer_of
+from sse_convert.checkpoints.load_model import tokenizer_of
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.needle import NeedleSample, load_words
 from sse_convert.data.rows import RowReader, is_local, stack
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, RecipeError
-from sse_convert.evaluation.generation import sampling_of
 from sse_convert.evaluation.harness import Harness, check_task_files
 from sse_convert.evaluation.perplexity import Windows, make_windows
-from sse_convert.evaluation.questions import QuestionSet, read_questions
 from sse_convert.evaluation.retrieval import needle_samples
-from sse_convert.recipe.schema import GenerationEval, Recipe
+from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.positions import stretched_context
 
 if TYPE_CHECKING:
@@ -34,12 +32,6 @@ class Tasks:
     """context lengths for the timings"""
     tokenizer: "PreTrainedTokenizerBase | None" = None
     """reads what the models generate"""
-    questions: tuple[QuestionSet, ...] = ()
-    """questions answered by generation, one entry per file"""
-    generation: GenerationEval | None = None
-    """how they are answered"""
-    seed: int = 0
-    """of the answers"""
     harness: Harness | None = None
     """tasks of the lm-evaluation-harness"""
 
@@ -48,30 +40,24 @@ class Tasks:
         """Units of work, for the progress bar."""
         rows = sum(len(windows.input_ids) for windows in self.windows)
         samples = sum(map(len, self.needles))
-        if self.generation:
-            samples += sampling_of(self.generation)[1] * sum(len(asked.questions) for asked in self.questions)
         return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
 
 
-def make_tasks(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int, context: int | None = None
-) -> Tasks:
-    """Read the held-out text and the questions, and plant the needles.
+def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> Tasks:
+    """Read the held-out text and plant the needles.
 
     Args:
         recipe: `eval` and `data` are used.
         tokenizer: the models' tokenizer.
         vocab_size: rows of the embedding, to refuse a foreign tokenizer.
-        context: positions that the teacher was trained for; None for no limit.
 
     Raises:
-        DataError: there is no usable held-out text, or too little of it; or a task's data or a question cannot be used.
+        DataError: there is no usable held-out text, or too little of it; or a task's data cannot be used.
         RecipeError: the lm-evaluation-harness does not know a task.
         DependencyError: a package of the extra `eval` is asked for and not installed.
     """
     settings = recipe.eval
     harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
-    questions = _questions(recipe, tokenizer, context)
     windows = []
     if settings.perplexity:
         for length in window_lengths(recipe):
@@ -92,18 +78,8 @@ def make_tasks(
         needles=tuple(map(tuple, needles)),
         speed_lengths=tuple(settings.throughput),
         tokenizer=tokenizer,
-        questions=tuple(questions),
-        generation=settings.generation,
-        seed=recipe.data.seed,
         harness=harness,
     )
-
-
-def _questions(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", context: int | None) -> list[QuestionSet]:
-    if recipe.eval.generation is None:
-        return []
-    limit = None if context is None else stretched_context(recipe, context)
-    return read_questions(recipe.eval.generation, tokenizer, limit)
 
 
 def check_texts(recipe: Recipe, teacher: Teacher) -> None:
@@ -116,7 +92,7 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
         teacher: whose tokenizer reads the text.
 
     Raises:
-        DataError: the held-out text does not fill a row, or a file or a question cannot be used.
+        DataError: the held-out text does not fill a row, or a file cannot be used.
         CheckpointError, HubError: the tokenizer cannot be loaded.
     """
     settings = recipe.eval
@@ -124,8 +100,6 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
         load_words(recipe.data.needles.words)
     if settings.lm_eval is not None:
         check_task_files(settings.lm_eval)
-    if settings.generation is not None:
-        _questions(recipe, tokenizer_of(teacher.files), context_limit(teacher.config))
     lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
     if not lengths or not all(map(is_local, recipe.data.valid)):
         return

@@ -7,9 +7,8 @@
     destroyed   not finite, or surely above 2, or above that of guessing every token alike where the teacher's is not
     unknown     neither loss nor needles that the teacher finds were measured, or the teacher hardly predicts the text
 
-The loss is that of the worst window length. Needles and questions are pooled, each over the settings where the
-teacher itself finds 60% or more, or answers 30% of the questions; the lowest share counts. What is not measured does
-not count.
+The loss is that of the worst window length. Needles are pooled over the settings where the teacher itself finds 60%
+or more. What is not measured does not count.
 """
 
 import dataclasses as dc
@@ -26,8 +25,8 @@ LIMITS: tuple[tuple[Grade, float, float], ...] = (("keeps", 0.05, 0.95), ("loses
 """grade, largest loss gap in nats per token, smallest share of the teacher's needles"""
 DESTROYED_GAP = 2.0
 """nats per token: a model that is e^2 = 7.4 times as perplexed as its teacher"""
-TEACHER_CAN = {"needles": 0.6, "generation": 0.3}
-"""the teacher's own share of hits from which a setting counts; hard questions say much where it solves a part"""
+TEACHER_CAN = 0.6
+"""the teacher's own share of needles from which a setting counts"""
 SHOWN = 6
 """settings named in a note"""
 HEADS: dict[Grade, str] = {
@@ -91,8 +90,8 @@ def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]
         beside: judgements of the model beside its controls, as in `ControlTable.to_dict()`; those of the report if
             unset.
     """
-    gap, shares = _worst_gap(report), dict(_shares(report))
-    grade = _grade(report, gap, [share for share, _ in shares.values()])
+    gap, share = _worst_gap(report), _share(report)
+    grade = _grade(report, gap, share[0] if share else None)
     if grade != "destroyed" and (loss := guessing(report)) is not None:
         text = (
             f"none: the teacher's own loss is {loss:.2f} nats, no better than guessing: check its weights and the text"
@@ -103,22 +102,22 @@ def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]
         return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
     if beside is None:
         beside = report.get("controls", {}).get("judgements", [])
-    parts = [*(words for _, words in shares.values()), *_loss_words(report, gap)]
-    parts += [] if shares else ["retrieval not measured"]
+    parts = [*([share[1]] if share else []), *_loss_words(report, gap)]
+    parts += [] if share else ["retrieval not measured"]
     parts += _control_words(beside)
     text = f"{HEADS[grade]}: {', '.join(parts)}" + ("; not offered for push" if grade == "destroyed" else "")
     return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
 
 
-def _grade(report: Mapping[str, Any], gap: Mapping[str, Any] | None, shares: Sequence[float]) -> Grade:
+def _grade(report: Mapping[str, Any], gap: Mapping[str, Any] | None, share: float | None) -> Grade:
     if not _finite(report) or _guesses(report):
         return "destroyed"
-    if gap is None and not shares:
+    if gap is None and share is None:
         return "unknown"
     if gap is not None and gap["gap"] - Z95 * (gap["gap_se"] or 0.0) > DESTROYED_GAP:
         return "destroyed"
-    loss, share = -math.inf if gap is None else gap["gap"], min(shares, default=math.inf)
-    return next((grade for grade, most, least in LIMITS if loss <= most and share >= least), "damaged")
+    loss, found = -math.inf if gap is None else gap["gap"], math.inf if share is None else share
+    return next((grade for grade, most, least in LIMITS if loss <= most and found >= least), "damaged")
 
 
 def _finite(report: Mapping[str, Any]) -> bool:
@@ -158,48 +157,37 @@ def _loss_words(report: Mapping[str, Any], gap: Mapping[str, Any] | None) -> Ite
         yield "worse than guessing"
 
 
-def _shares(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, str]]]:
-    """What the model finds of what the teacher finds, with the words for it, for needles and questions."""
-    words_of = {"needles": "needles", "generation": "answers to questions"}
-    for key, words in words_of.items():
-        pairs = [(t, s) for t, s in _pairs(report, key) if _can(t, key)]
-        if pairs:
-            counts = [sum(entry[name] for entry, _ in pairs) for name in ("correct", "samples")]
-            own = [sum(entry[name] for _, entry in pairs) for name in ("correct", "samples")]
-            share = (own[0] / own[1]) / (counts[0] / counts[1])
-            low, high = share_interval(*own, *counts)
-            yield key, (share, f"{share:.1%} [{100 * low:.0f}, {100 * high:.0f}] of its {words}")
+def _share(report: Mapping[str, Any]) -> tuple[float, str] | None:
+    """What the model finds of the needles that the teacher finds, with the words for it; None where it finds none."""
+    pairs = [(t, s) for t, s in _needles(report) if _can(t)]
+    if not pairs:
+        return None
+    counts = [sum(entry[name] for entry, _ in pairs) for name in ("correct", "samples")]
+    own = [sum(entry[name] for _, entry in pairs) for name in ("correct", "samples")]
+    share = (own[0] / own[1]) / (counts[0] / counts[1])
+    low, high = share_interval(*own, *counts)
+    return share, f"{share:.1%} [{100 * low:.0f}, {100 * high:.0f}] of its needles"
 
 
-def _pairs(report: Mapping[str, Any], key: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    yield from zip(report["teacher"].get(key, []), report["student"].get(key, []), strict=True)
+def _needles(report: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    yield from zip(report["teacher"]["needles"], report["student"]["needles"], strict=True)
 
 
-def _can(teacher: Mapping[str, Any], key: str) -> bool:
-    return bool(teacher["samples"]) and teacher["accuracy"] >= TEACHER_CAN[key]
+def _can(teacher: Mapping[str, Any]) -> bool:
+    return bool(teacher["samples"]) and teacher["accuracy"] >= TEACHER_CAN
 
 
 def _left_out(report: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that say nothing of the conversion, because the teacher fails them; one note per limit."""
-    for least in sorted(set(TEACHER_CAN.values()), reverse=True):
-        settings = [
-            f"{_setting(teacher)} ({teacher['accuracy']:.0%})"
-            for key in TEACHER_CAN
-            if TEACHER_CAN[key] == least
-            for teacher, _ in _pairs(report, key)
-            if teacher["samples"] and not _can(teacher, key)
-        ]
-        if settings:
-            more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
-            named = ", ".join(settings[:SHOWN])
-            yield f"the teacher itself finds less than {least:.0%}, so the verdict leaves out: {named}{more}"
-
-
-def _setting(entry: Mapping[str, Any]) -> str:
-    if "repeats" in entry:
-        return f"{entry['task']}, avg@{entry['repeats']}"
-    name = entry["task"] if "task" in entry else f"{entry['kind']} among {entry['keys']}"
-    return f"{name} at {entry['length']:,}"
+    """Settings that say nothing of the conversion, because the teacher fails them."""
+    settings = [
+        f"{t['kind']} among {t['keys']} at {t['length']:,} ({t['accuracy']:.0%})"
+        for t, _ in _needles(report)
+        if t["samples"] and not _can(t)
+    ]
+    if settings:
+        more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+        named = ", ".join(settings[:SHOWN])
+        yield f"the teacher itself finds less than {TEACHER_CAN:.0%}, so the verdict leaves out: {named}{more}"
 
 
 def _control_words(judgements: Sequence[Mapping[str, Any]]) -> Iterator[str]:

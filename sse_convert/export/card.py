@@ -203,13 +203,6 @@ def _results(report: dict[str, Any] | None) -> str:
     if needles:
         header = ("context", "value", "needles", "samples", "teacher", "this model", "retention")
         parts += ["Needle retrieval, exact answers, 95% intervals in brackets:", _table(header, needles)]
-    answers = [
-        (t["task"], t["samples"], t["repeats"], _share(t), _share(s), _share(t["passes"][-1]), _share(s["passes"][-1]))
-        for t, s in zip(teacher.get("generation", []), student.get("generation", []), strict=True)
-    ]
-    if answers:
-        header = ("questions", "count", "n", "teacher avg@n", "avg@n", "teacher pass@n", "pass@n")
-        parts += ["Questions answered by generation, 95% intervals in brackets:", _table(header, answers)]
     cache = [
         (row["length"], format_bytes(row["teacher_bytes"]), format_bytes(row["student_bytes"]))
         for row in report["cache"]

@@ -102,7 +102,5 @@ def _figures(student: dict[str, Any], recipe: dict[str, Any]) -> Iterator[tuple[
     for entry in student["needles"]:
         dataset = f"needles: {entry['kind']}, {entry['keys']} in {entry['length']} tokens"
         yield dataset, "needles", "accuracy", "exact answers", entry["accuracy"]
-    for entry in student.get("generation", []):
-        yield entry["task"], "questions", "accuracy", f"avg@{entry['repeats']}", entry["accuracy"]
     for entry in student.get("tasks", []):
         yield entry["task"], entry["task"], entry["metric"], entry["metric"], entry["value"]

@@ -19,7 +19,6 @@ NEEDLES = "needles found"
 SHARE = "needles, share of the teacher's"
 DIVERGENCE = "KL to the teacher (nats per token)"
 TOP1 = "same first choice as the teacher"
-QUESTIONS = "questions, mean score of an answer"
 TASKS = "lm-evaluation-harness"
 PREFILL = "prefill (tokens/s)"
 DECODE = "decoding (tokens/s)"
@@ -35,7 +34,6 @@ ORDER = (
     TOP1,
     NEEDLES,
     SHARE,
-    QUESTIONS,
     TASKS,
     CACHE,
     PREFILL,
@@ -82,9 +80,6 @@ def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"])
         yield _interval(BITS, entry["length"], entry["bits_per_byte"], None, windows)
     for entry in scores["needles"]:
         yield _share(NEEDLES, _needle_setting(entry), _needle_order(entry), entry, (*text, *_samples(entry)))
-    for entry in scores.get("generation", []):
-        setting, order = f"{entry['task']}, avg@{entry['repeats']}", (entry["task"], 0, entry["repeats"])
-        yield _share(QUESTIONS, setting, order, entry, (*_drawing(evaluation), *_samples(entry)))
     for entry in scores.get("tasks", []):
         yield _task(entry)
     machine = _conditions(evaluation, "device", "threads", "dtype", "torch")
@@ -254,13 +249,6 @@ def _text(evaluation: Evaluation) -> Conditions:
 def _tokenizer(evaluation: Evaluation) -> Conditions:
     """Losses per token are only alike with one tokenizer, which is the teacher's."""
     return (("teacher", teacher_name(evaluation)),)
-
-
-def _drawing(evaluation: Evaluation) -> Conditions:
-    """How answers to questions were generated."""
-    settings = evaluation.data["conditions"]["generation"]
-    names = ("sampling", "max_new_tokens", "template", "files")
-    return (*((name, str(settings[name])) for name in names), *_conditions(evaluation, "seed"))
 
 
 def _samples(entry: Mapping[str, Any]) -> Conditions:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
 from typing import Any
 
 from sse_convert.mixers import BUILT_IN, FULL
@@ -11,7 +10,6 @@ from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.schema import (
     FORM_WEIGHTS,
     Data,
-    GenerationEval,
     Layers,
     LearningRates,
     LMEval,
@@ -56,7 +54,6 @@ def check(part: Any) -> Iterator[Problem]:
         Source: _source,
         Needles: _needles,
         NeedleEval: _needle_eval,
-        GenerationEval: _generation_eval,
         LMEval: _lm_eval,
         Lora: _lora,
         Rope: _rope,
@@ -240,14 +237,6 @@ def _needles(needles: Needles) -> Iterator[Problem]:
 
 def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
     yield from _not_empty(needle, "lengths", "keys", "kinds")
-
-
-def _generation_eval(settings: GenerationEval) -> Iterator[Problem]:
-    yield from _not_empty(settings, "questions")
-    names = [PurePath(path).stem for path in settings.questions]
-    for path, name in zip(settings.questions, names, strict=True):
-        if names.count(name) > 1:
-            yield Problem(("questions", path), f"another file is called {name} too, and scores go by it; rename one")
 
 
 def _lm_eval(settings: LMEval) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
 
 RETIRED = {
     "eval.gate": "evaluation.json has the figures and, under verdict, a grade to judge by; remove it",
+    "eval.generation": "ask the lm-evaluation-harness, with eval.lm_eval.tasks: [gsm8k] or a task over your own file",
     "eval.ruler": "ask the lm-evaluation-harness for its tasks, with eval.lm_eval.tasks: [niah]",
     "data.separator": 'make a .jsonl file with a line for each document, such as {"text": "..."}',
     "export.language": "the card has the languages of the teacher's, and can be edited; remove it",
@@ -12,5 +13,5 @@ RETIRED = {
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }
 """section and key -> what to do"""
-DEFAULTS = {**RETIRED_OF_MIXERS, "backend": "auto", "max_shard_size": "5GB"}
+DEFAULTS = {**RETIRED_OF_MIXERS, "backend": "auto", "max_shard_size": "5GB", "generation": None}
 """what keys were where nobody set them: a run that began with them goes on"""

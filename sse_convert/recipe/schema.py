@@ -19,7 +19,6 @@ from sse_convert.recipe.ranges import (
 )
 from sse_convert.recipe.stage_settings import Rope
 
-Scorer = Literal["boxed", "number", "choice", "exact", "contains"]
 Auto = Literal["auto"]
 Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pure_sse"]
 
@@ -232,32 +231,6 @@ class NeedleEval:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingEval:
-    """Answers that are drawn."""
-
-    samples: Count = 1
-    """answers to each question"""
-    temperature: Annotated[float, Range(1e-4, 1000)] = 1.0
-    """of the distribution that tokens are drawn from"""
-    top_p: Annotated[float, Range(0, 1, more=True)] = 1.0
-    """draw from the likeliest tokens that together have this probability"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationEval:
-    """Questions from local files, answered by generation (docs: the page *Judge reasoning*)."""
-
-    questions: dict[str, Scorer]
-    """.jsonl file of questions to the check of its answers, e.g. {aime24.jsonl: boxed}"""
-    sampling: Literal["greedy", "paper"] | SamplingEval = "greedy"
-    """greedy: the likeliest tokens, once; paper: 32 answers at temperature 1 and top_p 0.7, as its avg@32"""
-    max_new_tokens: Length = 1024
-    """tokens of an answer at most"""
-    template: Literal["base", "chat"] = "base"
-    """the bare question, or the question in the tokenizer's chat template"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class LMEval:
     """Tasks of the lm-evaluation-harness (extra `eval`)."""
 
@@ -291,8 +264,6 @@ class Eval:
     """held-out tokens per window length"""
     needle: NeedleEval | None = None
     """needle retrieval, off when unset"""
-    generation: GenerationEval | None = None
-    """questions answered by generation, off when unset"""
     lm_eval: LMEval | None = None
     """tasks of the lm-evaluation-harness, off when unset"""
     throughput: list[Annotated[int, Range(2, 2**30)]] = dc.field(default_factory=list)

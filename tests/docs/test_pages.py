@@ -21,7 +21,7 @@ TASKS = "tasks/"
 """where pages put files of the lm-evaluation-harness, whose YAML is no recipe"""
 TRAINERS = ("llamafactory/", "axolotl/")
 """where pages put files of other trainers; `test_train_on.py` checks them"""
-SLOW = {"tutorial.md", "guide/evaluate.md", "guide/reasoning.md"}
+SLOW = {"tutorial.md", "guide/evaluate.md"}
 TEXTS = {str(path.relative_to(PAGES)): path.read_text(encoding="utf-8") for path in page_paths()}
 RECIPE: dict[str, Any] = {
     "recipe_version": 1,

@@ -7,12 +7,13 @@ import json
 import pytest
 import torch
 
-from sse_convert.checkpoints.load_model import load_model
+from sse_convert.checkpoints.load_model import load_model, load_tokenizer
 from sse_convert.errors import DataError, DependencyError, RecipeError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation import harness
 from sse_convert.evaluation.harness import NIAH, PAPER, Harness
 from sse_convert.recipe.schema import Eval, LMEval
+from sse_convert.trust import trusting_code
 
 needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra eval")
 CHOICE = """task: {name}
@@ -199,3 +200,20 @@ def test_without_the_package_the_extra_is_named(tasks, monkeypatch, teacher_fold
     with pytest.raises(DependencyError, match="not installed") as caught:
         Harness(settings(tasks), str(teacher_folder))
     assert caught.value.fix == "pip install 'sse-convert[eval]'"
+
+
+@needs_lm_eval
+def test_programs_that_a_model_writes_run_only_if_that_is_allowed(student_folder, tmp_path):
+    (tmp_path / "documents.json").write_text(json.dumps([{"question": "def f", "said": "x"}]))
+    task = WRITTEN.format(
+        name="local_programs", data=tmp_path / "documents.json", tokens=2, sampled="false", temperature=0.0
+    )
+    (tmp_path / "programs.yaml").write_text(task + "unsafe_code: true\n")
+    asked = LMEval(tasks=["local_programs"], include_path=str(tmp_path))
+    with pytest.raises(DataError, match=r"local_programs.* runs the programs") as caught:
+        Harness(asked, str(student_folder))
+    assert "HF_ALLOW_CODE_EVAL=1" in str(caught.value.fix)
+    with trusting_code():
+        found = Harness(asked, str(student_folder))
+        model = load_model(student_folder, device="cpu", dtype=torch.float64)
+        assert found.score(model, load_tokenizer(student_folder))[0].samples == 1

@@ -130,18 +130,6 @@ def test_only_a_destroyed_model_is_refused():
     assert (caught.value.exit_code, caught.value.fix) == (6, "train longer")
 
 
-def test_questions_count_from_a_lower_limit():
-    entry = {"task": "aime24", "repeats": 32, "samples": 30, "correct": 12.0, "accuracy": 0.4}
-    report = make_report(hits=((20, 20),), student_sums=TEACHER_SUMS).to_dict()
-    report["teacher"]["generation"] = [entry, {**entry, "task": "amc", "correct": 6, "accuracy": 0.2}]
-    report["student"]["generation"] = [{**entry, "correct": 6.0, "accuracy": 0.2}, entry]
-    found = model_verdict(report)
-    assert found.grade == "damaged"
-    assert "50.0% [" in found.text
-    assert found.text.count("of its answers to questions") == 1
-    assert found.notes == ("the teacher itself finds less than 30%, so the verdict leaves out: amc, avg@32 (20%)",)
-
-
 def test_the_helpers_figures_are_what_they_are_said_to_be():
     assert loss(TEACHER_SUMS).loss == pytest.approx(776 / 256)
     assert needle(11).total.value == 0.55

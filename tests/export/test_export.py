@@ -23,7 +23,7 @@ from sse_convert.pages.blocks import Table
 from sse_convert.pages.collect import collect
 from sse_convert.pages.sections.recipe import recipe as recipe_section
 from sse_convert.recipe import load_recipe, recipe_from_dict
-from sse_convert.recipe.schema import GenerationEval, Layers, LMEval, Needles, Source, Stage
+from sse_convert.recipe.schema import Layers, LMEval, Needles, Source, Stage
 from sse_convert.surgery.verify import verify_checkpoint
 from tests.evaluation.test_report import make_report
 from tests.surgery.synthetic import edit_config
@@ -171,11 +171,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     figures["controls"] = {"runs": [{"note": f"sse-convert run {home}/recipe.yaml --controls gla"}], "judgements": []}
     data = {"train": [Source(path=str(home / "train text.txt"))], "valid": [Source(path=str(home / "valid text.txt"))]}
     data = dc.replace(recipe.data, **data, needles=Needles(share=0.1, words=str(home / "words.json")))
-    measured = dc.replace(
-        recipe.eval,
-        lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")),
-        generation=GenerationEval(questions={str(home / "aime.jsonl"): "boxed"}),
-    )
+    measured = dc.replace(recipe.eval, lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")))
     stage = Stage(name="s", loss="kl", tokens=65536, seq_len=512, lr=1e-3, teacher=str(home / "larger"))
     there = dc.replace(
         recipe,
@@ -196,7 +192,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     assert told["controls"]["runs"][0]["note"] == "sse-convert run ./recipe.yaml --controls gla"
     again = load_recipe(out / "recipe.yaml")
     assert (again.model, again.data.needles.words, again.export.dir) == ("./teacher", "./words.json", "./final")
-    assert list(again.eval.generation.questions) == ["./aime.jsonl"]
+    assert again.eval.lm_eval.include_path == "./tasks"
     assert all(check.passed for check in verify_checkpoint(out).checks)
 
 

@@ -7,12 +7,11 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-from sse_convert.recipe.schema import Scorer
 from tests.fuzz import judges, reading
 from tests.fuzz.answers import answer_cases, answered
 from tests.fuzz.documents import text_files, yaml_documents
@@ -173,26 +172,6 @@ def _text(root: Path, case: tuple[str, bytes, dict[str, Any]]) -> Outcome:
         path.write_bytes(data)
         arguments = ["read", name, json.dumps(settings), str(root / "qwen3")]
         return run_command(arguments, functools.partial(judges.same_text, path, settings), reading.app)
-
-
-def _question_file(root: Path, case: tuple[str, Any]) -> Outcome:
-    """A file of questions that an evaluation would ask."""
-    scorer, records = case
-    with copied(root) as folder:
-        lines = [json_text(record) for record in records]
-        (folder / "q.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
-        arguments = ["questions", "q.jsonl", scorer, str(root / "qwen3")]
-        return run_command(arguments, judges.earned_shares, reading.app)
-
-
-def _question_cases(root: Path) -> st.SearchStrategy[Any]:
-    base = [
-        {"question": "a b", "answer": "12", "choices": ["12", "b"], "context": "x y"},
-        {"problem": "a", "answers": [["1", 1], ["\\frac{1}{2}"]], "ID": "x"},
-        {"prompt": "a", "answer": 3, "choice_A": "3"},
-    ]
-    records = st.one_of(*(st.just([record]) | changed([record], VALUES, 2) for record in base), changed(base, VALUES))
-    return st.tuples(st.sampled_from(get_args(Scorer)), records.filter(lambda made: isinstance(made, list)))
 
 
 def _converted(root: Path, case: tuple[str, str, Any]) -> Outcome:
@@ -419,7 +398,6 @@ CLASSES = (
     FuzzClass("header", _header_cases, _header),
     FuzzClass("index", _index_cases, _index),
     FuzzClass("tokenizer", _tokenizer_cases, _tokenizer),
-    FuzzClass("questions", _question_cases, _question_file),
     FuzzClass("text", lambda root: text_files(), _text),
     FuzzClass("converted", _converted_cases, _converted),
     FuzzClass("keys", _key_cases, _key),

@@ -99,11 +99,3 @@ def _documents(path: Path, settings: dict[str, Any]) -> list[str]:
     else:
         values = [path.read_bytes().decode("utf-8-sig")]
     return ["".join(str(message["content"]) for message in v) if isinstance(v, list) else v for v in values]
-
-
-def earned_shares(result: dict[str, Any]) -> str | None:
-    """Every question has a prompt, and every answer earns a share."""
-    if not all(result["prompts"]):
-        return f"an empty prompt: {result['prompts']}"
-    wrong = [share for share in result["earned"] if not 0 <= share <= 1]
-    return f"answers that earn {wrong}" if wrong else None

@@ -13,9 +13,7 @@ from sse_convert.cli.runner import add_command
 from sse_convert.data.documents import rendered
 from sse_convert.data.packing import IGNORED
 from sse_convert.data.rows import RowReader, check_sources
-from sse_convert.evaluation.questions import read_questions
-from sse_convert.evaluation.scorers import score
-from sse_convert.recipe.schema import GenerationEval, Source
+from sse_convert.recipe.schema import Source
 from sse_convert.report import TextReport
 
 app = typer.Typer(name="", pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -44,29 +42,6 @@ def _read(
     return TextReport({"words": words, "hidden": hidden}, [])
 
 
-def _questions(
-    path: Annotated[str, typer.Argument()],
-    scorer: Annotated[str, typer.Argument()],
-    model: Annotated[Path, typer.Argument()],
-) -> TextReport:
-    """What the answers of a question file earn under its own check.
-
-    Args:
-        path: file.
-        scorer: of its answers.
-        model: folder with the tokenizer.
-    """
-    name: Any = scorer
-    (found,) = read_questions(GenerationEval(questions={path: name}), _tokenizer(model), 100_000)
-    earned = [
-        score(name, text, question.answers)
-        for question in found.questions
-        for text in ("", *question.answers[0], f"Answer: [{question.answers}] \\boxed{{{question.answers[-1][-1]}}}")
-    ]
-    prompts = [len(question.token_ids) for question in found.questions]
-    return TextReport({"prompts": prompts, "earned": earned}, [])
-
-
 def _render(
     path: Annotated[Path, typer.Argument()],
     model: Annotated[Path, typer.Argument()],
@@ -89,5 +64,4 @@ def _several() -> None:
 
 
 add_command(app, "read", _read, after_interrupt="", to_stdout=False)
-add_command(app, "questions", _questions, after_interrupt="", to_stdout=False)
 add_command(app, "render", _render, after_interrupt="", to_stdout=False)

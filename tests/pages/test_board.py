@@ -12,7 +12,6 @@ from sse_convert.pages.scores import (
     GAP,
     LOSS,
     NEEDLES,
-    QUESTIONS,
     SHARE,
     TASKS,
     TOP1,
@@ -86,18 +85,11 @@ def test_a_loss_that_is_not_finite_is_said():
 
 def test_agreement_and_tasks():
     found = evaluation()
-    hits = {"samples": 20, "correct": 19, "accuracy": 0.95, "low": 0.76, "high": 0.99}
     student = found.data["student"]
     student["agreement"] = [{"length": 129, "windows": 2, "kl": 0.2, "kl_se": 0.01, "top1": 0.9, "top1_se": None}]
     student["tasks"] = [{"task": "piqa", "metric": "acc", "value": 0.7, "stderr": 0.01, "samples": 100}]
-    student["generation"] = [{"task": "aime24", "repeats": 32, **hits}]
-    drawn = {"sampling": "paper", "max_new_tokens": 8, "template": "chat", "files": {"aime24.jsonl": "1f"}}
-    found.data["conditions"]["generation"] = drawn
     measures = list(figures(found))
-    conditions = next(dict(m.conditions) for m in measures if m.quantity == QUESTIONS)
-    assert (conditions["sampling"], conditions["files"]) == ("paper", "{'aime24.jsonl': '1f'}")
     shown = {(m.quantity, m.setting): m.text for m in measures}
-    assert shown[QUESTIONS, "aime24, avg@32"] == "95% [76, 99]"
     assert shown[DIVERGENCE, "129 tokens"] == "0.200 ± 0.020"
     assert shown[TOP1, "129 tokens"] == "0.900"
     assert shown[TASKS, "piqa, acc"] == "0.700 ± 0.020"

@@ -1,6 +1,5 @@
 """Figures as SVG that fits a page, and as PNG."""
 
-import copy
 import re
 import xml.etree.ElementTree as ET
 
@@ -83,18 +82,6 @@ def test_a_run_is_drawn(made, tmp_path, page):
         *("loss-by-context", "needles-by-length", "needles-number-1", "cache-by-length", "speed-by-length"),
         *("loss-02-align", "loss-03-distill", "router-entropy", "routing-at-the-end"),
     ]
-
-
-def test_answers_are_drawn_by_set_of_questions(made):
-    found = copy.deepcopy(collect(made / "out").student)
-    entry = {"task": "aime24", "accuracy": 0.5, "low": 0.3, "high": 0.7}
-    found.data["teacher"]["generation"] = [entry, {**entry, "task": "math500"}]
-    found.data["student"]["generation"] = [{**entry, "task": "math500", "accuracy": 0.4}]
-    with styled(page=True):
-        (drawn,) = (each for each in curves((found,)) if each.name == "answers-by-questions")
-        text = "".join(ET.fromstring(drawn.svg()).itertext())
-    assert "math500" in text
-    assert "aime24" not in text
 
 
 def test_long_names_are_cut_in_the_middle():

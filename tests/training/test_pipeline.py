@@ -15,7 +15,6 @@ from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError, TrainingError, VerificationError
-from sse_convert.evaluation import generation
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import load_recipe
@@ -238,45 +237,6 @@ def test_killed_between_a_step_and_its_record(recipe, tmp_path, monkeypatch):
             run_recipe(recipe())
     assert (tmp_path / "out.stages" / "00-convert" / "config.json").is_file()
     assert run_recipe(recipe(eval={"perplexity": False})).steps[0]["already_done"] is False
-
-
-def test_answers_outlive_a_killed_evaluation_and_changed_questions_are_refused(recipe, tmp_path, monkeypatch):
-    questions = tmp_path / "q.jsonl"
-    words = ("dog", "big cat", "red ball that")
-    lines = [json.dumps({"prompt": f"Tom had a {word}", "answer": "a"}) for word in words]
-    questions.write_text("\n".join(lines))
-    asked = {"questions": {str(questions): "contains"}, "max_new_tokens": 2, "sampling": {"samples": 3}}
-    settings = {"eval": {"perplexity": False, "generation": asked}}
-    real, teachers = generation.continue_rows, []
-
-    def killed(model, prompts, *rest):
-        if teachers:
-            raise KeyboardInterrupt
-        teachers.append(real(model, prompts, *rest))
-        return teachers[0]
-
-    monkeypatch.setattr(generation, "continue_rows", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run_recipe(recipe(**settings))
-    answers = tmp_path / "out.stages" / "answers.jsonl"
-    before = answers.read_text()
-    assert len(before.splitlines()) == 9
-    monkeypatch.setattr(generation, "continue_rows", real)
-    report = run_recipe(recipe(**settings))
-    assert answers.read_text().startswith(before)
-    assert len(answers.read_text().splitlines()) == 18
-    assert report.steps[-2]["report"]["teacher"]["generation"][0]["samples"] == 3
-    questions.write_text(lines[0])
-    with pytest.raises(TrainingError, match="questions"):
-        run_recipe(recipe(**settings))
-
-
-def test_bad_questions_are_found_before_the_first_step(recipe, tmp_path):
-    (tmp_path / "q.jsonl").write_text('{"prompt": "a"}')
-    asked = {"questions": {str(tmp_path / "q.jsonl"): "contains"}, "max_new_tokens": 2}
-    with pytest.raises(DataError, match="line 1: field 'answer' is missing"):
-        run_recipe(recipe(eval={"perplexity": False, "generation": asked}))
-    assert not (tmp_path / "out.stages").exists()
 
 
 def test_task_files_with_code_are_found_before_the_first_step(recipe, tmp_path):

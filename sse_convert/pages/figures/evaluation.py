@@ -17,7 +17,7 @@ DARK_CELL = 0.55
 
 
 def curves(evaluations: Sequence[Evaluation]) -> Iterator[Drawing]:
-    """Loss by context, needles by length, answers by set of questions.
+    """Loss by context, needles by length.
 
     Args:
         evaluations: the result's last; the teacher is taken from it.
@@ -27,8 +27,6 @@ def curves(evaluations: Sequence[Evaluation]) -> Iterator[Drawing]:
         yield _loss(models)
     if models[-1][1]["needles"]:
         yield _needles(models)
-    if models[-1][1].get("generation"):
-        yield _answers(models)
 
 
 def resource_drawings(evaluation: Evaluation) -> Iterator[Drawing]:
@@ -77,25 +75,6 @@ def _needles(models: Models) -> Drawing:
     _finish(axis)
     about = "Exact answers by context length, all kinds and numbers of keys together; bars are 95% intervals."
     return Drawing(name="needles-by-length", title="Needles found by length", about=about, figure=figure)
-
-
-def _answers(models: Models) -> Drawing:
-    """Mean scores of answers with their intervals, one place along x for each set of questions."""
-    figure, (axis,) = new_figure()
-    tasks = [entry["task"] for entry in models[-1][1]["generation"]]
-    for i, (name, scores) in enumerate(models):
-        found = {entry["task"]: entry for entry in scores.get("generation", []) if entry["task"] in tasks}
-        x = [tasks.index(task) + 0.08 * (i - (len(models) - 1) / 2) for task in found]
-        y = [100 * entry["accuracy"] for entry in found.values()]
-        ends = (("accuracy", "low"), ("high", "accuracy"))
-        errors = [[100 * (entry[upper] - entry[lower]) for entry in found.values()] for upper, lower in ends]
-        axis.errorbar(x, y, yerr=errors, linestyle="none", capsize=3, label=name, **style(i))
-    axis.set_xticks(range(len(tasks)), [plain(task) for task in tasks])
-    axis.set(ylabel="mean score of an answer (%)", ylim=(-3, 103), xlim=(-0.5, len(tasks) - 0.5))
-    axis.grid(alpha=0.5)
-    legend_above(axis)
-    about = "Mean score of all answers to a question (avg@n), by set of questions; bars are 95% intervals."
-    return Drawing(name="answers-by-questions", title="Questions answered", about=about, figure=figure)
 
 
 def _heat_map(kind: str, keys: int, models: Sequence[tuple[str, list[Mapping[str, Any]]]]) -> Drawing:

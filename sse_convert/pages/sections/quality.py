@@ -14,7 +14,6 @@ from sse_convert.pages.scores import (
     GAP,
     LOSS,
     NEEDLES,
-    QUESTIONS,
     SHARE,
     TASKS,
     TOP1,
@@ -22,7 +21,7 @@ from sse_convert.pages.scores import (
     relative_measures,
 )
 
-QUALITY = (LOSS, GAP, BITS, DIVERGENCE, TOP1, NEEDLES, SHARE, QUESTIONS, TASKS)
+QUALITY = (LOSS, GAP, BITS, DIVERGENCE, TOP1, NEEDLES, SHARE, TASKS)
 ABOUT = (
     "Intervals are 95%: of losses over windows, of needles after Wilson, of shares from both needle intervals (taken "
     "as independent, so rather too wide). The gap is paired window by window."
