@@ -18,7 +18,6 @@ A recipe's way from the command line to the training loop, each the caller of th
 
 import contextlib
 import dataclasses as dc
-import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,17 +39,15 @@ from sse_convert.console import say
 from sse_convert.data.overlap import overlap
 from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import CheckpointError, OutputError
-from sse_convert.evaluation.comparison import ControlTable
-from sse_convert.evaluation.controls import COMPARISON, EVALUATION, chosen_controls, control_table, stages_folder
 from sse_convert.evaluation.evaluate import Evaluator, measures, publish
 from sse_convert.evaluation.long_rows import splits_rows
+from sse_convert.evaluation.report import EVALUATION_FILE
 from sse_convert.evaluation.tasks import check_texts
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
-from sse_convert.files import is_leftover, write_json, write_text
-from sse_convert.pages.collect import RECIPE, read_evaluation
+from sse_convert.files import is_leftover, write_text
+from sse_convert.pages.collect import RECIPE, read_evaluation, stages_folder
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
-from sse_convert.recipe.controls import controls_folder
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report, found_before
 from sse_convert.selection.automatic import choice_inputs, choose_layers
@@ -69,7 +66,7 @@ PLOT = "evaluation.png"
 _MADE = ".made"
 """folder in that of the export step, where the result is until the step is recorded"""
 _UNFINISHED = f".{STAGE_FILE}"
-_LEFT_BY_STEPS = {STAGE_FILE, _UNFINISHED, MANIFEST, EVALUATION, PLOT, _MADE}
+_LEFT_BY_STEPS = {STAGE_FILE, _UNFINISHED, MANIFEST, EVALUATION_FILE, PLOT, _MADE}
 """what steps leave that make no checkpoint; a checkpoint's provenance says whose it is"""
 
 
@@ -81,8 +78,6 @@ class RunReport:
     """folder of the finished model"""
     steps: tuple[dict[str, Any], ...]
     """name, folder, report and `already_done` of each step, in order"""
-    controls: ControlTable | None = None
-    """the result beside its controls, None where nothing is measured"""
     verdict: ModelVerdict | None = None
     """what the figures come to, None where nothing is measured"""
     warnings: tuple[str, ...] = ()
@@ -90,72 +85,50 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
-        found = {} if self.controls is None else {"controls": self.controls.to_dict()}
-        if self.verdict is not None:
-            found["verdict"] = dc.asdict(self.verdict)
-        return {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings), **found}
+        verdict = {} if self.verdict is None else {"verdict": dc.asdict(self.verdict)}
+        return {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings), **verdict}
 
     def lines(self) -> list[str]:
         """The result for a person, who has seen what each step came to."""
-        controls = [] if self.controls is None else ["", *self.controls.lines(), ""]
         warnings = [f"warning: {warning}" for warning in self.warnings]
         verdict = [] if self.verdict is None else [self.verdict.line()]
         broken = self.verdict is not None and self.verdict.destroyed
         return [
-            *controls,
             *warnings,
             *verdict,
             f"{'destroyed' if broken else 'finished'} model: {self.out}",
         ]
 
 
-def run_recipe(recipe: Recipe, *, resume: bool = True, command: str = "sse-convert run RECIPE") -> RunReport:
-    """Execute a recipe, then its controls. Under `accelerate launch` all processes choose layers and train; the
-    rest is the main one's.
+def run_recipe(recipe: Recipe, *, resume: bool = True) -> RunReport:
+    """Execute a recipe. Under `accelerate launch` all processes choose layers and train; the rest is the main one's.
 
     Args:
         recipe: what to do.
         resume: continue an earlier run; false refuses to find one.
-        command: how this run was started, to say how a control would be.
 
     Raises:
         SSEConvertError: any step's; TrainingError if a finished step had other inputs, OutputError if the result's
-            folder exists, UsageError if a control is asked for that the recipe cannot have, VerificationError if the
-            exported model is destroyed (what came of the steps is printed first; controls are not run).
+            folder exists, VerificationError if the exported model is destroyed (what came of the steps is printed
+            first).
     """
-    out = Path(recipe.export.dir)
-    main = _Steps(out, make_accelerator(recipe.train))
+    steps = _Steps(Path(recipe.export.dir), make_accelerator(recipe.train))
     teacher = open_teacher(recipe.model, recipe.revision)
-    draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
-    warnings = _check({"": draft, **chosen_controls(draft, teacher)}, teacher, main, resume)
-    figures: Path | None = None
-    with _opened(main):
-        recipe = _chosen(recipe, teacher, main)
-        runs = {"": recipe, **chosen_controls(recipe, teacher)}
-        evaluator = functools.cache(functools.partial(Evaluator, recipe))  # made when first needed; shared by all runs
-        for control, chosen in runs.items():
-            steps = _Steps(Path(chosen.export.dir), main.accelerator, f"control {control}") if control else main
-            folder = _initial(chosen, teacher, steps)
-            for stage in chosen.stages:
-                target = steps.announce(stage.name)
-                own = stage.teacher is not None  # the recipe's was tried before all steps
-                report = run_stage(chosen, stage, folder, target, later=steps.later(), try_teacher=own)
-                steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
-                folder = target
-            measured = _measure(chosen, folder, steps, evaluator, helped=splits_rows(recipe))
-            if steps is main:
-                figures = measured
-                _export(chosen, folder, figures, steps)
-                if figures is not None and model_verdict(_read(figures)).destroyed:
-                    break
-    result = RunReport(out=str(out), steps=tuple(main.done), warnings=tuple(warnings))
-    if figures is None:
-        return result
-    table = control_table(recipe, teacher, _read(figures), command)
-    if main.accelerator.is_main_process:
-        write_json(controls_folder(recipe) / COMPARISON, table.to_dict())
-    result = dc.replace(result, controls=table, verdict=model_verdict(_read(figures), table.to_dict()["judgements"]))
-    _require_sound(result, main)
+    warnings = _check(draft_recipe(recipe, teacher.num_layers, teacher.separable_heads), teacher, steps, resume)
+    with _opened(steps):
+        recipe = _chosen(recipe, teacher, steps)
+        folder = _initial(recipe, teacher, steps)
+        for stage in recipe.stages:
+            target = steps.announce(stage.name)
+            own = stage.teacher is not None  # the recipe's was tried before all steps
+            report = run_stage(recipe, stage, folder, target, later=steps.later(), try_teacher=own)
+            steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
+            folder = target
+        figures = _measure(recipe, folder, steps)
+        _export(recipe, folder, figures, steps)
+    verdict = None if figures is None else model_verdict(read_evaluation(figures).data)
+    result = RunReport(out=str(steps.out), steps=tuple(steps.done), verdict=verdict, warnings=tuple(warnings))
+    _require_sound(result, steps)
     return result
 
 
@@ -168,17 +141,13 @@ def _require_sound(result: RunReport, steps: "_Steps") -> None:
         result.verdict.require_sound(f"lower the stages' lr or lengthen their warmup; the model is in {result.out}")
 
 
-def _read(figures: Path) -> dict[str, Any]:
-    return read_evaluation(figures).data
-
-
-def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: bool) -> list[str]:
-    """What can be found wrong before the first step: the recipes, the text, the processes, the folders.
+def _check(recipe: Recipe, teacher: Teacher, steps: "_Steps", resume: bool) -> list[str]:
+    """What can be found wrong before the first step: the recipe, the text, the processes, the folders.
 
     Returns:
         What looks wrong and does not stop the run.
     """
-    recipe, out, root, accelerator = runs[""], steps.out, steps.root, steps.accelerator
+    out, root, accelerator = steps.out, steps.root, steps.accelerator
     if not resume and root.exists():
         raise OutputError(
             f"{root} holds an earlier run", expected="no earlier run", fix="delete it, or run with --resume"
@@ -187,10 +156,9 @@ def _check(runs: dict[str, Recipe], teacher: Teacher, steps: "_Steps", resume: b
         raise OutputError(
             f"{out} exists", expected="a folder that does not exist yet", fix="change export.dir, or remove the folder"
         )
-    for chosen in runs.values():
-        for stage in chosen.stages:
-            check_stage(chosen, stage, accelerator)
-        make_plan(chosen, teacher=teacher)
+    for stage in recipe.stages:
+        check_stage(recipe, stage, accelerator)
+    make_plan(recipe, teacher=teacher)
     check_sources([*recipe.data.train, *recipe.data.valid])
     check_texts(recipe, teacher)
     warnings = overlap(recipe.data.train, recipe.data.valid)
@@ -282,18 +250,17 @@ def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
     return steps.alone("calibrate", inputs, lambda at: calibrate_checkpoint(recipe, converted, at))
 
 
-def _measure(
-    recipe: Recipe, folder: Path, steps: "_Steps", evaluator: Callable[[], Evaluator], *, helped: bool
-) -> Path | None:
+def _measure(recipe: Recipe, folder: Path, steps: "_Steps") -> Path | None:
     """The eval step; the file of its report, or None where nothing is asked for."""
     if not measures(recipe):
         return None
 
     def write(at: Path) -> Report:
-        return _evaluate(evaluator(), folder, at, main=steps.accelerator.is_main_process)
+        return _evaluate(Evaluator(recipe), folder, at, main=steps.accelerator.is_main_process)
 
-    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped, result=EVALUATION)
-    return measured / EVALUATION
+    helped = splits_rows(recipe)
+    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped, result=EVALUATION_FILE)
+    return measured / EVALUATION_FILE
 
 
 def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
@@ -351,12 +318,10 @@ def _damage(out: Path) -> Iterator[str]:
 
 
 class _Steps:
-    """Runs the steps of one result in order; says and keeps what each came to. A control says its name first."""
+    """Runs the steps of one result in order; says and keeps what each came to."""
 
-    def __init__(self, out: Path, accelerator: Accelerator, title: str = "") -> None:
+    def __init__(self, out: Path, accelerator: Accelerator) -> None:
         self.out, self.root, self.accelerator = out, stages_folder(out), accelerator
-        if title and accelerator.is_main_process:
-            say(f"== {title} -> {self.root}")
         self.done: list[dict[str, Any]] = []
 
     def folder(self, name: str) -> Path:
@@ -478,5 +443,5 @@ def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path, *, main: boo
     report = evaluator.report(checkpoint)
     if main:
         with found_before(report):
-            publish(report, folder / EVALUATION, folder / PLOT)
+            publish(report, folder / EVALUATION_FILE, folder / PLOT)
     return report

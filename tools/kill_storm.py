@@ -68,7 +68,7 @@ _STEPS = (
 )
 SCENARIOS = {
     "commands": Scenario(commands=_STEPS),
-    "run": Scenario(commands=("run recipe.yaml --controls window,gla",)),
+    "run": Scenario(commands=("run recipe.yaml",)),
     "select": Scenario(commands=("select recipe.yaml -o picked --keep 1 --tokens 1024 --length 384",)),
     "convert": Scenario(commands=_STEPS[:2]),
     "ddp": Scenario(commands=("run recipe.yaml",), processes=2),

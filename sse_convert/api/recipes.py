@@ -108,7 +108,7 @@ def recipe_of(checkpoint: Path | str, recipe: RecipeLike, overrides: Sequence[st
 
 
 def shell_command(recipe: RecipeLike, overrides: Sequence[str] | None) -> str:
-    """What runs this recipe, for messages; what it is overridden with belongs to it, its controls do not."""
+    """What runs this recipe, for messages; what it is overridden with belongs to it."""
     origin = str(recipe) if isinstance(recipe, Path | str) else "RECIPE"
-    sets = [part for text in overrides or () if not text.startswith("controls=") for part in ("--set", text)]
+    sets = [part for text in overrides or () for part in ("--set", text)]
     return shlex.join(["sse-convert", "run", origin, *sets])

@@ -67,7 +67,7 @@ def report(
     Args:
         run: `export.dir` of the recipe, the `.stages` folder beside it, or a converted checkpoint.
         out: the page; unset takes `<run>.report.html`. An older one is replaced.
-        beside: runs or evaluation files whose figures stand beside it (controls).
+        beside: runs or evaluation files whose figures stand beside it.
         prompts: texts to continue first with all models; the samples stay in the run.
         max_new_tokens: of each sample.
         device: for `prompts`; unset picks the accelerator, or the CPU.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
+from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import problems_error
 
@@ -100,7 +100,7 @@ def _stage(
 
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
-    """Do it all: choose layers, convert, calibrate, train, eval, export, controls. Finished steps are skipped.
+    """Do it all: choose layers, convert, calibrate, train, eval, export. Finished steps are skipped.
 
     On several GPUs: accelerate launch --multi_gpu -m sse_convert run RECIPE
 
@@ -111,19 +111,17 @@ def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: b
 
     Raises:
         RecipeError: the recipe is malformed, lacks text that a later step needs, or does not fit the model.
-        UsageError: a control is asked for that the recipe cannot have.
         TrainingError: an earlier run had other inputs, or training does not stay finite.
         VerificationError: the exported model is destroyed (see `evaluation.verdict`).
         DataError, CheckpointError, OutputError, HardwareError, HubError: text, checkpoint, folder, machine or hub.
     """
     origin = str(recipe) if isinstance(recipe, Path | str) else "recipe"
-    command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
     if problems := list(check_run(recipe)):
         raise problems_error(origin, problems)
     from sse_convert.pipeline import run_recipe
 
-    return run_recipe(recipe, resume=resume, command=command)
+    return run_recipe(recipe, resume=resume)
 
 
 def evaluate(
@@ -159,8 +157,7 @@ def evaluate(
 
     check_result(out, ".json")
     check_result(plot, ".png")
-    command = shell_command(recipe, overrides)
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint
 
-    return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device, command=command)
+    return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device)

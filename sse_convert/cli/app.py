@@ -74,11 +74,7 @@ _add("calibrate", after_interrupt=NOTHING_LEFT)
 _add("align", after_interrupt=CONTINUES)
 _add("distill", after_interrupt=CONTINUES)
 _add("uptrain", after_interrupt=CONTINUES)
-_add(
-    "run",
-    after_interrupt="run the same command again to continue where it stopped",
-    controls=Shorthand("controls", "Control runs: names with commas, or all."),
-)
+_add("run", after_interrupt="run the same command again to continue where it stopped")
 _add(
     "eval",
     "evaluate",

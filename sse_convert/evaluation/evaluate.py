@@ -24,7 +24,6 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
-from sse_convert.evaluation.controls import control_table
 from sse_convert.evaluation.launched import found_by_all, meet_others
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss
@@ -58,24 +57,18 @@ def evaluate_checkpoint(
     out: Path | None = None,
     plot: Path | None = None,
     device: str | None = None,
-    command: str = "sse-convert run RECIPE",
 ) -> EvalReport:
     """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
 
     Under a launcher, processes read windows of stages with `context_parallel` together; the first does all else alone.
     Both models run in float32 on a CPU and in the teacher's stored type elsewhere, one after the other.
-    Other arguments and errors as of `api.evaluate`.
-
-    Args:
-        command: what runs the recipe, to say how a control would be run. Controls that were are in the result's table.
+    Arguments and errors as of `api.evaluate`.
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
         match_recipe(recipe, files)
     main = meet_others(recipe)
     evaluator = Evaluator(recipe, device)
     report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))
-    if measures(recipe):
-        report = dc.replace(report, controls=control_table(recipe, evaluator.source, report.to_dict(), command))
     with found_before(report):
         publish(report, out if main else None, plot if main else None)
     return report
@@ -109,9 +102,9 @@ class Evaluator:
     def __init__(self, recipe: Recipe, device: str | None = None) -> None:
         self._recipe = recipe
         self._place = pick_device(device)
-        self.source = open_teacher(recipe.model, recipe.revision)
-        self._sizes = geometry_of(self.source)
-        self._context = context_limit(self.source.config)
+        self._source = open_teacher(recipe.model, recipe.revision)
+        self._sizes = geometry_of(self._source)
+        self._context = context_limit(self._source.config)
         check_lengths(recipe, self._context)
         self._tasks: Tasks | None = None
         self._together = LongRows.of(recipe)
@@ -130,7 +123,7 @@ class Evaluator:
 
     def _report(self, checkpoint: str | Path) -> EvalReport:
         if self._tasks is None:
-            tokenizer, vocabulary = load_tokenizer(checkpoint), decoder_config(self.source.config).vocab_size
+            tokenizer, vocabulary = load_tokenizer(checkpoint), decoder_config(self._source.config).vocab_size
             self._tasks = make_tasks(self._recipe, tokenizer, vocabulary)
         tasks = self._tasks
         teacher, mixers, states = self._teacher
@@ -142,13 +135,13 @@ class Evaluator:
             cache=cache_table(self._sizes, mixers, own, tasks),
             conditions={
                 **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
-                "vocab_size": decoder_config(self.source.config).vocab_size,
+                "vocab_size": decoder_config(self._source.config).vocab_size,
             },
         )
 
     @property
     def _dtype(self) -> torch.dtype:
-        return torch.float32 if self._place.type == "cpu" else (self.source.config.dtype or torch.float32)
+        return torch.float32 if self._place.type == "cpu" else (self._source.config.dtype or torch.float32)
 
     @functools.cached_property
     def _teacher(self) -> tuple[ModelScores, Mixers, list[TeacherStates]]:

@@ -67,18 +67,6 @@ def wilson(correct: float, samples: int, z: float = Z95) -> tuple[float, float]:
     return low, high
 
 
-def newcombe(a: Accuracy, b: Accuracy) -> tuple[float, float]:
-    """The 95% interval of the difference a - b of two independent shares, from their Wilson intervals.
-
-    Source: R. G. Newcombe, 1998, Statistics in Medicine 17, 873-890, method 10.
-    """
-    (low_a, high_a), (low_b, high_b) = wilson(a.correct, a.samples), wilson(b.correct, b.samples)
-    difference = a.value - b.value
-    below = math.hypot(a.value - low_a, high_b - b.value)
-    above = math.hypot(high_a - a.value, b.value - low_b)
-    return difference - below, difference + above
-
-
 def ratio_standard_error(sums: Sequence[float], counts: Sequence[int]) -> float | None:
     """Standard error of sum(sums) / sum(counts) over independent groups (windows) of possibly unequal size.
 

@@ -16,8 +16,6 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
     loss_gaps          [{length, gap, gap_se}]                            student minus teacher, paired windows
     retention          [{kind, keys, length, teacher, student, share}]    share = student / teacher, null where 0 / 0
     cache              [{length, teacher_bytes, student_bytes, student_state_bytes}]   by formula, one sequence
-    controls           {runs: [{name, meaning, status, note, figures}],   only where `eval` looked for them
-                        judgements: [{control, figure, ours, theirs, low, high, verdict}]}
     verdict            {grade, text, notes}                               what the figures come to, see `verdict`
 """
 
@@ -25,7 +23,6 @@ import dataclasses as dc
 from typing import Any
 
 from sse_convert.evaluation.agreement import Agreement
-from sse_convert.evaluation.comparison import ControlTable
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
 from sse_convert.evaluation.retrieval import NeedleScore
@@ -41,6 +38,8 @@ from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.report import format_bytes, json_ready, table
 
 SCHEMA = 1
+EVALUATION_FILE = "evaluation.json"
+"""report of the eval step of a run"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +98,6 @@ class EvalReport:
     """bytes by context length"""
     conditions: dict[str, Any]
     """machine, versions, text, seeds"""
-    controls: ControlTable | None = None
-    """the student beside its controls, None where nothing looked for them"""
 
     def loss_gaps(self) -> list[dict[str, Any]]:
         """Student minus teacher by window length, in nats per token."""
@@ -138,7 +135,6 @@ class EvalReport:
                 "loss_gaps": self.loss_gaps(),
                 "retention": self.retention(),
                 "cache": [dc.asdict(size) for size in self.cache],
-                **({"controls": self.controls.to_dict()} if self.controls else {}),
             }
         )
         return data
@@ -155,7 +151,6 @@ class EvalReport:
             task_lines(self.teacher.tasks, self.student.tasks),
             self._speed_lines(),
             self._cache_lines(),
-            self.controls.lines() if self.controls else [],
             [verdict.line()],
         ]
         return [line for block in blocks if block for line in (*block, "")][:-1]

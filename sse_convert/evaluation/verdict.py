@@ -13,7 +13,7 @@ or more. What is not measured does not count.
 
 import dataclasses as dc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from sse_convert.errors import VerificationError
@@ -35,14 +35,6 @@ HEADS: dict[Grade, str] = {
     "damaged": "damaged",
     "destroyed": "destroyed",
 }
-BESIDE = {
-    "untrained": "the untrained conversion",
-    "window": "untrained windows",
-    "window_trained": "windows",
-    "gla": "gated linear attention",
-    "pure_sse": "SSE in every layer",
-}
-"""how controls are called in a sentence"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +74,11 @@ class ModelVerdict:
             )
 
 
-def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]] | None = None) -> ModelVerdict:
+def model_verdict(report: Mapping[str, Any]) -> ModelVerdict:
     """Judge a model by its evaluation.
 
     Args:
         report: `EvalReport.to_dict()`, or what was read from an evaluation.json.
-        beside: judgements of the model beside its controls, as in `ControlTable.to_dict()`; those of the report if
-            unset.
     """
     gap, share = _worst_gap(report), _share(report)
     grade = _grade(report, gap, share[0] if share else None)
@@ -100,11 +90,8 @@ def model_verdict(report: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]
     if grade == "unknown":
         text = "none: neither a loss nor needles that the teacher finds were measured"
         return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
-    if beside is None:
-        beside = report.get("controls", {}).get("judgements", [])
     parts = [*([share[1]] if share else []), *_loss_words(report, gap)]
     parts += [] if share else ["retrieval not measured"]
-    parts += _control_words(beside)
     text = f"{HEADS[grade]}: {', '.join(parts)}" + ("; not offered for push" if grade == "destroyed" else "")
     return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
 
@@ -188,14 +175,3 @@ def _left_out(report: Mapping[str, Any]) -> Iterator[str]:
         more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
         named = ", ".join(settings[:SHOWN])
         yield f"the teacher itself finds less than {TEACHER_CAN:.0%}, so the verdict leaves out: {named}{more}"
-
-
-def _control_words(judgements: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Which controls the model is better than: ahead in some figure and behind in none."""
-    groups: dict[str, list[str]] = {}
-    for control in dict.fromkeys(judgement["control"] for judgement in judgements):
-        verdicts = {judgement["verdict"] for judgement in judgements if judgement["control"] == control}
-        ahead, behind = "ahead of" in verdicts, "behind" in verdicts
-        word = "better and worse than" if ahead and behind else "better than" if ahead else "worse than"
-        groups.setdefault(word if ahead or behind else "not better than", []).append(BESIDE[control])
-    yield from (f"{word} {' and '.join(names)}" for word, names in groups.items())

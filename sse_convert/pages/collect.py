@@ -9,9 +9,8 @@ from sse_convert.checkpoints.open import CONFIG, read_config
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.errors import UsageError
 from sse_convert.evaluation import report as evaluation_report
-from sse_convert.evaluation.controls import COMPARISON, stages_folder
-from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
-from sse_convert.pages.result_files import CONTROL_TABLE, EVALUATION, SAMPLES, STAGE, read_json
+from sse_convert.evaluation.report import EVALUATION_FILE
+from sse_convert.pages.result_files import EVALUATION, SAMPLES, STAGE, read_json
 from sse_convert.recipe.source import parse
 from sse_convert.training import metrics
 
@@ -22,7 +21,6 @@ RECIPE = "recipe.yaml"
 """the resolved recipe: in a finished run's folder of steps, and without local paths in an exported model"""
 STAGES = ".stages"
 WORK = ".work"
-CONTROLS = ".controls"
 SAMPLES_FILE = "samples.json"
 SAMPLES_SCHEMA = 1
 UNTRAINED = ("convert", "calibrate")
@@ -72,10 +70,6 @@ class Run:
     """the resolved recipe"""
     evaluations: tuple[Evaluation, ...]
     """of the result and, where they were made, of earlier steps; the result's comes last"""
-    controls: tuple[Evaluation, ...]
-    """of the control runs"""
-    comparison: dict[str, Any] | None
-    """what `run` says of the controls"""
     samples: dict[str, Any] | None
     """generated texts"""
 
@@ -93,6 +87,12 @@ class Run:
     def student(self) -> Evaluation | None:
         """The evaluation of the result."""
         return next((found for found in reversed(self.evaluations) if found.label == STUDENT), None)
+
+
+def stages_folder(out: str | Path) -> Path:
+    """Where the steps of a run are whose result goes to `out`."""
+    out = Path(out)
+    return out.with_name(f"{out.name}{STAGES}")
 
 
 def collect(path: str | Path) -> Run:
@@ -120,8 +120,6 @@ def collect(path: str | Path) -> Run:
         model=None if checkpoint is None else inspect_checkpoint(checkpoint),
         recipe=_recipe(root, checkpoint),
         evaluations=_evaluations(out, steps),
-        controls=_controls(_controls_folder(out)),
-        comparison=_comparison(_controls_folder(out) / COMPARISON),
         samples=_samples(root / SAMPLES_FILE),
     )
 
@@ -209,19 +207,6 @@ def _evaluations(out: Path, steps: tuple[RunStep, ...]) -> tuple[Evaluation, ...
     if "eval" not in found and (out / EVALUATION_FILE).is_file():
         found["eval"] = read_evaluation(out / EVALUATION_FILE)
     return tuple(found.values())
-
-
-def _controls_folder(out: Path) -> Path:
-    return out.with_name(f"{out.name}{CONTROLS}")
-
-
-def _controls(folder: Path) -> tuple[Evaluation, ...]:
-    found = sorted(folder.glob(f"*{STAGES}/*-eval/{EVALUATION_FILE}"))
-    return tuple(read_evaluation(path, path.parts[-3].removesuffix(STAGES)) for path in found)
-
-
-def _comparison(path: Path) -> dict[str, Any] | None:
-    return read_json(path, CONTROL_TABLE) if path.is_file() else None
 
 
 def _label(step: str) -> str:

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
+from sse_convert.evaluation.report import EVALUATION_FILE
 from sse_convert.pages.collect import RECIPE, Run
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.controls import EVALUATION as EVALUATION_FILE
+from sse_convert.evaluation.report import EVALUATION_FILE
 from sse_convert.pages.blocks import Block, Figures, Paragraph, Section, board_table
 from sse_convert.pages.board import Board, make_board
 from sse_convert.pages.collect import Evaluation, Run, collect, read_evaluation

@@ -16,7 +16,6 @@ EVALUATION: Shape = {
     "student": _SCORES,
     **dict.fromkeys(("loss_gaps", "retention", "cache"), list),
 }
-CONTROL_TABLE: Shape = {"runs": list, "judgements": list}
 STAGE: Shape = {"inputs": dict, "hash": str, "report": dict}
 SAMPLES: Shape = {"models": list, "samples": list, "max_new_tokens": int}
 

@@ -67,14 +67,14 @@ def write_report(
             expected="a run or a converted checkpoint",
             fix="convert it first, or use `sse-convert inspect`",
         )
-    controls = _controls(beside)
+    others = _others(beside)
     path = out or found.out.with_name(f"{found.out.name}{SUFFIX}")
     check_writable(path)
     if prompts:
         make_samples(found, prompts, max_new_tokens=max_new_tokens, device=device)
     found = collect(run)
     with styled(page=True):
-        sections = _sections(found, controls)
+        sections = _sections(found, others)
         page = render(found.name, "A conversion by sse-convert, and what came of it.", sections)
     return PageReport(
         out=path,
@@ -84,10 +84,10 @@ def write_report(
     )
 
 
-def _sections(run: Run, controls: Sequence[Evaluation]) -> list[Section]:
+def _sections(run: Run, others: Sequence[Evaluation]) -> list[Section]:
     return [
         summary(run),
-        quality(run, controls),
+        quality(run, others),
         needles(run),
         resources(run),
         layers(run),
@@ -99,7 +99,7 @@ def _sections(run: Run, controls: Sequence[Evaluation]) -> list[Section]:
     ]
 
 
-def _controls(sources: Sequence[str | Path]) -> tuple[Evaluation, ...]:
+def _others(sources: Sequence[str | Path]) -> tuple[Evaluation, ...]:
     """The evaluations of other models, named apart."""
     found = [read_source(source) for source in sources]
     for source, item in zip(sources, found, strict=True):

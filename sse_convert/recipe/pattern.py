@@ -9,8 +9,6 @@ from sse_convert.mixers import BUILT_IN, FULL, Mixer, WindowMixer
 from sse_convert.recipe.problems import shortened, suggest
 from sse_convert.recipe.schema import FullHeads, Layers, Recipe, Select
 
-UNTOUCHED = Layers(pattern=[FULL])
-"""every layer as it is: what the control `teacher_tuned` trains. A recipe file may not ask for it"""
 _INDEX = re.compile(r"-?\d{1,9}", re.ASCII)
 _RANGE = re.compile(r"(-?\d{1,9})-(-?\d{1,9})", re.ASCII)
 _REPEAT = re.compile(r"(.+?)\s*\*\s*(\d{1,4})", re.ASCII)
@@ -49,8 +47,6 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
         RecipeError: an index is out of range, a mixer is undefined, nothing would be converted, or `select` has not
             chosen yet.
     """
-    if recipe.layers == UNTOUCHED:
-        return [FULL] * num_layers, {}
     known = {**BUILT_IN, **recipe.mixers}
     names = expand_pattern(recipe.layers, known, num_layers)
     if (select := recipe.layers.select) is not None:

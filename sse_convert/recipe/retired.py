@@ -3,6 +3,7 @@
 from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
 
 RETIRED = {
+    "controls": "run once more with --set layers.pattern=[sliding] --set export.dir=OTHER, and use sse-convert compare",
     "eval.gate": "evaluation.json has the figures and, under verdict, a grade to judge by; remove it",
     "eval.generation": "ask the lm-evaluation-harness, with eval.lm_eval.tasks: [gsm8k] or a task over your own file",
     "eval.ruler": "ask the lm-evaluation-harness for its tasks, with eval.lm_eval.tasks: [niah]",

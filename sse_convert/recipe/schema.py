@@ -20,7 +20,6 @@ from sse_convert.recipe.ranges import (
 from sse_convert.recipe.stage_settings import Rope
 
 Auto = Literal["auto"]
-Control = Literal["all", "teacher_tuned", "window", "window_trained", "gla", "pure_sse"]
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,8 +328,6 @@ class Recipe:
     """settings all stages share"""
     eval: Eval = dc.field(default_factory=Eval)
     """what is measured"""
-    controls: list[Control] = dc.field(default_factory=list)
-    """control runs that `run` makes beside this one (docs: the page *Compare mixers*); every control is listed"""
     export: Export
     """the result"""
 

@@ -9,7 +9,6 @@ import pytest
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.recipe.controls import control_recipes
 from sse_convert.training.stage_inputs import stage_reader
 
 LENGTH = 448
@@ -60,12 +59,6 @@ def test_calibration_with_other_needles_is_refused(planted):
     run_recipe(planted([1], needle_keys=[2]))
     with pytest.raises(TrainingError, match=r"01-calibrate(.|\n)*data\.needles\.keys was \[1\], is \[3\]"):
         run_recipe(planted([3], needle_keys=[2]))
-
-
-def test_controls_keep_it(planted):
-    made = control_recipes(planted([1], needle_keys=[2]), 3, 512)
-    assert [stage.needle_keys for stage in made["teacher_tuned"].stages] == [[3]]
-    assert [stage.needle_keys for stage in made["window_trained"].stages] == [[2], [3]]
 
 
 def test_a_stage_that_plants_nothing_is_refused_by_its_number(planted):

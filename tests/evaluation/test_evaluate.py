@@ -32,7 +32,7 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     assert data == report.to_dict()
     assert set(data) == {
         "verdict",
-        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache", "controls"),
+        *("schema", "conditions", "teacher", "student", "loss_gaps", "retention", "cache"),
     }
     (agreement,) = data["student"]["agreement"]
     assert (agreement["length"], agreement["tokens"]) == (128, loss_of(data, "student")["tokens"])
@@ -55,17 +55,6 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
 
 def loss_of(data, model):
     return data[model]["held_out"][0]
-
-
-def test_controls_are_listed_with_the_command_that_runs_them(recipe, student_folder):
-    settings = change(recipe, needle=None, throughput=[])
-    report = evaluate_checkpoint(settings, student_folder, device="cpu", command="sse-convert run r.yaml")
-    notes = {run.name: (run.status, run.note) for run in report.controls.runs}
-    assert notes["window"] == ("not run", "sse-convert run r.yaml --controls window")
-    assert notes["teacher_tuned"][0] == notes["window_trained"][0] == "none"
-    assert "gla (plain gated linear attention in the same layers): not run; sse-convert run r.yaml --controls gla" in (
-        report.lines()
-    )
 
 
 def test_one_teacher_serves_several_checkpoints(recipe, teacher_folder, student_folder, monkeypatch):

@@ -101,22 +101,6 @@ def test_nothing_measured_is_no_verdict():
     assert model_verdict(bare).grade == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "words"),
-    [
-        (["ahead of", "not ahead of"], "better than windows"),
-        (["behind", "not ahead of"], "worse than windows"),
-        (["ahead of", "behind"], "better and worse than windows"),
-        (["not ahead of"], "not better than windows"),
-    ],
-)
-def test_controls_are_named(verdicts, words):
-    judgements = [{"control": "window_trained", "verdict": verdict} for verdict in verdicts]
-    assert judged(controls={"judgements": judgements}).text.endswith(words)
-    judgements.append({"control": "gla", "verdict": "ahead of"})
-    assert "gated linear attention" in judged(controls={"judgements": judgements}).text
-
-
 def test_the_report_stores_its_verdict():
     data = make_report().to_dict()
     found = model_verdict(data)

@@ -168,7 +168,6 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     figures = make_report().to_dict()
     figures["teacher"]["name"], figures["student"]["name"] = str(home / "teacher"), str(here)
     figures["conditions"]["text"] = f"{home / 'valid text.txt'}, {home / 'more.txt'}"
-    figures["controls"] = {"runs": [{"note": f"sse-convert run {home}/recipe.yaml --controls gla"}], "judgements": []}
     data = {"train": [Source(path=str(home / "train text.txt"))], "valid": [Source(path=str(home / "valid text.txt"))]}
     data = dc.replace(recipe.data, **data, needles=Needles(share=0.1, words=str(home / "words.json")))
     measured = dc.replace(recipe.eval, lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")))
@@ -189,7 +188,6 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     assert json.loads((out / "config.json").read_text())["sse"]["recipe"]["model"] == "./teacher"
     told = json.loads((out / "evaluation.json").read_text())
     assert (told["conditions"]["text"], told["student"]["name"]) == ("./valid text.txt, ./more.txt", "./trained")
-    assert told["controls"]["runs"][0]["note"] == "sse-convert run ./recipe.yaml --controls gla"
     again = load_recipe(out / "recipe.yaml")
     assert (again.model, again.data.needles.words, again.export.dir) == ("./teacher", "./words.json", "./final")
     assert again.eval.lm_eval.include_path == "./tasks"

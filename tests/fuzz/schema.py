@@ -47,7 +47,7 @@ def _fields(cls: type[Any], data: dict[str, Any]) -> Iterator[tuple[dict[str, An
 @st.composite
 def _with_keys(draw: st.DrawFn) -> dict[str, Any]:
     data = recipe()
-    for name, value in draw(_some_keys(Recipe, left_out=("recipe_version", "model", "controls"))).items():
+    for name, value in draw(_some_keys(Recipe, left_out=("recipe_version", "model"))).items():
         both = isinstance(value, dict) and isinstance(data.get(name), dict) and name != "layers"
         data[name] = {**data[name], **value} if both else value
     return data

@@ -109,7 +109,6 @@ def test_no_mask_of_all_pairs_is_made(no_masks: None) -> None:
 
 
 def test_a_model_without_converted_layers_attends_within_documents() -> None:
-    """The control `teacher_tuned`."""
     model = tiny_model("qwen3", ("full",) * 4, dtype=torch.float64)
     ids, positions = rows()
     where = [{"position_ids": positions}, {"position_ids": positions, "sse_offsets": OFFSETS}, {}]

@@ -57,7 +57,7 @@ def test_an_unfinished_run(place):
     assert run.student is None
 
 
-def test_earlier_steps_that_were_evaluated_are_controls(place):
+def test_earlier_steps_that_were_evaluated_stand_beside(place):
     shutil.copy(place / "out" / "evaluation.json", place / "out.stages" / "01-calibrate")
     shutil.copy(place / "out" / "evaluation.json", place / "out.stages" / "02-align")
     assert [found.label for found in collect(place / "out").evaluations] == ["untrained", "after align", "student"]

@@ -50,7 +50,7 @@ def test_a_finished_run(made, tmp_path, does):
     evaluation = json.loads((made / "out" / "evaluation.json").read_text())
     assert f"{evaluation['student']['held_out'][0]['loss']:.3f} ±" in text
     assert collect(made / "out").model.recipe_hash in text
-    assert "01-calibrate/evaluation.json" in text  # how to measure the untrained control
+    assert "01-calibrate/evaluation.json" in text  # how to measure the untrained model
 
 
 def test_the_page_of_an_unfinished_run_stands_beside_it(place, does):
@@ -116,30 +116,16 @@ def test_the_verdict_names_the_untrained_model(place, edit):
     texts = [block.text for block in summary(collect(place / "out")).blocks if isinstance(block, Paragraph)]
     (verdict,) = [text for text in texts if text.startswith("Verdict: ")]
     assert verdict.startswith("Verdict: destroyed: loss 8.100 ± 0.020 nats above the teacher's at 64 tokens")
-    assert verdict.endswith("worse than the untrained conversion; not offered for push.")
+    assert verdict.endswith("; not offered for push.")
 
 
-def test_controls_beside(place, edit, does):
+def test_other_models_beside(place, edit, does):
     shutil.copy(place / "out" / "evaluation.json", place / "windows.json")
     edit(place / "windows.json", lambda data: data["conditions"].update(text="other.txt"))
     assert does("report", place / "out", "--beside", place / "windows.json")[0] == 0
     text = (place / "out.report.html").read_text()
     assert '<th scope="col">windows.json</th>' in text
     assert "[b] text other.txt" in text
-
-
-def test_control_runs_are_found(place, does):
-    control = place / "out.controls" / "window.stages" / "04-eval"
-    shutil.copytree(place / "out.stages" / "04-eval", control)
-    judgement = {"control": "window", "figure": "loss gap at 64", "ours": "1", "theirs": "2", "verdict": "ahead of"}
-    missing = {"name": "gla", "meaning": "plain GLA", "status": "not run", "note": "sse-convert run R --controls gla"}
-    table = {"runs": [missing], "judgements": [judgement]}
-    (place / "out.controls" / "comparison.json").write_text(json.dumps(table))
-    assert does("report", place / "out")[0] == 0
-    text = (place / "out.report.html").read_text()
-    assert '<th scope="col">window</th>' in text
-    assert "<td>ahead of</td>" in text
-    assert "sse-convert run R --controls gla" in text
 
 
 def test_mistakes(made, place, does, tmp_path):

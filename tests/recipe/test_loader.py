@@ -252,7 +252,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"eval": {"lm_eval": {"tasks": []}}}, "eval.lm_eval.tasks: is empty, name at least one"),
         ({"eval": {"lm_eval": {"tasks": ["piqa"], "limit": 0}}}, "eval.lm_eval.limit: 0 is too small"),
         ({"eval": {"lm_eval": {"tasks": ["piqa"], "num_fewshot": -1}}}, "eval.lm_eval.num_fewshot: -1 is too small"),
-        ({"controls": ["windows"]}, "controls.0: expected one of all, teacher_tuned, window,"),
         ({"eval": {"lengths": [1]}}, "eval.lengths.0: 1 is too small, expected 2 or more"),
         ({"train": {"lora": {"rank": 0}}}, "train.lora.rank: 0 is too small, expected 1 or more"),
         ({"train": {"lora": {"targets": []}}}, "train.lora.targets: is empty, name at least one"),

@@ -14,10 +14,11 @@ from tests.recipe.recipes import small
 
 @pytest.mark.parametrize("key", RETIRED)
 def test_a_key_says_what_to_do(key):
-    section, name = key.split(".")
+    *section, name = key.split(".")
     data = small()
+    inner = {section[0]: {**data.get(section[0], {}), name: 1}} if section else {name: 1}
     with pytest.raises(RecipeError, match=f"{key}: was retired; {re.escape(RETIRED[key])}"):
-        recipe_from_dict({**data, section: {**data.get(section, {}), name: 1}})
+        recipe_from_dict({**data, **inner})
 
 
 @pytest.mark.parametrize("name", RETIRED_OF_MIXERS)

@@ -119,7 +119,7 @@ def test_a_second_run_of_a_recipe_is_refused_by_name(recipe, tmp_path):
 
 
 def test_a_destroyed_model_ends_the_run_with_exit_code_6(recipe, tmp_path, capsys):
-    settings = recipe(controls=["gla"]).to_dict()
+    settings = recipe().to_dict()
     settings["stages"][1] |= {"lr": 30.0, "tokens": 512, "warmup": 0.0, "checkpoint_steps": 100}
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -130,7 +130,6 @@ def test_a_destroyed_model_ends_the_run_with_exit_code_6(recipe, tmp_path, capsy
         assert "not offered for push" in told
         assert "sse-convert push" not in told
         assert "finished model" not in told
-        assert not (tmp_path / "out.controls" / "gla.stages").exists()
     assert (tmp_path / "out" / "config.json").is_file()
     assert "Verdict: destroyed: " in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(VerificationError, match="destroyed"):
@@ -166,7 +165,7 @@ def test_the_teacher_is_opened_once_before_conversion(recipe, teacher_folder, mo
     monkeypatch.setattr(opening, "read_header", lambda path: opened.append(path.parent) or read(path))
     monkeypatch.setattr(pipeline, "write_record", steps_then(None, 0, Killed()))  # of the step convert
     with pytest.raises(Killed):
-        run_recipe(recipe(controls=["gla"]))
+        run_recipe(recipe())
     assert opened.count(teacher_folder) == 1
 
 

@@ -160,14 +160,6 @@ def test_convert_chooses_and_later_commands_know(recipe, tmp_path, monkeypatch, 
     assert api.convert(recipe(), out).layers == report.layers
 
 
-def test_controls_have_the_chosen_layers(recipe, tmp_path):
-    asked = recipe(controls=["window"], stages=(), eval={"perplexity": True, "tokens": 128})
-    report = run_recipe(asked)
-    kept = report.steps[0]["report"]["choices"][0]["kept"]
-    control = json.loads((tmp_path / "out.controls" / "window.stages" / "00-convert" / "config.json").read_text())
-    assert [i for i, name in enumerate(control["sse"]["layers"]) if name == "full"] == kept
-
-
 def test_a_choice_needs_text(recipe, tmp_path):
     with pytest.raises(DataError, match="no text to choose layers by"):
         api.convert(recipe(data={}, stages=()), tmp_path / "converted")

@@ -1,9 +1,9 @@
-"""What is left of the teacher's quality: losses, needles, shares, with controls and intervals."""
+"""What is left of the teacher's quality: losses, needles, shares, with intervals."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sse_convert.pages.blocks import Block, Figures, Missing, Paragraph, Section, Table, board_table
+from sse_convert.pages.blocks import Block, Figures, Missing, Paragraph, Section, board_table
 from sse_convert.pages.board import Board, make_board
 from sse_convert.pages.collect import STUDENT, UNTRAINED, UNTRAINED_LABEL, Evaluation, Run
 from sse_convert.pages.commands import eval_command
@@ -29,13 +29,13 @@ ABOUT = (
 
 
 def quality(run: Run, beside: Sequence[Evaluation]) -> Section:
-    """The retention table: the teacher, earlier steps that were evaluated, the result, and controls.
+    """The retention table: the teacher, earlier steps that were evaluated, the result, and other models.
 
     Args:
         run: the run.
-        beside: evaluations of other models, the controls.
+        beside: evaluations of other models.
     """
-    evaluations = (*run.evaluations, *run.controls, *beside)
+    evaluations = (*run.evaluations, *beside)
     blocks: list[Block] = []
     if evaluations:
         board = evaluation_board(evaluations).only(*QUALITY)
@@ -44,20 +44,8 @@ def quality(run: Run, beside: Sequence[Evaluation]) -> Section:
     if run.student is None:
         blocks.insert(0, Missing("The result was not evaluated.", eval_command(run, run.out)))
     elif (step := _untrained(run)) is not None:
-        blocks.append(Missing("The untrained conversion, a control, was not evaluated.", eval_command(run, step)))
-    return Section(anchor="quality", title="Quality", blocks=(*blocks, *_judgements(run)))
-
-
-def _judgements(run: Run) -> Iterator[Block]:
-    """Whether the result beats its controls, in words, and the controls that were not run."""
-    comparison = run.comparison or {"runs": [], "judgements": []}
-    keys = ("control", "figure", "ours", "theirs", "verdict")
-    if rows := tuple(tuple(str(judgement[key]) for key in keys) for judgement in comparison["judgements"]):
-        header = ("control", "figure", "this model", "control's", "this model is")
-        yield Table(caption="Against the controls", header=header, rows=rows, words=True)
-    for control in comparison["runs"]:
-        if control["status"] == "not run":
-            yield Missing(f"Control {control['name']} ({control['meaning']}) was not run.", control["note"])
+        blocks.append(Missing("The untrained conversion was not evaluated.", eval_command(run, step)))
+    return Section(anchor="quality", title="Quality", blocks=tuple(blocks))
 
 
 def needles(run: Run) -> Section:

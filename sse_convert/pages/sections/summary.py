@@ -1,9 +1,8 @@
 """The headline figures, and how far the run has come."""
 
-from sse_convert.evaluation.comparison import comparable, judge
-from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
+from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.pages.blocks import Block, Paragraph, Section, Tile, Tiles
-from sse_convert.pages.collect import UNTRAINED_LABEL, Evaluation, Run
+from sse_convert.pages.collect import Evaluation, Run
 from sse_convert.pages.commands import run_command
 from sse_convert.pages.scores import CACHE, GAP, RATIO, SHARE, relative_measures
 from sse_convert.report import format_bytes, format_number
@@ -16,20 +15,10 @@ def summary(run: Run) -> Section:
     if unfinished:
         blocks.append(Paragraph(f"Not finished: {', '.join(unfinished)}. Continue with: {run_command(run)}"))
     if run.student is not None:
-        verdict = _verdict(run, run.student)
+        verdict = model_verdict(run.student.data)
         said = [f"Verdict: {verdict.text}.", *verdict.notes]
         blocks += [Tiles(_tiles(run.student)), *map(Paragraph, said)]
     return Section(anchor="summary", title="Summary", blocks=tuple(blocks))
-
-
-def _verdict(run: Run, student: Evaluation) -> ModelVerdict:
-    """What the result's figures come to, beside its controls and, where that was evaluated, the untrained model."""
-    judgements = list((run.comparison or {"judgements": []})["judgements"])
-    for found in run.evaluations:
-        if found.label == UNTRAINED_LABEL and comparable(student.data, found.data):
-            judged = judge(UNTRAINED_LABEL, student.data, found.data)
-            judgements += [{"control": one.control, "verdict": one.verdict} for one in judged]
-    return model_verdict(student.data, judgements)
 
 
 def _sentence(run: Run) -> str:
